@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from mansio.errors import ConfigError
 from mansio.spark import session
 from mansio.spark.cluster import check, probe
-from mansio.spark.cluster.problems import MODULES, PythonReport
+from mansio.spark.cluster.problems import MODULES, Expectation, PythonReport
 from mansio.spark.session.addresses import MasterUnreachable, require_reachable
 from support.machine import scaled
 
@@ -132,3 +133,13 @@ def test_session_takes_a_master_or_a_server(monkeypatch: pytest.MonkeyPatch, clo
         session("spark://127.0.0.1:7077")
     with pytest.raises(MasterUnreachable, match="Spark Connect server"):
         session()
+
+
+def test_driver_python_that_differs_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark starts it for a source in Python on the workers too, where it may not exist."""
+    driver = PythonReport("driver", sys.executable, "3.11.2")
+    examined = check._Check(SimpleNamespace(), None, ())  # type: ignore[arg-type]  # no session is needed
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "environment/bin/python")
+    (problem,) = examined._driver_problems(Expectation(driver, "./env/bin/python"))
+    assert "PYSPARK_DRIVER_PYTHON is environment/bin/python" in problem.line
+    assert "Unset PYSPARK_DRIVER_PYTHON" in problem.line

@@ -56,6 +56,8 @@ ROUNDS_MAX: Final = 3
 TASKS_MIN: Final = 2
 CONNECT_TASKS: Final = 16
 """Number of tasks where the number of executors is unknown."""
+DRIVER_PYTHON_VARIABLE: Final = "PYSPARK_DRIVER_PYTHON"
+"""Environment variable with the Python of the driver, which Spark also uses for sources in Python, everywhere."""
 POLL_INTERVAL_S: Final = 0.1
 
 _COMMAND = """cat >/dev/null
@@ -165,6 +167,16 @@ class _Check:
             return self._server_problems()
         from pyspark.find_spark_home import _find_spark_home
 
+        planning = os.environ.get(DRIVER_PYTHON_VARIABLE, expected.python)
+        if planning != expected.python:
+            return (
+                ClusterProblem(
+                    "driver",
+                    f'{DRIVER_PYTHON_VARIABLE} is {planning}, which Spark starts for format("mansio") on the workers'
+                    f" too, and the other tasks use {expected.python}",
+                    f"Unset {DRIVER_PYTHON_VARIABLE}, and set PYSPARK_PYTHON only ({DOCUMENT})",
+                ),
+            )
         request = {"modules": list(MODULES), "brokers": [], "directories": []}
         done = subprocess.run(  # noqa: S603  # the command of PYSPARK_PYTHON
             ["bash", "-c", _shell_program(expected.python, request)],  # noqa: S607  # as Spark starts it
