@@ -13,7 +13,8 @@ from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
 from mansio.net.offsets import LATEST
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
 from mansio.spark.iceberg.table_scan import Selection, scan
-from mansio.spark.jobs.topic_table import _unarchived_ranges, read_topic_as_table
+from mansio.spark.jobs.topic_table import read_topic_as_table
+from mansio.spark.source.archived_topic import unarchived_ranges
 from mansio.spark.options import SourceOptions
 from support.archive_tables import Archive, archived
 
@@ -177,7 +178,7 @@ def test_the_two_halves_meet_without_a_gap_or_an_overlap_wherever_the_cut_is(cas
                     batch.column("__partition").to_pylist(), batch.column("__offset").to_pylist(), strict=True
                 )
             ]
-            for partition, part in _unarchived_ranges(case.table, options, selection).items():
+            for partition, part in unarchived_ranges(case.table, options, selection).items():
                 end = latest if part.end == LATEST else part.end
                 found += [(partition, offset) for offset in range(max(part.start, 0), end)]
             assert sorted(found) == wanted, f"cut {cut}, {selection}"
@@ -240,7 +241,7 @@ def test_what_neither_half_has_is_told_also_where_times_are_chosen(case: Case) -
     )
     for young in (33, 50, 10**6):
         since = Selection(from_us=(FIRST_MS + young * 1000) * 1000)
-        ranges = _unarchived_ranges(case.table, options, since)
+        ranges = unarchived_ranges(case.table, options, since)
         assert ranges[0].start == 15, "the source finds these gone"
         assert ranges[1].start > 15, "nothing is missing here"
 
@@ -275,7 +276,7 @@ def test_a_recreated_topic_does_not_continue_an_archive_even_if_losses_are_accep
         }
     )
     with pytest.raises(TopicRecreated, match="does not continue where the table ends"):
-        _unarchived_ranges(case.table, options, Selection())
+        unarchived_ranges(case.table, options, Selection())
 
 
 @pytest.mark.full

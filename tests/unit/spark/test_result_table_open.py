@@ -188,7 +188,7 @@ def test_lines_for_other_engines_have_no_credentials(tmp_path: Path) -> None:
     table = open_result(tmp_path)
     spark, python, duckdb = open_elsewhere(table.iceberg)
     assert f"uri=jdbc:sqlite:{tmp_path}/catalog.db" in spark
-    assert "mansio.ns.t" in spark
+    assert "`mansio`.`ns`.`t`" in spark
     namespace: dict[str, Any] = {}
     exec("from pyiceberg.catalog import load_catalog", namespace)
     assert len(eval(python.removeprefix("pyiceberg: "), namespace)) == 0
