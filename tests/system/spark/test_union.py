@@ -14,8 +14,8 @@ from mansio.net.offsets import LATEST
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
 from mansio.spark.iceberg.table_scan import Selection, scan
 from mansio.spark.jobs.topic_table import read_topic_as_table
-from mansio.spark.source.archived_topic import unarchived_ranges
 from mansio.spark.options import SourceOptions
+from mansio.spark.source.archived_topic import unarchived_ranges
 from support.archive_tables import Archive, archived
 
 if TYPE_CHECKING:
