@@ -106,7 +106,7 @@ class TestClock:
     def test_the_clock_never_goes_back(self, broker: TestBroker) -> None:
         before = broker.clock.time_ms()
         broker.clock.advance(days=1)
-        assert broker.clock.time_ms() >= before + 86_400_000
+        assert broker.clock.time_ms() >= before + 86_400_000 - 1  # both are rounded down
         with pytest.raises(ValueError, match="set back"):
             broker.clock.advance(seconds=-1)
 
@@ -157,7 +157,7 @@ class TestLife:
             with TestBroker() as broker:
                 broker.client().publish("orders", b"one")
         gc.collect()
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 

@@ -176,9 +176,9 @@ class TestBroker:
     async def _start(self, settings: Settings) -> None:
         assert self._host is not None
         host = self._host
-        broker = Broker(settings, open_host=lambda _loop, _stack: host, intercept=self.faults.intercept)
+        broker = Broker(settings, open_host=lambda _loop, _stack: host, intercept=self.faults._intercept)
         await broker.start()
-        self.faults.attach(broker, host.disk, host.store)
+        self.faults._attach(broker, host.disk, host.store)
         self._broker = broker
 
     async def _stop(self) -> None:

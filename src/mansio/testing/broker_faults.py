@@ -148,12 +148,12 @@ class BrokerFaults:
 
     # Connection to the broker
 
-    def attach(self, broker: Broker, disk: SimulatedDisk, store: InMemoryStore) -> None:
-        """Use a broker that was started with `intercept`."""
+    def _attach(self, broker: Broker, disk: SimulatedDisk, store: InMemoryStore) -> None:
+        """Use a broker that was started with `_intercept`."""
         self._broker, self._store = broker, store
         disk.fail_when = self._disk_error
 
-    def intercept(self, begin: BeginRequest) -> BeginRequest:
+    def _intercept(self, begin: BeginRequest) -> BeginRequest:
         """Return a function that starts requests with the faults of this object; `begin` is the one without."""
 
         def begin_with_faults(connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None:
