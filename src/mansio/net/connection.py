@@ -91,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self.options = options
         self.versions: Mapping[int, tuple[int, int]] = {}
         """Versions supported by the broker: API key -> (lowest, highest)."""
-        self.closed = False
+        self.closed: bool = False
         """Whether the connection was closed or lost."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
