@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.archive import BatchProgress
+    from mansio.spark.jobs.pipeline_progress import BatchProgress
 
 TRIGGER_S = 1.0
 LOG_LINES_SHOWN = 15

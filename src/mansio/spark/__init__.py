@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable, open_table
     from mansio.spark.iceberg.table_scan import Selection
     from mansio.spark.iceberg.time_travel import SnapshotNotFound, TableVersion, find_version
-    from mansio.spark.jobs.archive import ArchiveFailed, ArchiveJob, ArchiveResult, BatchProgress, archive
+    from mansio.spark.jobs.archive import ArchiveFailed, ArchiveJob, ArchiveResult, archive
+    from mansio.spark.jobs.pipeline_progress import BatchProgress
     from mansio.spark.jobs.replay import PartitionReplay, ReplayReport, replay
     from mansio.spark.jobs.topic_table import read_topic_as_table
     from mansio.spark.spark_versions import start_available_now
@@ -83,7 +84,7 @@ _LAZY = {
     "ArchiveJob": ("spark", "jobs.archive"),
     "ArchiveResult": ("spark", "jobs.archive"),
     "ArchiveTable": ("iceberg", "iceberg.catalog"),
-    "BatchProgress": ("spark", "jobs.archive"),
+    "BatchProgress": ("spark", "jobs.pipeline_progress"),
     "PartitionReplay": ("iceberg", "jobs.replay"),
     "ReplayReport": ("iceberg", "jobs.replay"),
     "Selection": ("iceberg", "iceberg.table_scan"),

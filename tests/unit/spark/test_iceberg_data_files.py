@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mansio.spark.iceberg import parquet_writer
+from mansio.spark.iceberg import fanout_writer
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.errors import InvalidDataFiles
 from mansio.spark.iceberg.parquet_writer import PartitionFileWriter, to_table_rows
@@ -63,12 +63,12 @@ def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
     (part,) = writer.close()
     file = pq.ParquetFile(part.path.removeprefix("file://"))
     assert (file.num_row_groups, file.read().num_rows) == (1, 400)
-    monkeypatch.setattr(parquet_writer, "BUFFERED_BYTES_MAX", 1_000)
+    monkeypatch.setattr(fanout_writer, "BUFFERED_BYTES_MAX", 1_000)
     writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-1")
     for low in range(0, 400, 10):
         for partition in range(3):
             writer.write(source_rows(partition, range(low, low + 10)))
-            assert sum(one.buffered_bytes for one in writer._open.values()) < 1_000
+            assert writer._files.buffered_bytes < 1_000
     for part in writer.close():
         rows = pq.read_table(part.path.removeprefix("file://"))
         assert rows.column("__offset").to_pylist() == list(range(400))

@@ -300,7 +300,7 @@ def test_failed_tasks_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def fail(*_given: object) -> Any:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("mansio.spark.result_table.data_file_writer.fsync_file", fail)
+    monkeypatch.setattr("mansio.spark.iceberg.fanout_writer.fsync_file", fail)
     with pytest.raises(OSError, match="no space"):
         upsert(table, QueryBatch("q", 1), frame([("a", 1, "y", 1)]))
     with pytest.raises(OSError, match="no space"):

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ from mansio.cli.support.archive_options import (
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
 from mansio.cli.support.formatting import Output, OutputOption, show_json
 from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
+from mansio.cli.support.pipeline_options import print_batch
 from mansio.cli.support.signals import StopSignals
 from mansio.cli.support.value_formats import (
     KeyFormatOption,
@@ -36,8 +36,8 @@ from mansio.cli.support.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.archive import ArchiveResult, BatchProgress
-    from mansio.spark.jobs.pipeline_progress import PipelineProgress
+    from mansio.spark.jobs.archive import ArchiveResult
+    from mansio.spark.jobs.pipeline_progress import BatchProgress, PipelineProgress
 
 
 class OnUnreadable(StrEnum):
@@ -149,7 +149,7 @@ def archive(
         stop_signals.install()
 
         def report(progress: BatchProgress) -> None:
-            _print_progress(progress)
+            print_batch(progress)
             if collector is not None:
                 collector.observe_batch(_as_pipeline_progress(progress), _lag_by_topic(topic, progress))
 
@@ -189,14 +189,3 @@ def _as_pipeline_progress(progress: BatchProgress) -> PipelineProgress:
 
 def _lag_by_topic(topic: str, progress: BatchProgress) -> dict[str, int] | None:
     return None if progress.lag is None else {topic: progress.lag}
-
-
-def _print_progress(progress: BatchProgress) -> None:
-    """Print one line per batch."""
-    rate = progress.records / progress.seconds if progress.seconds else 0
-    behind = "" if progress.lag is None else f", {progress.lag:,} behind"
-    print(
-        f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s){behind}",
-        file=sys.stderr,
-        flush=True,
-    )

@@ -21,6 +21,15 @@ from mansio.cli.support.common import (
     usage_error,
 )
 from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.pipeline_options import (
+    InputTopicsOption,
+    PartitionByOption,
+    PipelineFileArgument,
+    PipelineNameOption,
+    SortByOption,
+    ToTableOption,
+    table_target,
+)
 
 if TYPE_CHECKING:
     from mansio.spark.jobs.backfill import BackfillReport
@@ -32,10 +41,7 @@ def register(app: typer.Typer) -> None:
 
 
 def backfill(
-    file: Annotated[
-        str,
-        typer.Argument(metavar="FILE", help="Python that defines transform(frame) or pipeline(spark, read)."),
-    ],
+    file: PipelineFileArgument,
     from_time: Annotated[
         str,
         typer.Option(
@@ -46,18 +52,8 @@ def backfill(
         str,
         typer.Option("--to-time", "--to", metavar="TIME", help="Only records with an earlier timestamp."),
     ],
-    to_table: Annotated[
-        str,
-        typer.Option(
-            "--to-table",
-            metavar="[[CATALOG.]NAMESPACE.]TABLE",
-            help="Write to this Iceberg table; created if it does not exist. Without CATALOG it is in --warehouse.",
-        ),
-    ],
-    topic: Annotated[
-        list[str] | None,
-        typer.Option("--topic", "-t", metavar="TOPIC", help="Input topic of transform; repeatable."),
-    ] = None,
+    to_table: Annotated[str, ToTableOption],
+    topic: InputTopicsOption = None,
     whole_topic: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,24 +71,9 @@ def backfill(
             help="Directory of the archives of the topics, and of tables that are in no configured catalog.",
         ),
     ] = None,
-    partition_by: Annotated[
-        str | None,
-        typer.Option(
-            "--partition-by",
-            metavar="SPEC",
-            help="Partition spec of a new table, as in `mansio pipeline run`.",
-        ),
-    ] = None,
-    sort_by: Annotated[
-        str | None,
-        typer.Option(
-            "--sort-by", metavar="COLUMNS", help="Sort order of a new table, as in `mansio pipeline run`."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: the name of the file]"),
-    ] = None,
+    partition_by: PartitionByOption = None,
+    sort_by: SortByOption = None,
+    name: PipelineNameOption = None,
     accept_loss: Annotated[
         bool,
         typer.Option("--accept-loss", help="Continue if records of the range may have been deleted."),
@@ -125,18 +106,9 @@ def backfill(
     require_extra("spark")
     from mansio.spark.cluster.problems import SharedDirectory
     from mansio.spark.jobs.pipeline_file import load_pipeline_file
-    from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
-    from mansio.spark.result_table.table import TableTarget
-    from mansio.spark.result_table.table_name import parse_table_name
 
     load_pipeline_file(file)  # report errors of the file and of the options before Spark starts
-    parse_table_name(to_table)
-    table = TableTarget(
-        to_table,
-        warehouse,
-        partition_by=parse_partition_by(partition_by) if partition_by else (),
-        sort_by=parse_sort_by(sort_by) if sort_by else (),
-    )
+    table = table_target(to_table, warehouse, partition_by, sort_by)
     called = name or Path(file).stem
     spark = start_session(
         master,

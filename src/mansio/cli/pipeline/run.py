@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -26,6 +25,17 @@ from mansio.cli.support.common import (
 )
 from mansio.cli.support.formatting import Output, OutputOption, show_json
 from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
+from mansio.cli.support.pipeline_options import (
+    InputTopicsOption,
+    PartitionByOption,
+    PipelineFileArgument,
+    PipelineNameOption,
+    SortByOption,
+    ToTableOption,
+    lag_text,
+    print_batch,
+    table_target,
+)
 from mansio.cli.support.signals import StopSignals
 from mansio.cli.support.value_formats import (
     KeyFormatOption,
@@ -39,8 +49,7 @@ from mansio.cli.support.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.run import BatchProgress, PipelineResult
-    from mansio.spark.result_table.table import TableTarget
+    from mansio.spark.jobs.run import PipelineResult
 
 
 TRIGGER_INTERVAL_S: Final = 1.0
@@ -77,26 +86,13 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[
-        str,
-        typer.Argument(metavar="FILE", help="Python that defines transform(frame) or pipeline(spark, read)."),
-    ],
-    topic: Annotated[
-        list[str] | None,
-        typer.Option("--topic", "-t", metavar="TOPIC", help="Input topic of transform; repeatable."),
-    ] = None,
+    file: PipelineFileArgument,
+    topic: InputTopicsOption = None,
     to: Annotated[
         str | None,
         typer.Option("--to", metavar="TOPIC", help="Write to this topic; created if it does not exist."),
     ] = None,
-    to_table: Annotated[
-        str | None,
-        typer.Option(
-            "--to-table",
-            metavar="[[CATALOG.]NAMESPACE.]TABLE",
-            help="Write to this Iceberg table; created if it does not exist. Without CATALOG it is in --warehouse.",
-        ),
-    ] = None,
+    to_table: Annotated[str | None, ToTableOption] = None,
     to_path: Annotated[
         str | None,
         typer.Option("--to-path", metavar="DIR", help="Write Parquet files to this directory."),
@@ -110,31 +106,15 @@ def run(
             help="Directory of the tables that are in no configured catalog.",
         ),
     ] = None,
-    partition_by: Annotated[
-        str | None,
-        typer.Option(
-            "--partition-by",
-            metavar="SPEC",
-            help="Partition spec of a new table, such as 'day(ts), bucket(16, key)': COLUMN, year, month, day or"
-            " hour(COLUMN), bucket(N, COLUMN), truncate(WIDTH, COLUMN).",
-        ),
-    ] = None,
-    sort_by: Annotated[
-        str | None,
-        typer.Option(
-            "--sort-by", metavar="COLUMNS", help="Sort order of a new table, such as 'ts, key desc'."
-        ),
-    ] = None,
+    partition_by: PartitionByOption = None,
+    sort_by: SortByOption = None,
     rename_column: Annotated[
         list[str] | None,
         typer.Option(
             "--rename-column", metavar="OLD=NEW", help="Rename a column of the table first; repeatable."
         ),
     ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: the name of the file]"),
-    ] = None,
+    name: PipelineNameOption = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -253,11 +233,15 @@ def run(
     directories = [SharedDirectory("checkpoint", location, "--checkpoint")]
     table = None
     if to_table is not None:
-        table = replace(
-            _table_target(to_table, warehouse, partition_by, sort_by, renames),
-            key=_column_names(key),
-            order_by=_column_names(order_by),
+        table = table_target(
+            to_table,
+            warehouse,
+            partition_by,
+            sort_by,
+            key=key,
+            order_by=order_by,
             on_null_key=on_null_key.value,
+            renames=renames,
         )
     if warehouse is not None:
         directories.append(SharedDirectory("warehouse", warehouse, "--warehouse"))
@@ -295,37 +279,7 @@ def run(
             options=options,
         )
         if not stop_signals():
-            _show(job.run_pipeline(spark, wanted, _print_progress, stop_signals, collector), output)
-
-
-def _table_target(
-    name: str,
-    warehouse: str | None,
-    partition_by: str | None,
-    sort_by: str | None,
-    renames: dict[str, str],
-) -> TableTarget:
-    """The options of a table, parsed. Raises `ConfigError` and `MissingExtra`."""
-    from mansio.host.extras import require_extra
-
-    require_extra("spark")
-    from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
-    from mansio.spark.result_table.table import TableTarget
-    from mansio.spark.result_table.table_name import parse_table_name
-
-    parse_table_name(name)
-    return TableTarget(
-        name,
-        warehouse,
-        partition_by=parse_partition_by(partition_by) if partition_by else (),
-        sort_by=parse_sort_by(sort_by) if sort_by else (),
-        renames=renames,
-    )
-
-
-def _column_names(text: str | None) -> tuple[str, ...]:
-    """The names in a list that is separated by commas."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
+            _show(job.run_pipeline(spark, wanted, print_batch, stop_signals, collector), output)
 
 
 def _default_trigger_s(to_table: str | None) -> float:
@@ -355,20 +309,5 @@ def _show(done: PipelineResult, output: Output) -> None:
         )
     else:
         print(
-            f"{done.name}: {done.records:,} records in {done.batches} batches, into {done.target}{_lag_text(done.lag)}"
+            f"{done.name}: {done.records:,} records in {done.batches} batches, into {done.target}{lag_text(done.lag)}"
         )
-
-
-def _print_progress(progress: BatchProgress) -> None:
-    """Print one line per batch."""
-    rate = progress.records / progress.seconds if progress.seconds else 0
-    print(
-        f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s)"
-        f"{_lag_text(progress.lag)}",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _lag_text(lag: int | None) -> str:
-    return "" if lag is None else f", {lag:,} behind"

@@ -38,7 +38,8 @@ from mansio.spark.iceberg.commit import (
     to_data_file,
 )
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
-from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter, file_system
+from mansio.spark.iceberg.fanout_writer import file_system
+from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter
 from mansio.spark.iceberg.table_format import (
     DEAD_LETTER_SCHEMA,
     LAST_OFFSET_COLUMN,

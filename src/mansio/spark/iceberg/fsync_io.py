@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-from mansio.spark.iceberg.parquet_writer import fsync_directory_entry
+from mansio.spark.iceberg.fanout_writer import fsync_directory_entry
 
 if TYPE_CHECKING:
     from pyiceberg.io import OutputStream

@@ -38,6 +38,7 @@ from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import format_offsets
 from mansio.spark.jobs.pipeline_progress import (
     NO_BATCH,
+    BatchProgress,
     PipelineProgress,
     newest_progress,
     progress_of_batch,
@@ -118,16 +119,6 @@ class ArchiveJob:
     """Options of `format("mansio")` that decode keys and values (`valueFormat`, `schemaRegistry`, ...). The table then
     has the columns `decoded_key` and `decoded_value`; later versions of the schemas add fields while the job runs.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class BatchProgress:
-    """One committed batch. `lag`: records in the log that are not in the table yet, None if unknown."""
-
-    batch: int
-    records: int
-    seconds: float
-    lag: int | None
 
 
 @dataclass(frozen=True, slots=True)

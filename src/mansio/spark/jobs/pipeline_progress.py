@@ -28,6 +28,18 @@ NO_BATCH: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """One committed batch, as jobs report it to their caller. `lag`: records in the log that the job has not processed
+    yet, None if unknown.
+    """
+
+    batch: int
+    records: int
+    seconds: float
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineProgress:
     """Progress of a pipeline. Numbers are those of the last batch. `at_ms`: time at which its offsets were committed,
     in milliseconds since the epoch. `watermark_ms`: None if the query has no watermark. `late_rows`: number of

@@ -35,7 +35,7 @@ from mansio.spark.jobs.checkpoint import (
     query_id,
 )
 from mansio.spark.jobs.pipeline_file import dataframe_builder
-from mansio.spark.jobs.pipeline_progress import progress_of_batch
+from mansio.spark.jobs.pipeline_progress import BatchProgress, progress_of_batch
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
 from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import latest_offsets
@@ -110,16 +110,6 @@ class PipelineJob:
         if self.topic is not None:
             return f"topic {self.topic}"
         return f"path {self.path}" if self.table is None else f"table {self.table.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchProgress:
-    """One completed batch. `lag`: records in the topics that were not read yet; None if unknown."""
-
-    batch: int
-    records: int
-    seconds: float
-    lag: int | None
 
 
 @dataclass(frozen=True, slots=True)

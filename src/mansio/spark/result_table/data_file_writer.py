@@ -1,41 +1,24 @@
 """Writer of a task's rows as Parquet files of a result table. A file holds rows of one partition.
 
-The table refers to a file only after its batch is committed. Every file name is used once, so a task that runs twice
-writes other files the second time; unused files are removed later as orphans. A task never accesses the catalog.
-
-Invariants:
-* The rows of a file are in the order in which they were written.
-* A file returned by `close` is complete and, on a local file system, flushed to the disk.
-* Memory is bounded by one Arrow batch, `BUFFERED_BYTES_MAX`, and the open files.
+The table refers to a file only after its batch is committed. A task never accesses the catalog. `FanoutWriter` has the
+open files and their invariants.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyarrow import fs
 
-from mansio.spark.iceberg.parquet_writer import file_system, fsync_file
+from mansio.spark.iceberg.fanout_writer import TARGET_FILE_BYTES, FanoutWriter
 from mansio.spark.result_table.partition_spec import split_by_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mansio.spark.result_table.partition_spec import PartitionField, PartitionValue
-
-TARGET_FILE_BYTES: Final = 256 << 20
-"""Size at which a file is closed and another one is started."""
-OPEN_FILES_MAX: Final = 64
-"""Maximum number of open files. With rows of more partitions the file that was opened first is closed."""
-ROW_GROUP_BYTES: Final = 16 << 20
-BUFFERED_BYTES_MAX: Final = 64 << 20
-WRITER_OPTIONS: Final[dict[str, Any]] = {"compression": "zstd", "compression_level": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +53,6 @@ class FileLayout:
     file_bytes: int = TARGET_FILE_BYTES
 
 
-@dataclass(slots=True)
-class _OpenFile:
-    path: str
-    writer: pq.ParquetWriter
-    sink: pa.NativeFile
-    rows: int = 0
-    buffered: list[pa.RecordBatch] = field(default_factory=list)
-    buffered_bytes: int = 0
-
-
 class DataFileWriter:
     """Writes the files of one task. Call `write` for each Arrow batch, then `close`, or `abort` if the task fails."""
 
@@ -87,91 +60,29 @@ class DataFileWriter:
         """`name`: prefix of all file names."""
         self._layout = layout
         self._name = name
-        self._location = layout.location.rstrip("/")
-        self._system, self._directory = file_system(self._location)
-        self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
-        self._buffered_bytes = 0
+        self._files: FanoutWriter[tuple[PartitionValue, ...]] = FanoutWriter(
+            layout.location, layout.schema, self._add_done, file_bytes=layout.file_bytes
+        )
         self._done: list[WrittenFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows, which have columns of the table. Columns of the table that the rows lack become null."""
         rows = to_schema(batch, self._layout.schema)
         for partition, part in split_by_partition(self._layout.partition_by, rows):
-            self._write(partition, part)
+            self._files.write(partition, part, self._name)
 
     def close(self) -> list[WrittenFile]:
         """Close all files; returns a description of each for the commit."""
-        for partition in list(self._open):
-            self._close_file(partition)
+        self._files.close()
         return self._done
 
     def abort(self) -> None:
         """Close and delete all files. No commit refers to them yet."""
-        paths = [part.path for part in self._open.values()] + [file.path for file in self._done]
-        for part in self._open.values():
-            for close in (part.writer.close, part.sink.close):
-                with suppress(OSError):  # a full disk fails on the footer of a file that is deleted anyway
-                    close()
-        self._open.clear()
         self._done.clear()
-        self._buffered_bytes = 0
-        for path in paths:
-            self._system.delete_file(self._local_path(path))
+        self._files.abort()
 
-    def _write(self, partition: tuple[PartitionValue, ...], rows: pa.RecordBatch) -> None:
-        part = self._open.get(partition)
-        if part is None:
-            part = self._open_file(partition)
-        part.rows += rows.num_rows
-        part.buffered.append(rows)
-        part.buffered_bytes += rows.nbytes
-        self._buffered_bytes += rows.nbytes
-        if part.buffered_bytes >= ROW_GROUP_BYTES:
-            self._write_buffered(part)
-        elif self._buffered_bytes >= BUFFERED_BYTES_MAX:
-            for one in self._open.values():
-                self._write_buffered(one)
-        if part.sink.tell() >= self._layout.file_bytes:
-            self._close_file(partition)
-
-    def _write_buffered(self, part: _OpenFile) -> None:
-        """Write the buffered rows of a file as one row group."""
-        if part.buffered:
-            rows = pa.Table.from_batches(part.buffered, self._layout.schema)
-            part.writer.write_table(rows, row_group_size=rows.num_rows)
-            self._buffered_bytes -= part.buffered_bytes
-            part.buffered, part.buffered_bytes = [], 0
-
-    def _open_file(self, partition: tuple[PartitionValue, ...]) -> _OpenFile:
-        if len(self._open) >= OPEN_FILES_MAX:
-            self._close_file(next(iter(self._open)))
-        path = f"{self._location}/{self._name}-{uuid.uuid4().hex}.parquet"
-        sink = self._system.open_output_stream(self._local_path(path))
-        try:
-            writer = pq.ParquetWriter(sink, self._layout.schema, **WRITER_OPTIONS)
-        except OSError:
-            with suppress(OSError):
-                sink.close()
-            self._system.delete_file(self._local_path(path))
-            raise
-        part = self._open[partition] = _OpenFile(path, writer, sink)
-        return part
-
-    def _close_file(self, partition: tuple[PartitionValue, ...]) -> None:
-        part = self._open[partition]
-        self._write_buffered(part)
-        part.writer.close()
-        part.sink.close()
-        place = self._local_path(part.path)
-        if isinstance(self._system, fs.LocalFileSystem):
-            fsync_file(place)  # the error ends the task: Spark repeats it with another file
-        size = self._system.get_file_info(place).size
-        self._done.append(WrittenFile(part.path, part.rows, size, partition))
-        del self._open[partition]  # last, so that `abort` deletes the file after a failure
-
-    def _local_path(self, path: str) -> str:
-        """A file's path on its file system."""
-        return self._directory + path[len(self._location) :]
+    def _add_done(self, partition: tuple[PartitionValue, ...], path: str, rows: int, size: int) -> None:
+        self._done.append(WrittenFile(path, rows, size, partition))
 
 
 def to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

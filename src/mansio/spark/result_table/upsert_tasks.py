@@ -16,8 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,9 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mansio.spark.iceberg.parquet_writer import file_system
+from mansio.spark.iceberg.fanout_writer import FanoutWriter, file_system
 from mansio.spark.result_table.data_file_writer import (
-    WRITER_OPTIONS,
     DataFileWriter,
     WrittenFile,
     parse_written_file,
@@ -52,7 +49,6 @@ REASON_COLUMN: Final = "reason"
 DEAD_LETTER_COLUMNS: Final = (REASON_COLUMN, "row")
 READ_ROWS: Final = 8_192
 """Number of rows in an Arrow batch that is read from a file."""
-STAGE_BUFFER_BYTES: Final = 16 << 20
 GROUP_SEPARATOR: Final = "\x1f"
 STAGE_SCHEMA: Final = "report string"
 
@@ -211,12 +207,15 @@ class _StageWriter:
     def __init__(self, options: StageOptions) -> None:
         self._options = options
         self._schema = options.layout.schema.append(pa.field(DELETE_COLUMN, pa.bool_()))
-        self._system, self._directory = file_system(options.layout.location)
+        # Not flushed: after a loss of power Spark repeats the batch, and stages it again.
+        self._files: FanoutWriter[str] = FanoutWriter(
+            options.layout.location, self._schema, self._add_done, file_bytes=None, is_durable=False
+        )
+        self._bounds: list[tuple[KeyBound, KeyBound]] = []
+        """Bounds of the keys in the parts of the current group."""
         self._null_keys = 0
         self._dead_letters: DataFileWriter | None = None
-        self._writer: pq.ParquetWriter | None = None
-        self._buffered: list[pa.RecordBatch] = []
-        self._current = StagedGroup("", "", 0, 0, 0)
+        self._group: str | None = None
         self._done: list[StagedGroup] = []
 
     def take_null_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -253,7 +252,7 @@ class _StageWriter:
 
     def close(self) -> StageReport:
         """Close all files; returns the report of the task."""
-        self._close_group()
+        self._files.close()
         dead_letters = [] if self._dead_letters is None else self._dead_letters.close()
         return StageReport(tuple(self._done), self._null_keys, tuple(dead_letters))
 
@@ -261,51 +260,21 @@ class _StageWriter:
         """Delete all files."""
         if self._dead_letters is not None:
             self._dead_letters.abort()
-        if self._writer is not None:
-            with suppress(OSError):  # the file is deleted anyway
-                self._writer.close()
-            self._done.append(self._current)
-        for one in self._done:
-            with suppress(FileNotFoundError):
-                self._system.delete_file(self._place(one.path))
+        self._files.abort()
 
     def _write_group(self, group: str, rows: pa.RecordBatch) -> None:
         key = partition_keys(rows.column(self._options.key[0]))
         low, high = key_bound(key[0].as_py()), key_bound(key[-1].as_py())
-        if self._writer is None or self._current.group != group:
-            self._close_group()
-            path = f"{self._options.layout.location}/{self._options.name}-staged-{uuid.uuid4().hex}.parquet"
-            self._writer = pq.ParquetWriter(
-                self._place(path), self._schema, filesystem=self._system, **WRITER_OPTIONS
-            )
-            self._current = StagedGroup(group, path, 0, low, high)
-        current = self._current
-        self._current = StagedGroup(
-            group,
-            current.path,
-            current.rows + rows.num_rows,
-            min(current.low, low),
-            max(current.high, high),
-        )
-        self._buffered.append(to_schema(rows, self._schema))
-        if sum(one.nbytes for one in self._buffered) >= STAGE_BUFFER_BYTES:
-            self._write_buffered()
+        if self._group is not None and self._group != group:
+            self._files.close_file(self._group)
+        self._group = group
+        self._bounds.append((low, high))
+        self._files.write(group, to_schema(rows, self._schema), f"{self._options.name}-staged")
 
-    def _write_buffered(self) -> None:
-        if self._buffered:
-            assert self._writer is not None
-            self._writer.write_table(pa.Table.from_batches(self._buffered, self._schema))
-            self._buffered = []
-
-    def _close_group(self) -> None:
-        if self._writer is not None:
-            self._write_buffered()
-            self._writer.close()
-            self._writer = None
-            self._done.append(self._current)
-
-    def _place(self, path: str) -> str:
-        return self._directory + path[len(self._options.layout.location) :]
+    def _add_done(self, group: str, path: str, rows: int, _size: int) -> None:
+        low, high = (min(one for one, _ in self._bounds), max(one for _, one in self._bounds))
+        self._bounds.clear()
+        self._done.append(StagedGroup(group, path, rows, low, high))
 
 
 def partition_keys(column: pa.Array) -> pa.Array:

@@ -36,7 +36,8 @@ from mansio.spark.iceberg.decoded_schema import (
     merge_decoded,
 )
 from mansio.spark.iceberg.errors import InvalidDataFiles
-from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter, file_system
+from mansio.spark.iceberg.fanout_writer import file_system
+from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter
 from mansio.spark.iceberg.table_format import (
     DEAD_LETTER_SCHEMA,
     DECODED_COLUMNS,

@@ -1,0 +1,102 @@
+"""Options and output that the commands of `mansio pipeline` have in common.
+
+Invariants:
+* Importing this module imports only typer and the standard library.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mansio.spark.jobs.pipeline_progress import BatchProgress
+    from mansio.spark.result_table.table import TableTarget
+
+PipelineFileArgument = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="Python that defines transform(frame) or pipeline(spark, read)."),
+]
+PipelineNameOption = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: the name of the file]"),
+]
+InputTopicsOption = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", metavar="TOPIC", help="Input topic of transform; repeatable."),
+]
+ToTableOption = typer.Option(
+    "--to-table",
+    metavar="[[CATALOG.]NAMESPACE.]TABLE",
+    help="Write to this Iceberg table; created if it does not exist. Without CATALOG it is in --warehouse.",
+)
+PartitionByOption = Annotated[
+    str | None,
+    typer.Option(
+        "--partition-by",
+        metavar="SPEC",
+        help="Partition spec of a new table, such as 'day(ts), bucket(16, key)': COLUMN, year, month, day or"
+        " hour(COLUMN), bucket(N, COLUMN), truncate(WIDTH, COLUMN).",
+    ),
+]
+SortByOption = Annotated[
+    str | None,
+    typer.Option("--sort-by", metavar="COLUMNS", help="Sort order of a new table, such as 'ts, key desc'."),
+]
+
+
+def table_target(
+    name: str,
+    warehouse: str | None,
+    partition_by: str | None,
+    sort_by: str | None,
+    *,
+    key: str | None = None,
+    order_by: str | None = None,
+    on_null_key: str = "suspend",
+    renames: Mapping[str, str] | None = None,
+) -> TableTarget:
+    """The options of a result table, parsed. Raises `ConfigError` and `MissingExtra`."""
+    from mansio.host.extras import require_extra
+
+    require_extra("spark")
+    from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
+    from mansio.spark.result_table.table import TableTarget
+    from mansio.spark.result_table.table_name import parse_table_name
+
+    parse_table_name(name)
+    return TableTarget(
+        name,
+        warehouse,
+        partition_by=parse_partition_by(partition_by) if partition_by else (),
+        sort_by=parse_sort_by(sort_by) if sort_by else (),
+        key=_column_names(key),
+        order_by=_column_names(order_by),
+        on_null_key=on_null_key,
+        renames=dict(renames or {}),
+    )
+
+
+def _column_names(text: str | None) -> tuple[str, ...]:
+    """The names in a list that is separated by commas."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def print_batch(progress: BatchProgress) -> None:
+    """Print one line for a batch, to standard error."""
+    rate = progress.records / progress.seconds if progress.seconds else 0
+    print(
+        f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s)"
+        f"{lag_text(progress.lag)}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def lag_text(lag: int | None) -> str:
+    """The lag as the end of a line; empty if it is unknown."""
+    return "" if lag is None else f", {lag:,} behind"
