@@ -10,7 +10,7 @@ directory=$2
 if [ "$directory/.installed" -nt pyproject.toml ] && [ "$directory/.installed" -nt constraints.txt ]; then
     exit 0
 fi
-extras="spark,jsonschema"
+extras="spark,avro,jsonschema"
 if ! .venv/bin/python -c 'from mansio.spark.session.java import find_java; find_java()' 2>/dev/null; then
     extras="$extras,java"
 fi

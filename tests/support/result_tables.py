@@ -11,7 +11,7 @@ from pyspark.sql import types as spark_types
 
 from mansio.spark.result_table.data_file_writer import DataFileWriter, to_schema
 from mansio.spark.result_table.table import ResultTable, TableTarget, open_result_table
-from mansio.spark.result_table.upsert_plan import group_fields, live_files, plan_merge
+from mansio.spark.result_table.upsert_plan import group_fields, keyed_files, plan_merge
 from mansio.spark.result_table.upsert_tasks import (
     DELETE_COLUMN,
     GROUP_COLUMN,
@@ -116,7 +116,7 @@ def upsert(
     (report,) = stage_rows(options, iter(rows.to_batches(max_chunksize=batch_rows)))
     staged = parse_stage_report(report["report"][0].as_py())
     table.refresh()
-    files = live_files(table.iceberg, fields, key[0])
+    files = keyed_files(table.iceberg, table.files(), fields, key[0])
     before = frozenset(file.path for file in files)
     items = plan_merge(staged.groups, files, small_bytes=small_bytes)
     merged = [merge_group(table.layout(), key, "merged", item) for item in items]
@@ -127,7 +127,8 @@ def upsert(
     added = [file for one in merged for file in one.files]
 
     def is_current() -> bool:
-        return before == frozenset(file.path for file in live_files(table.iceberg, fields, key[0]))
+        now = keyed_files(table.iceberg, table.files(), fields, key[0])
+        return before == frozenset(file.path for file in now)
 
     table.commit(batch, added, replaced, is_current)
     return MergeReport(tuple(replaced), tuple(added))

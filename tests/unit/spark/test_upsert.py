@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.manifest import ManifestFile
 from pyspark.sql import types as spark_types
 
 from mansio.errors import ConfigError
@@ -18,8 +19,24 @@ from mansio.spark.iceberg.errors import InvalidDataFiles
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
 from mansio.spark.result_table.partition_spec import parse_partition_by
-from mansio.spark.result_table.upsert_plan import KeyedFile, plan_merge
-from mansio.spark.result_table.upsert_tasks import StagedGroup, key_array, last_rows, read_data_file
+from mansio.spark.result_table.upsert_plan import KeyedFile, group_fields, plan_merge
+from mansio.spark.result_table.upsert_sink import UpsertSink
+from mansio.spark.result_table.upsert_tasks import (
+    DELETE_COLUMN,
+    GROUP_COLUMN,
+    ROW_COLUMN,
+    MergeItem,
+    MergeReport,
+    StagedGroup,
+    StageOptions,
+    group_names,
+    key_array,
+    last_rows,
+    merge_group,
+    parse_stage_report,
+    read_data_file,
+    stage_rows,
+)
 from support.result_tables import append, live_rows, open_result, upsert, write
 from support.tiers import examples
 
@@ -177,6 +194,66 @@ def test_concurrent_maintenance_does_not_disturb_a_batch_and_removes_no_file_of_
 
     upsert(table, QueryBatch("q", 3), frame([("a", 1, "new", 1)]), between=maintain)
     assert [(row[1], row[2]) for row in held(table)] == [(0, "x"), (1, "new"), (2, "x")]
+
+
+def staged(table: ResultTable, batch: QueryBatch, rows: list[Row]) -> list[StagedGroup]:
+    fields = [one for _, one in group_fields(table.partition_by, table.key)]
+    found = frame(rows).sort_by("id")
+    groups = group_names(fields, [found[one.column].combine_chunks() for one in fields])
+    found = found.append_column(GROUP_COLUMN, groups).append_column(DELETE_COLUMN, [[False] * len(rows)])
+    found = found.append_column(ROW_COLUMN, [[""] * len(rows)])
+    options = StageOptions(table.layout(), table.key, f"{batch.query}-{batch.batch}")
+    batches = found.sort_by([(GROUP_COLUMN, "ascending"), ("id", "ascending")]).to_batches()
+    (report,) = stage_rows(options, iter(batches))
+    return list(parse_stage_report(report["report"][0].as_py()).groups)
+
+
+def test_only_the_groups_that_another_commit_changed_are_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, other = (opened(tmp_path, "id", ("id",)) for _ in range(2))
+    upsert(table, QueryBatch("q", 0), frame([("a", number, "x", 1) for number in range(4)]))
+    sink = UpsertSink(table, lambda number: QueryBatch("q", number))
+    merges: list[int] = []
+
+    def merge(_frame: object, _batch: QueryBatch, items: list[MergeItem]) -> list[MergeReport]:
+        reports = [merge_group(table.layout(), table.key, "m", item) for item in items]
+        if not merges:
+            other.refresh()
+            append(other, QueryBatch("other", 0), frame([("a", 2, "theirs", 2)]).to_batches()[0])
+        merges.append(len(items))
+        return reports
+
+    monkeypatch.setattr(sink, "_merge", merge)
+    batch = QueryBatch("q", 1)
+    table.refresh()
+    sink._merge_and_commit(None, batch, staged(table, batch, [("a", n, "ours", 3) for n in range(4)]))  # type: ignore[arg-type]
+    assert merges == [4, 1]
+    assert [row[2] for row in held(table)] == ["ours"] * 4
+    data = {path.name for path in (tmp_path / "ns" / "t" / "data").iterdir() if "-staged-" not in path.name}
+    live = {os.path.basename(file.file_path) for file in table.files().data_files()}
+    assert len(data - live) == 5, "the four replaced files and theirs; the discarded merge is deleted"
+
+
+def test_a_batch_reads_only_the_manifests_that_the_one_before_has_not_read_and_their_number_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = opened(tmp_path, "bucket(4, id)", ("id",))
+    reads: list[str] = []
+    fetch = ManifestFile.fetch_manifest_entry
+
+    def counted(manifest: ManifestFile, *arguments: Any, **named: Any) -> list[Any]:
+        reads.append(manifest.manifest_path)
+        return fetch(manifest, *arguments, **named)
+
+    monkeypatch.setattr(ManifestFile, "fetch_manifest_entry", counted)
+    for number in range(30):
+        upsert(table, QueryBatch("q", number), frame([("a", one, f"{number}", 1) for one in range(20)]))
+    assert len(reads) <= 2 * 30
+    snapshot = table.iceberg.current_snapshot()
+    assert snapshot is not None
+    assert len(snapshot.manifests(table.iceberg.io)) < 20
+    assert [row[2] for row in held(table)] == ["29"] * 20
 
 
 def test_rows_without_a_key_are_dead_letters_once(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from pyiceberg.typedef import Record
 
 from mansio.spark.iceberg.commit import CachedMetadataTransaction
 from mansio.spark.iceberg.errors import CommitConflict, InvalidDataFiles, StaleCheckpoint
+from mansio.spark.iceberg.snapshot_files import ReplaceDataFiles, SnapshotFiles, SnapshotReader
 from mansio.spark.iceberg.table_format import BATCH_PROPERTY, QUERY_PROPERTY
 
 if TYPE_CHECKING:
@@ -132,12 +133,14 @@ def commit_batch(
     is_current: Callable[[], bool] = lambda: True,
     *,
     is_sorted: bool = False,
+    reader: SnapshotReader | None = None,
     retries: int = COMMIT_RETRIES_MAX,
     now_ms: int | None = None,
 ) -> BatchCommit:
     """Add the files of a batch, and remove the files with the paths `replaced`, unless the table has the batch already.
     `is_current`: whether the files of the table still are those from which the new ones were made; called before each
-    attempt. `is_sorted`: whether the files have the table's sort order.
+    attempt. `is_sorted`: whether the files have the table's sort order. `reader`: the one with which the files to be
+    replaced were chosen, so that their manifests are not read again.
 
     Raises:
         FilesChanged: They are not; nothing was committed.
@@ -145,6 +148,7 @@ def commit_batch(
         StaleCheckpoint: The table has a later batch of the query.
         InvalidDataFiles: A file is not as its task reported; nothing was committed.
     """
+    reader = reader or SnapshotReader()
     for attempt in range(1, retries + 2):
         if is_committed(table.properties, batch):
             return BatchCommit(added=False, attempts=attempt)
@@ -154,7 +158,8 @@ def commit_batch(
             )
         try:
             entries = [to_data_file(table, one, is_sorted=is_sorted) for one in added]
-            _commit(table, batch, entries, frozenset(replaced), now_ms or time.time_ns() // 1_000_000)
+            files = reader.read(table) if replaced else SnapshotFiles()
+            _commit(table, batch, entries, files, frozenset(replaced), now_ms or time.time_ns() // 1_000_000)
         except (CommitFailedException, CommitStateUnknownException):
             time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
             table.refresh()
@@ -167,28 +172,32 @@ def commit_batch(
 
 
 def _commit(
-    table: Table, batch: QueryBatch, added: Sequence[DataFile], replaced: frozenset[str], now_ms: int
+    table: Table,
+    batch: QueryBatch,
+    added: Sequence[DataFile],
+    files: SnapshotFiles,
+    replaced: frozenset[str],
+    now_ms: int,
 ) -> None:
     summary = {QUERY_PROPERTY: batch.query, BATCH_PROPERTY: str(batch.batch)}
-    old = (
-        [task.file for task in table.scan().plan_files() if task.file.file_path in replaced]
-        if replaced
-        else []
-    )
+    old = [file for file in files.data_files() if file.file_path in replaced]
+    if len(old) < len(replaced):
+        raise FilesChanged(
+            f"files of {'.'.join(table.name())} that batch {batch.batch} replaces are not in it"
+        )
     with CachedMetadataTransaction(table) as transaction:
         expired = expirable_snapshots(table.metadata)
         if expired:
             transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
         transaction.set_properties(with_batch(table.properties, batch, now_ms))
-        update = transaction.update_snapshot(snapshot_properties=summary)
         if old:
-            with update.overwrite() as change:
+            with ReplaceDataFiles(transaction, files, summary) as change:
                 for file in old:
                     change.delete_data_file(file)
                 for file in added:
                     change.append_data_file(file)
         else:
-            with update.merge_append() as append:
+            with transaction.update_snapshot(snapshot_properties=summary).merge_append() as append:
                 for file in added:
                     append.append_data_file(file)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
@@ -35,6 +36,7 @@ from mansio.errors import ConfigError
 from mansio.spark.iceberg.catalog import CATALOG_LOCK_ATTEMPTS_MAX, ArchiveTable, catalog_errors
 from mansio.spark.iceberg.errors import CatalogLocked
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
+from mansio.spark.iceberg.snapshot_files import SnapshotReader
 from mansio.spark.iceberg.table_format import COMMIT_RETRIES_PROPERTY
 from mansio.spark.result_table.commit import (
     SNAPSHOTS_KEPT,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
+    from mansio.spark.iceberg.snapshot_files import SnapshotFiles
     from mansio.spark.result_table.commit import BatchCommit, QueryBatch
     from mansio.spark.result_table.data_file_writer import WrittenFile
     from mansio.spark.result_table.table_name import OpenCatalog, TableName
@@ -131,6 +134,7 @@ class ResultTable:
         self.catalog = opened
         self.changes = SchemaChanges({})
         """What was changed when the table was opened."""
+        self._reader = SnapshotReader()
 
     @property
     def partition_by(self) -> tuple[PartitionField, ...]:
@@ -158,6 +162,10 @@ class ResultTable:
         with catalog_errors(self.catalog.address):
             self.iceberg.refresh()
 
+    def files(self) -> SnapshotFiles:
+        """The live files, as of the last `refresh` or `commit`. Each manifest is read once."""
+        return self._reader.read(self.iceberg)
+
     def is_committed(self, batch: QueryBatch) -> bool:
         """Whether the table has the batch, as of the last `refresh` or `commit`."""
         return is_committed(self.iceberg.properties, batch)
@@ -175,14 +183,24 @@ class ResultTable:
 
         A locked catalog is retried `CATALOG_LOCK_ATTEMPTS_MAX` times; each time the committed state is read again.
         """
+        attempt = partial(
+            commit_batch,
+            self.iceberg,
+            batch,
+            added,
+            replaced,
+            is_current,
+            is_sorted=is_sorted,
+            reader=self._reader,
+        )
         for _ in range(CATALOG_LOCK_ATTEMPTS_MAX - 1):
             try:
                 with catalog_errors(self.catalog.address):
-                    return commit_batch(self.iceberg, batch, added, replaced, is_current, is_sorted=is_sorted)
+                    return attempt()
             except CatalogLocked:
                 self.refresh()
         with catalog_errors(self.catalog.address):
-            return commit_batch(self.iceberg, batch, added, replaced, is_current, is_sorted=is_sorted)
+            return attempt()
 
     def remove_orphan_files(self, grace_s: float = ORPHAN_GRACE_S) -> None:
         """Delete the files of failed attempts that have been unreferenced for the grace time (seconds). In a table that

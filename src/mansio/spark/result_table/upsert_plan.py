@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
+    from mansio.spark.iceberg.snapshot_files import SnapshotFiles
     from mansio.spark.result_table.partition_spec import PartitionField
     from mansio.spark.result_table.upsert_tasks import KeyBound, StagedGroup
 
@@ -63,28 +64,28 @@ def group_fields(
     return found
 
 
-def live_files(table: Table, fields: Sequence[tuple[int, PartitionField]], key: str) -> list[KeyedFile]:
+def keyed_files(
+    table: Table, files: SnapshotFiles, fields: Sequence[tuple[int, PartitionField]], key: str
+) -> list[KeyedFile]:
     """The files of the current snapshot. `key`: the first column of the key.
 
     Raises:
         ConfigError: The table has files that cannot be rewritten file by file.
     """
-    if table.current_snapshot() is None:
-        return []
     field = table.schema().find_field(key)
     assert isinstance(field.field_type, PrimitiveType)
+    if files.deletes and any(task.delete_files for task in table.scan().plan_files()):
+        raise ConfigError(
+            f"table {'.'.join(table.name())} has rows that another engine deleted without rewriting their files"
+            " (merge-on-read): rewrite its data files first, for instance with Spark's rewrite_data_files"
+        )
     found = []
-    for task in table.scan().plan_files():
-        if task.delete_files:
-            raise ConfigError(
-                f"table {'.'.join(table.name())} has rows that another engine deleted without rewriting their files"
-                " (merge-on-read): rewrite its data files first, for instance with Spark's rewrite_data_files"
-            )
-        if task.file.spec_id != table.metadata.default_spec_id:
+    for file in files.data_files():
+        if file.spec_id != table.metadata.default_spec_id:
             raise ConfigError(
                 f"table {'.'.join(table.name())} has files of an earlier partition spec: rewrite its data files first"
             )
-        found.append(_keyed_file(task.file, fields, field.field_id, field.field_type))
+        found.append(_keyed_file(file, fields, field.field_id, field.field_type))
     return found
 
 

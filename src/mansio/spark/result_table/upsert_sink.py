@@ -28,7 +28,7 @@ from mansio.logs import fields
 from mansio.spark.iceberg.errors import CommitConflict, NullKey
 from mansio.spark.result_table.append_sink import execute_without_output, file_prefix, quoted
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
-from mansio.spark.result_table.upsert_plan import group_fields, live_files, plan_merge
+from mansio.spark.result_table.upsert_plan import group_fields, keyed_files, plan_merge
 from mansio.spark.result_table.upsert_tasks import (
     DELETE_COLUMN,
     GROUP_COLUMN,
@@ -44,7 +44,7 @@ from mansio.spark.result_table.upsert_tasks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -148,18 +148,27 @@ class UpsertSink:
             self._dead_letters.commit(batch, files)
 
     def _merge_and_commit(self, frame: DataFrame, batch: QueryBatch, staged: Sequence[StagedGroup]) -> None:
-        """The second job and the commit, again after a concurrent commit that changed files of the batch's groups."""
+        """The second job and the commit. After a concurrent commit that changed files of some of the batch's groups,
+        these groups are merged again.
+        """
         groups = {one.group for one in staged}
+        merged: dict[str, MergeReport] = {}
+        before: dict[str, frozenset[str]] = {}
         for _ in range(MERGE_ATTEMPTS_MAX):
-            files = live_files(self._table.iceberg, self._fields, self._table.key[0])
-            before = paths_of(files, groups)
-            reports = self._merge(frame, batch, plan_merge(staged, files))
-            added = [file for report in reports for file in report.files]
-            replaced = [path for report in reports for path in report.replaced]
+            files = self._keyed_files()
+            now = paths_by_group(files, groups)
+            stale = [one for one in staged if one.group not in merged or now[one.group] != before[one.group]]
+            self._delete(
+                [file.path for one in stale if one.group in merged for file in merged[one.group].files]
+            )
+            reports = self._merge(frame, batch, plan_merge(stale, files)) if stale else []
+            merged.update(zip((one.group for one in stale), reports, strict=True))
+            before = now
+            added = [file for report in merged.values() for file in report.files]
+            replaced = [path for report in merged.values() for path in report.replaced]
             try:
-                self._table.commit(batch, added, replaced, partial(self._has_files, groups, before))
+                self._table.commit(batch, added, replaced, partial(self._has_files, before))
             except FilesChanged:
-                self._delete([file.path for file in added])
                 self._table.refresh()
                 continue
             return
@@ -174,9 +183,12 @@ class UpsertSink:
         merge = partial(merge_groups, self._table.layout(), self._table.key, file_prefix(batch), tuple(items))
         return [parse_merge_report(one["report"]) for one in work.mapInArrow(merge, STAGE_SCHEMA).collect()]
 
-    def _has_files(self, groups: set[str], paths: frozenset[str]) -> bool:
+    def _keyed_files(self) -> list[KeyedFile]:
+        return keyed_files(self._table.iceberg, self._table.files(), self._fields, self._table.key[0])
+
+    def _has_files(self, paths: dict[str, frozenset[str]]) -> bool:
         """Whether these groups have exactly these live files, as of the last refresh."""
-        return paths_of(live_files(self._table.iceberg, self._fields, self._table.key[0]), groups) == paths
+        return paths_by_group(self._keyed_files(), paths.keys()) == paths
 
     def _delete(self, paths: Sequence[str]) -> None:
         """Delete files that the table does not refer to. Files that remain are orphans."""
@@ -185,9 +197,13 @@ class UpsertSink:
                 self._table.iceberg.io.delete(path)
 
 
-def paths_of(files: Iterable[KeyedFile], groups: set[str]) -> frozenset[str]:
-    """Paths of the files of these groups."""
-    return frozenset(file.path for file in files if file.group in groups)
+def paths_by_group(files: Iterable[KeyedFile], groups: Collection[str]) -> dict[str, frozenset[str]]:
+    """Paths of the files of each of these groups."""
+    found: dict[str, set[str]] = {group: set() for group in groups}
+    for file in files:
+        if file.group in found:
+            found[file.group].add(file.path)
+    return {group: frozenset(paths) for group, paths in found.items()}
 
 
 def _group_column(partition_fields: Sequence[PartitionField]) -> Column:
