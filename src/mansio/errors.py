@@ -485,6 +485,14 @@ class NotController(Unavailable):
     kafka_code = 41
 
 
+class ThrottlingQuotaExceeded(Unavailable):
+    """A quota is used up for now; a later attempt may succeed (KIP-599)."""
+
+    kafka_code = 89
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class ConcurrentChange(Unavailable):
     """Another change of the same metadata was committed first."""
 

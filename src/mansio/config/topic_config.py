@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.config_def import (
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 DELETE: Final = "delete"
 COMPACT: Final = "compact"
+DELAY_ENABLE: Final = "mansio.delay.enable"
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
 
 
@@ -144,6 +146,24 @@ _KEYS: Final = (
         "local.retention.ms", ConfigType.LONG, "-2", "log.local.retention.ms",
         "Time in ms for which records are kept on local disks. -2: retention.ms.",
         integer_parser(-2, INT64_MAX), no_effect=_NOT_TIERED,
+    ),
+    ConfigKey(
+        DELAY_ENABLE, ConfigType.BOOLEAN, "false", DELAY_ENABLE,
+        "Whether records with the header mansio-deliver-at-ms or mansio-delay-ms are delivered when they are due. Not"
+        " with compaction. After it was turned off, records that were accepted before are still delivered.",
+        choice_parser("true", "false"),
+    ),
+    ConfigKey(
+        "mansio.delay.pending.bytes.max", ConfigType.LONG, str(10 << 30), "mansio.delay.pending.bytes.max",
+        "Maximum size in bytes of the records of a partition that are not due yet; a producer that would exceed it gets"
+        " a retriable error.",
+        integer_parser(0, INT64_MAX),
+    ),
+    ConfigKey(
+        "mansio.delay.pending.records.max", ConfigType.LONG, "10000000", "mansio.delay.pending.records.max",
+        "Maximum number of records of a partition that are not due yet; a producer that would exceed it gets a"
+        " retriable error.",
+        integer_parser(0, INT32_MAX),
     ),
     ConfigKey(
         "mansio.hold.bytes.max", ConfigType.LONG, str(10 << 30), "mansio.hold.bytes.max",
@@ -299,6 +319,9 @@ class TopicSettings:
     hold_bytes_max: int
     hold_ms_max: int
     is_dead_letter_topic: bool
+    accepts_delays: bool
+    delayed_bytes_max: int
+    delayed_records_max: int
     compression_type: str = PRODUCER
     compression_level: int | None = None
     """None: the default of the codec, or the codec has none."""
@@ -345,17 +368,22 @@ def validated_overrides(
 def check_combination(
     overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
 ) -> None:
-    """Check min.insync.replicas against the replication factor, and the compaction lags against each other. Raises
-    `InvalidConfig`."""
+    """Check min.insync.replicas against the replication factor, the compaction lags against each other, and delays
+    against compaction. Raises `InvalidConfig`."""
+    by_name = partial(
+        effective_value, overrides=overrides, defaults=defaults or {}, replication_factor=replication_factor
+    )
+    if by_name(DELAY_ENABLE) == "true" and COMPACT in _cleanup_policy(by_name("cleanup.policy")):
+        raise InvalidConfig(
+            f"{DELAY_ENABLE}: a topic with cleanup.policy=compact cannot have delayed records, because compaction goes"
+            " by the order of the log"
+        )
     if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
         raise InvalidConfig(
             f"min.insync.replicas: {overrides['min.insync.replicas']} is more than the replication factor,"
             f" {replication_factor}: acks=all could never be acknowledged"
         )
-    least, most = (
-        int(effective_value(name, overrides, defaults or {}, replication_factor))
-        for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")
-    )
+    least, most = (int(by_name(name)) for name in ("min.compaction.lag.ms", "max.compaction.lag.ms"))
     if least > most:
         raise InvalidConfig(
             f"min.compaction.lag.ms: {least} is more than max.compaction.lag.ms, {most}: a record cannot be"
@@ -424,6 +452,9 @@ def resolve_topic_settings(
         hold_bytes_max=value["mansio.hold.bytes.max"],
         hold_ms_max=value["mansio.hold.ms.max"],
         is_dead_letter_topic=value[DEAD_LETTER_TOPIC_ENABLE] == "true",
+        accepts_delays=value[DELAY_ENABLE] == "true",
+        delayed_bytes_max=value["mansio.delay.pending.bytes.max"],
+        delayed_records_max=value["mansio.delay.pending.records.max"],
         compression_type=value["compression.type"],
         compression_level=_compression_level(value["compression.type"], value),
     )

@@ -156,7 +156,7 @@ class ProducerTable:
         if producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
-        if header.is_control:
+        if header.is_control and header.base_sequence < 0:
             return  # a transaction marker has an epoch, but no sequence
         batches = producer.batches
         if len(batches) == BATCHES_RETAINED:

@@ -48,6 +48,10 @@ class AppendRules(NamedTuple):
     timestamp_after_max_ms: int
     requires_keys: bool = False
     """Whether every record must have a key, because the topic is compacted."""
+    accepts_delays: bool = False
+    """Whether records with a header for a delay are delivered later."""
+    inspects_records: bool = False
+    """Whether batches of clients are decoded, because of one of the two settings before."""
     compression: Compression | None = None
     """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
 

@@ -81,7 +81,7 @@ from mansio.wire.batch.record_batch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
     from mansio.broker.partition.partition_hook import PartitionHook
@@ -152,6 +152,7 @@ class Partition:
         "broker_id",
         "clock",
         "closed",
+        "convert_delayed",
         "group_commit",
         "index",
         "internal",
@@ -206,6 +207,9 @@ class Partition:
         """Whether batches wait in the `Recompressor`; later batches must be appended after them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
         """Called with a follower that is not in the ISR and meets all conditions to join it."""
+        self.convert_delayed: Callable[[Buffer], bytes | None] | None = None
+        """Returns the control batch to append instead of a client's batch with delayed records; None for other batches.
+        Called if the topic accepts delays."""
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
@@ -284,7 +288,7 @@ class Partition:
         self._hooks.append(hook)
         if on_data_path:
             self._before_append.append(hook.before_append)
-            self._after_append.append(hook.on_append)
+            self._after_append = [*self._after_append, hook.on_append]
             self._readable_ends.append(hook.readable_end)
 
     def find_hook(self, kind: type[H]) -> H | None:
@@ -354,12 +358,18 @@ class Partition:
         for before in self._before_append:
             if (known := before(header)) is not None:
                 return known._replace(append_time_ms=-1) if by_client else known
-        if rules.requires_keys and not internal:
-            check_keys(self.name, batch, header)
         append_time_ms = -1
         front = None
         if not by_client:
             append_time_ms = self.clock.wall_ms()
+        if rules.inspects_records and not internal:
+            if rules.requires_keys:
+                check_keys(self.name, batch, header)
+            elif self.convert_delayed is not None and (converted := self.convert_delayed(batch)) is not None:
+                batch = converted
+                header = read_header(converted)
+                by_client = True  # its timestamp stays as it is
+        if not by_client:
             front = with_log_append_time(batch, header, append_time_ms)
         try:
             base_offset = self.log.append(batch, header, self.replica.leader_epoch, rewritten_header=front)
@@ -377,6 +387,31 @@ class Partition:
         else:
             self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
         return AppendResult(base_offset, end_offset, append_time_ms, False)
+
+    def append_unchanged(self, batches: Sequence[bytes]) -> int:
+        """Append batches of the broker itself, one directly after the other, and start their flush; return their end
+        offset. Unlike `append`, this never changes a CRC.
+
+        An error may leave the first of them in the log. Raises the errors of `append`."""
+        self._check_append(internal=True, urgent=True)
+        for check in self._before_append:
+            if isinstance(check, _SessionCheck):
+                check(read_header(batches[0]))
+        if self.log.failure is not None:
+            raise self._new_log_failed_error(self.log.failure)
+        for batch in batches:
+            header = check_batch(batch)
+            try:
+                base_offset = self.log.append(batch, header, self.replica.leader_epoch)
+            except StorageError as error:
+                raise self._append_error(error) from error
+            for after in self._after_append:
+                after(header, base_offset)
+        if self.replica.waits_for_followers:
+            self.group_commit.request_flush_with_followers(self.log)
+        else:
+            self.group_commit.request_flush(self.log, urgent=True)
+        return self.log.end_offset
 
     def request_flush(self) -> None:
         """Start the flush of appended batches for which no caller waits (acks other than all)."""
@@ -1092,6 +1127,7 @@ class Partition:
         if save:
             for hook in self._hooks:
                 hook.close()
+        self.convert_delayed = None
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)

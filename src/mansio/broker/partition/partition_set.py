@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.batch_verifier import BatchVerifier
+from mansio.broker.partition.delay_manager import DelayManager
+from mansio.broker.partition.delayed_delivery import DelayedDelivery
+from mansio.broker.partition.delayed_records import DelayedRecords, has_delay_snapshot
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
 from mansio.broker.partition.recompression import Recompressor
@@ -102,6 +105,9 @@ class PartitionSet:
     ) -> None:
         self.verifier = BatchVerifier(verification_thread)
         self.recompressor = Recompressor(recompression_thread)
+        self.delayed_delivery = DelayedDelivery(clock, scheduler)
+        self._delay_managers: dict[Partition, DelayManager] = {}
+        self._disk = disk
         self._settings = settings
         self._clustered = settings.clustered
         self._clock = clock
@@ -321,6 +327,8 @@ class PartitionSet:
                 partition.settings = settings
                 partition.rules = rules
                 partition.log.update_settings(log_settings)
+                if settings.accepts_delays and partition.find_hook(DelayedRecords) is None:
+                    self._attach_delays(partition)
 
     def apply_broker_settings(self, settings: Settings) -> None:
         """Apply the default topic settings in changed broker settings to all served topics."""
@@ -381,11 +389,33 @@ class PartitionSet:
         self.verifier.attach(log, partition.on_verified)
         if not topic.internal:
             partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)
+        if settings.accepts_delays or has_delay_snapshot(self._disk, log.directory):
+            self._attach_delays(partition)
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
             self._group_commit.request_flush(log, urgent=True)
         return partition
+
+    def _attach_delays(self, partition: Partition) -> None:
+        """Keep track of the delayed records of a partition, and deliver them while this broker is the leader."""
+        log = partition.log
+        try:
+            view = DelayedRecords(self._disk, self._file_thread, self._scheduler, log)
+        except OSError as error:
+            log.fail(error, f"cannot read the delayed records of {log.directory}")
+            return
+        view.high_watermark = partition.high_watermark
+        view.on_damage = partition.report_damage
+        partition.add_hook(view)
+        manager = DelayManager(partition, view)
+        partition.convert_delayed = manager.convert
+        self._delay_managers[partition] = manager
+        self.delayed_delivery.attach(manager)
+
+    def delay_manager(self, partition: Partition) -> DelayManager | None:
+        """Return what manages the delayed records of a partition; None if its topic never accepted delays."""
+        return self._delay_managers.get(partition)
 
     def _local_replicas(self, topics: Iterable[Topic]) -> list[AssignedReplica]:
         """Return topic and partition index of the replicas of this broker; on a single node of all partitions."""
@@ -419,6 +449,7 @@ class PartitionSet:
         for partition in self._opened.pop(topic.topic_id, {}).values():
             if isinstance(partition, Partition):
                 partition.close(save=False)
+                self._delay_managers.pop(partition, None)
                 self._group_commit.unregister(partition.log)
                 partition.log.close(save=False)
         # After this, no flush, checkpoint or repair of these logs is in progress.
@@ -429,6 +460,8 @@ class PartitionSet:
     def close(self, *, save: bool) -> None:
         """Close all partitions after the last flush. With `save`, also write the files that shorten the next start."""
         partitions = [one for one in self._all_partitions_or_errors() if isinstance(one, Partition)]
+        self.delayed_delivery.close()
+        self._delay_managers.clear()
         for partition in partitions:
             self._close_step(partition, partial(partition.close, save=save))
         if save:
@@ -492,6 +525,8 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         timestamp_before_max_ms=settings.timestamp_before_max_ms,
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
         requires_keys=settings.compacts,
+        accepts_delays=settings.accepts_delays,
+        inspects_records=settings.compacts or settings.accepts_delays,
         compression=_compression(settings),
     )
 

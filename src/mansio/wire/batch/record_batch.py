@@ -349,7 +349,7 @@ _CACHED_VARINTS_MAX: Final = 1 << 14
 _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
 
 
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """(value, position after it) of a signed varint of at most 64 bits (zigzag, as in Protocol Buffers).
 
     Raises `InvalidRecord` for more than 64 bits, and `IndexError`, which callers convert, for bytes that end too early.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from mansio.ports import Buffer
-    from mansio.wire.batch.record_batch import BatchHeader, Header
+    from mansio.wire.batch.record_batch import BatchHeader, Header, NewRecord
 
     Row = TypeVar("Row", bound=tuple[Any, ...])
 
@@ -226,6 +226,43 @@ def _read_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[str
         value, position = _read_bytes(data, position)
         headers.append((str(name, "utf-8"), value))
     return tuple(headers), position
+
+
+# -- single records --------
+
+
+def read_record_at(data: bytes, position: int, end: int, base_timestamp_ms: int) -> NewRecord:
+    """(timestamp_ms, key, value, headers) of the encoded record `data[position:end]`. Raises `InvalidRecord`."""
+    try:
+        length, position = read_varint(data, position)
+        if length < 0 or position + length != end:
+            raise InvalidRecord("a record's length does not match its location")
+        timestamp_delta, position = read_varint(data, position + 1)
+        _, position = read_varint(data, position)
+        key, position = _read_bytes(data, position)
+        value, position = _read_bytes(data, position)
+        headers, position = _read_headers(data, position, end)
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+    if position != end:
+        raise InvalidRecord("a record's length does not match its content")
+    return base_timestamp_ms + timestamp_delta, key, value, headers
+
+
+def record_bounds(data: bytes, record_count: int) -> list[int]:
+    """The positions of the encoded records in `data`, and the end of the last one. Raises `InvalidRecord`."""
+    bounds = [0]
+    position = 0
+    try:
+        for _ in range(record_count):
+            length, position = read_varint(data, position)
+            position += length
+            bounds.append(position)
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+    if position > len(data):
+        raise InvalidRecord("a record is longer than its batch")
+    return bounds
 
 
 # -- uniform records --------

@@ -1,0 +1,404 @@
+"""Delayed records of one partition on its leader: acceptance, delivery, cancellation, rescheduling.
+
+Everything is written to the partition's own log as control batches, so replication, recovery and a change of leader
+need nothing else (docs/adr/0017-delayed-records-in-the-log.md). Followers only have the view (`DelayedRecords`).
+
+* A producer's batch with delayed records is stored as one control batch, with the producer's sequence and the offsets
+  that the response names. Records of that batch that are not delayed, or are due already, are delivered before the
+  append returns, so that a producer's undelayed records stay in order.
+* A delivery is two batches: a control batch with the ids and the CRC of the second batch, which has the records. If the
+  second one is missing, the first one is void and the records are still pending: they are delivered exactly once.
+* Before retention deletes a control batch, its pending records are copied to the end of the log.
+
+Invariants:
+* No record is delivered before the leader's wall clock has reached its due time.
+* The view changes only with what was appended; after a failed append, the records are pending as before.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import (
+    CorruptMessage,
+    LeaderNotAvailable,
+    MansioError,
+    ThrottlingQuotaExceeded,
+)
+from mansio.logs import fields
+from mansio.state.delays.pending_records import PendingRecord
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.delay_control_records import (
+    NOT_DELAYED_MS,
+    decode_delay_control,
+    encode_accepted,
+    encode_cancelled,
+    encode_carried,
+    encode_delivered,
+    encode_moved,
+)
+from mansio.wire.batch.delay_headers import base_timestamp_ms, delivered_record, read_delays
+from mansio.wire.batch.record_batch import (
+    TimestampType,
+    build_batch,
+    check_stored_batch,
+    read_header,
+    with_log_append_time,
+)
+from mansio.wire.batch.record_reader import decompress_batch, read_record_at, record_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mansio.broker.partition.delayed_records import DelayedRecords
+    from mansio.broker.partition.partition import Partition
+    from mansio.ports import Buffer, Promise
+    from mansio.wire.batch.delay_headers import DelayedBatch
+    from mansio.wire.batch.record_batch import NewRecord
+
+logger = logging.getLogger(__name__)
+
+DECODED_BYTES_MAX: Final = 32 << 20
+"""Maximum decompressed size of a batch with delayed records."""
+
+CACHED_BATCHES_MAX: Final = 32
+CACHED_BYTES_MAX: Final = 16 << 20
+"""Bounds of the decoded control batches that are kept, because neighbouring records are often due together."""
+
+CARRIED_RECORDS_MAX: Final = 500
+CARRIED_BYTES_MAX: Final = 512 << 10
+"""Bounds of one control batch with copies of pending records."""
+
+UNREADABLE_RETRY_MS: Final = 10_000
+"""Time after which the delivery of a record that cannot be read is tried again."""
+
+
+class _StoredRecords(NamedTuple):
+    """The decoded batch in a control record."""
+
+    codec: Codec
+    base_timestamp_ms: int
+    data: bytes
+
+
+class DelayManager:
+    """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
+
+    __slots__ = (
+        "_cached",
+        "_cached_bytes",
+        "_carrying",
+        "_partition",
+        "delivered_count",
+        "uncommitted_end",
+        "view",
+    )
+
+    def __init__(self, partition: Partition, view: DelayedRecords) -> None:
+        self._partition = partition
+        self.view = view
+        view.on_reset = self._forget_stored
+        self._cached: dict[int, _StoredRecords] = {}
+        self._cached_bytes = 0
+        self._carrying: Promise[None] | None = None
+        self.delivered_count = 0
+        self.uncommitted_end = 0
+        """End offset of the last delivery."""
+
+    @property
+    def partition(self) -> Partition:
+        return self._partition
+
+    # Acceptance
+
+    def convert(self, batch: Buffer) -> bytes | None:
+        """Return the control batch that is appended instead of a client's batch; None for one without delays.
+
+        Raises `InvalidRecord` for invalid headers, `ThrottlingQuotaExceeded` if too many records are pending, and
+        `LeaderNotAvailable` while the view is being read."""
+        partition, view = self._partition, self.view
+        if not partition.rules.accepts_delays:
+            return None
+        delays = read_delays(
+            batch, partition.name, partition.clock.wall_ms(), output_bytes_max=DECODED_BYTES_MAX
+        )
+        if delays is None:
+            return None
+        if not view.is_complete:
+            raise LeaderNotAvailable(f"{partition.name}: its delayed records are being loaded")
+        self._check_limits(delays)
+        control = encode_accepted(batch, delays.header, delays.due_ms)
+
+        def apply(base_offset: int) -> None:
+            self._accept(base_offset, delays)
+
+        view.stage(read_header(control).crc, apply)
+        return control
+
+    def _check_limits(self, delays: DelayedBatch) -> None:
+        pending, settings = self.view.pending, self._partition.settings
+        if pending.count + len(delays.due_ms) > settings.delayed_records_max:
+            raise ThrottlingQuotaExceeded(
+                f"{self._partition.name}: {pending.count} records are pending,"
+                f" mansio.delay.pending.records.max={settings.delayed_records_max}"
+            )
+        if pending.size_bytes + delays.bounds[-1] > settings.delayed_bytes_max:
+            raise ThrottlingQuotaExceeded(
+                f"{self._partition.name}: {pending.size_bytes} bytes are pending,"
+                f" mansio.delay.pending.bytes.max={settings.delayed_bytes_max}"
+            )
+
+    def _accept(self, base_offset: int, delays: DelayedBatch) -> None:
+        """Apply an accepted batch that was appended, and deliver the records that are due already."""
+        view, bounds = self.view, delays.bounds
+        now_ms = self._partition.clock.wall_ms()
+        add = view.pending.add
+        due: list[PendingRecord] = []
+        for index, due_ms in enumerate(delays.due_ms):
+            begin = bounds[index]
+            record = PendingRecord(due_ms, base_offset + index, base_offset, begin, bounds[index + 1] - begin)
+            if due_ms > now_ms:
+                add(record)
+            else:
+                due.append(record)
+        if due:
+            header = delays.header
+            self._cache(base_offset, _StoredRecords(header.codec, base_timestamp_ms(header), delays.data))
+            try:
+                self._deliver(due, now_ms)
+            except MansioError as error:  # the batch was accepted: the delivery is repeated
+                self._log_failure(error)
+        view.on_due_changed()
+
+    # Delivery
+
+    def deliver_due(self, records_max: int, bytes_max: int) -> int:
+        """Deliver the records that are due, at most `records_max` and `bytes_max`; return how many.
+
+        Raises the errors of `Partition.append_unchanged`; the records are then still pending."""
+        now_ms = self._partition.clock.wall_ms()
+        due = self.view.pending.take_due(now_ms, records_max, bytes_max)
+        if due:
+            self._deliver(due, now_ms)
+        return len(due)
+
+    def _deliver(self, due: Sequence[PendingRecord], now_ms: int) -> None:
+        """Append records that were removed from the view. After an error they are in the view again."""
+        partition, pending = self._partition, self.view.pending
+        delivered: list[NewRecord] = []
+        ids: list[int] = []
+        codec = Codec.NONE
+        try:
+            for record in due:
+                try:
+                    stored = self._stored(record.location)
+                    content = _content(stored, record)
+                except CorruptMessage as error:
+                    self._postpone(record, now_ms, error)
+                    continue
+                codec = stored.codec
+                ids.append(record.id)
+                if record.due_ms != NOT_DELAYED_MS:
+                    content = delivered_record(content, record.id, record.due_ms, now_ms)
+                delivered.append(content)
+            if not delivered:
+                return
+            batch = build_batch(delivered, codec=codec)
+            rules = partition.rules
+            if rules.timestamp_type is TimestampType.LOG_APPEND:
+                front = with_log_append_time(batch, read_header(batch), now_ms)
+                batch = front + batch[len(front) :]
+            control = encode_delivered(ids, read_header(batch).crc)
+            self.view.stage(read_header(control).crc, _ignore_offset)
+            self.uncommitted_end = partition.append_unchanged((control, batch))
+            self.delivered_count += len(ids)
+        except BaseException:
+            known = {*ids}
+            for record in due:
+                if record.id in known or pending.find(record.id) is None:
+                    pending.replace(record)
+            raise
+
+    def _postpone(self, record: PendingRecord, now_ms: int, error: CorruptMessage) -> None:
+        """Keep a record that cannot be read; it is tried again, because the log may be repaired from a replica."""
+        self._partition.report_damage(record.location, error)
+        self.view.pending.replace(record._replace(due_ms=now_ms + UNREADABLE_RETRY_MS))
+
+    # Changes of pending records
+
+    def cancel(self, ids: Iterable[int]) -> tuple[list[int], int]:
+        """Cancel pending records. Return the ids that were pending, and the offset up to which the log must be
+        committed before the result is final.
+
+        Raises `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, and the errors of `Partition.append_unchanged`."""
+        found = self._find(ids)
+        if not found:
+            return [], 0
+        known = [record.id for record in found]
+
+        def apply(_: int) -> None:
+            for record_id in known:
+                self.view.pending.remove(record_id)
+
+        end_offset = self._append_control(encode_cancelled(known), apply)
+        self.view.on_due_changed()
+        return known, end_offset
+
+    def reschedule(self, ids: Iterable[int], due_ms: int) -> tuple[list[int], int]:
+        """Change when pending records are due, ms since the Unix epoch. Results and errors as in `cancel`."""
+        found = self._find(ids)
+        if not found:
+            return [], 0
+        known = [record.id for record in found]
+
+        def apply(_: int) -> None:
+            for record in found:
+                self.view.pending.replace(record._replace(due_ms=due_ms))
+
+        end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)
+        self.view.on_due_changed()
+        return known, end_offset
+
+    def read(self, record: PendingRecord) -> NewRecord:
+        """Return the content of a pending record: (timestamp_ms, key, value, headers).
+
+        Raises `CorruptMessage`, `StorageError`."""
+        return _content(self._stored(record.location), record)
+
+    def _find(self, ids: Iterable[int]) -> list[PendingRecord]:
+        self._partition.ensure_leader()
+        self.view.ensure_complete()
+        find = self.view.pending.find
+        return [record for record_id in dict.fromkeys(ids) if (record := find(record_id)) is not None]
+
+    def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
+        self.view.stage(read_header(control).crc, apply)
+        return self._partition.append_unchanged((control,))
+
+    # Retention
+
+    def release_below(self, offset: int) -> Promise[None]:
+        """Copy the pending records below an offset to the end of the log, so that retention can delete that part.
+
+        The promise completes when the copies are committed, or fails with an error of `Partition.append_unchanged`."""
+        if self._carrying is None:
+            self._carrying = self._partition.scheduler.promise()
+            self._carrying.add_done_callback(_retrieve_error)
+            self._carry_slice(offset)
+        promise = self._carrying
+        return promise if promise is not None else self._partition.commit_promise(self._partition.end_offset)
+
+    def _carry_slice(self, offset: int) -> None:
+        partition, view, promise = self._partition, self.view, self._carrying
+        assert promise is not None
+        try:
+            partition.ensure_leader()
+            view.ensure_complete()
+            floor = view.retention_floor()
+            records = view.pending.located_below(offset, CARRIED_RECORDS_MAX)
+            if records:
+                end_offset = self._carry(records)
+                view.retained_until = (end_offset, offset if floor is None else floor)
+                partition.scheduler.call_soon(self._carry_slice, offset)
+                return
+        except MansioError as error:
+            self._carrying = None
+            if not promise.done():
+                promise.set_exception(error)
+            return
+        self._carrying = None
+
+        def complete(error: MansioError | None) -> None:
+            if promise.done():
+                return
+            if error is None:
+                promise.set_result(None)
+            else:
+                promise.set_exception(error)
+
+        if partition.when_committed(partition.end_offset, complete):
+            complete(None)
+
+    def _carry(self, records: Sequence[PendingRecord]) -> int:
+        """Append copies of records, at least one and at most `CARRIED_BYTES_MAX`. Returns the end offset."""
+        carried: list[PendingRecord] = []
+        contents: list[NewRecord] = []
+        size = 0
+        for record in records:
+            size += record.size
+            if carried and size > CARRIED_BYTES_MAX:
+                break
+            contents.append(self.read(record))
+            carried.append(record)
+        batch = build_batch(contents)
+        bounds = record_bounds(_decode(batch).data, len(contents))
+
+        def apply(base_offset: int) -> None:
+            for index, record in enumerate(carried):
+                begin = bounds[index]
+                moved = record._replace(location=base_offset, position=begin, size=bounds[index + 1] - begin)
+                self.view.pending.replace(moved)
+
+        control = encode_carried(
+            [record.id for record in carried], [record.due_ms for record in carried], batch
+        )
+        return self._append_control(control, apply)
+
+    # Stored records
+
+    def _stored(self, location: int) -> _StoredRecords:
+        """Read the control batch at an offset. Raises `CorruptMessage`, `StorageError`."""
+        found = self._cached.get(location)
+        if found is None:
+            batch = next(self._partition.log.batches(location))
+            check_stored_batch(batch)
+            control = decode_delay_control(batch)
+            if control is None or not control.batch:
+                raise CorruptMessage(f"{self._partition.name}: no delayed records at offset {location}")
+            found = _decode(control.batch)
+            self._cache(location, found)
+        return found
+
+    def _cache(self, location: int, stored: _StoredRecords) -> None:
+        cached = self._cached
+        cached[location] = stored
+        self._cached_bytes += len(stored.data)
+        while len(cached) > 1 and (len(cached) > CACHED_BATCHES_MAX or self._cached_bytes > CACHED_BYTES_MAX):
+            self._cached_bytes -= len(cached.pop(next(iter(cached))).data)
+
+    def _forget_stored(self) -> None:
+        """Forget what was read from a part of the log that may be different now."""
+        self._cached.clear()
+        self._cached_bytes = 0
+
+    def _log_failure(self, error: MansioError) -> None:
+        partition = self._partition
+        logger.warning(
+            "delivery_failed",
+            extra=fields(topic=partition.topic, partition=partition.index, reason=error.message),
+        )
+
+
+def _decode(batch: Buffer) -> _StoredRecords:
+    header, data = decompress_batch(batch, DECODED_BYTES_MAX)
+    return _StoredRecords(header.codec, base_timestamp_ms(header), data)
+
+
+def _content(stored: _StoredRecords, record: PendingRecord) -> NewRecord:
+    return read_record_at(
+        stored.data, record.position, record.position + record.size, stored.base_timestamp_ms
+    )
+
+
+def _ignore_offset(base_offset: int) -> None:
+    """Nothing to apply: the records of a delivery were removed from the view before."""
+
+
+def _retrieve_error(promise: Promise[None]) -> None:
+    """Mark a failed promise as handled when nobody waits for it."""
+    if promise.done():
+        try:
+            promise.result()
+        except Exception:  # noqa: BLE001 - reported to those who wait
+            return

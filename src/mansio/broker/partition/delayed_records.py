@@ -1,0 +1,368 @@
+"""Pending records of one partition as a view of its log (`PartitionHook`), on leaders and followers.
+
+The view applies the control batches of delayed records (`mansio.wire.batch.delay_control_records`) in the order of the
+log. What the leader writes is applied as it is appended; everything else is read from the log, in slices, until the
+view has reached the end of the log. Snapshots shorten the next start.
+
+    log start ---- applied (in the view) ---- applied_end ---- read by the next slices ---- log end
+
+Invariants:
+* The view contains the log below `applied_end` and nothing else; a part of the log that was truncated is not in it.
+* A snapshot contains the state at an offset below which the log was committed when the snapshot was written. Without
+  one, the view is rebuilt from the whole log.
+* Retention keeps each control batch that contains a pending record, and everything that is not applied yet.
+* Delivered records are removed from the view only when the batch that contains them is in the log: see DELIVERED.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import CoordinatorLoadInProgress, CorruptLog, CorruptMessage, MansioError
+from mansio.host.atomic_file import write_file_atomically
+from mansio.logs import fields
+from mansio.state.delays.pending_records import PendingRecord, PendingRecords
+from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
+from mansio.wire.batch.delay_control_records import DelayControlType, decode_delay_control
+from mansio.wire.batch.record_batch import check_stored_batch
+from mansio.wire.batch.record_reader import decompress_batch, record_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.broker.partition.partition_hook import AppendResult
+    from mansio.ports import Background, Disk, Scheduler
+    from mansio.state.delays.pending_records import FrozenRecords
+    from mansio.storage.log import Log
+    from mansio.wire.batch.delay_control_records import DelayControlRecord
+    from mansio.wire.batch.record_batch import BatchHeader
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL_BYTES: Final = 64 << 20
+"""Number of appended bytes after which a snapshot is written."""
+
+RETAINED_SNAPSHOTS: Final = 2
+SLICE_BATCHES: Final = 200
+"""Number of batches that one slice of the event loop reads."""
+
+RETRY_MS: Final = 10_000
+"""Time after which a part of the log that could not be read is read again."""
+
+DAMAGE_RETRIES: Final = 6
+"""How often a damaged batch is read again. After that its records are missing from the view, which is reported."""
+
+EMBEDDED_BYTES_MAX: Final = 64 << 20
+"""Maximum decompressed size of a batch in a control record."""
+
+SNAPSHOT_SUFFIX: Final = ".delays"
+_MAGIC: Final = b"MDELAYS\n"
+_VERSION: Final = 1
+_END_OFFSET: Final = struct.Struct(">q")
+
+
+class DelayedRecords:
+    """`PartitionHook` with the pending records of a partition. All methods run on the broker's event loop."""
+
+    __slots__ = (
+        "_background",
+        "_closed",
+        "_directory",
+        "_disk",
+        "_expected",
+        "_failures",
+        "_is_reading",
+        "_log",
+        "_saved_end_offset",
+        "_scheduler",
+        "_staged",
+        "_unsaved_bytes",
+        "_waiting_snapshot",
+        "applied_end",
+        "high_watermark",
+        "on_damage",
+        "on_due_changed",
+        "on_reset",
+        "pending",
+        "retained_until",
+    )
+
+    def __init__(self, disk: Disk, background: Background, scheduler: Scheduler, log: Log) -> None:
+        self._disk = disk
+        self._background = background
+        self._scheduler = scheduler
+        self._log = log
+        self._directory = log.directory
+        self._closed = False
+        self._is_reading = False
+        self._failures = 0
+        self._unsaved_bytes = 0
+        self._saved_end_offset = -1
+        self._waiting_snapshot: tuple[int, FrozenRecords] | None = None
+        self._staged: tuple[int, Callable[[int], None]] | None = None
+        """CRC of a control batch that is about to be appended, and what applies it, given its base offset."""
+        self._expected: tuple[int, int, Sequence[int]] | None = None
+        """Offset and CRC of the batch that delivers these ids, if it follows."""
+        self.high_watermark = 0
+        self.retained_until: tuple[int, int] | None = None
+        """While the log is not committed up to the first offset, retention keeps everything from the second one on."""
+        self.on_due_changed: Callable[[], None] = _do_nothing
+        """Called when the earliest due time may be earlier than before, or when the view has become complete."""
+        self.on_reset: Callable[[], None] = _do_nothing
+        """Called when a part of the log was truncated."""
+        self.on_damage: Callable[[int, MansioError], None] = _ignore_damage
+        """Called with the offset of a batch that cannot be read."""
+        self.pending = PendingRecords()
+        self.applied_end = 0
+        self._load()
+        if self._saved_end_offset < 0 and not self._names():
+            # From now on `has_delay_snapshot` is true for the directory. Nothing is pending below the log's start.
+            self._save(log.start_offset, self.pending.freeze(), durable=True)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the view contains the whole log."""
+        return self.applied_end >= self._log.end_offset and not self._is_reading
+
+    def ensure_complete(self) -> None:
+        """Raise `CoordinatorLoadInProgress` unless the view contains the whole log."""
+        if not self.is_complete:
+            raise CoordinatorLoadInProgress(f"the delayed records of {self._directory} are being loaded")
+
+    def stage(self, crc: int, apply: Callable[[int], None]) -> None:
+        """Have `apply(base_offset)` called when the control batch with this CRC is appended, instead of reading it."""
+        self._staged = (crc, apply)
+
+    # Hook methods
+
+    def before_append(self, header: BatchHeader) -> AppendResult | None:  # noqa: ARG002 - the hook's signature
+        return None
+
+    def on_append(self, header: BatchHeader, base_offset: int) -> None:
+        if self._is_reading:
+            return
+        end_offset = base_offset + header.last_offset_delta + 1
+        staged, self._staged = self._staged, None
+        if self.applied_end != base_offset:
+            self._read_on()
+        elif header.is_control:
+            if staged is not None and staged[0] == header.crc:
+                self._expected = None
+                self.applied_end = end_offset
+                staged[1](base_offset)
+            else:
+                self._read_on()
+        else:
+            self._apply_data_batch(header.crc, base_offset)
+            self.applied_end = end_offset
+        self._unsaved_bytes += header.batch_length
+        if self._unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self._waiting_snapshot is None:
+            self._prepare_snapshot()
+
+    def on_committed(self, high_watermark: int) -> None:
+        self.high_watermark = high_watermark
+        if self.retained_until is not None and self.retained_until[0] <= high_watermark:
+            self.retained_until = None
+        if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
+            end_offset, records = self._waiting_snapshot
+            self._waiting_snapshot = None
+            self._background.submit(lambda: self._save(end_offset, records), self._log_save_error)
+
+    def on_trim(self, start_offset: int) -> None:
+        """Do nothing: `retention_floor` keeps what is needed."""
+
+    def on_truncate(self, end_offset: int) -> None:
+        """Load the view again from the latest snapshot at or below `end_offset`, and the log."""
+        self._remove_snapshots_beyond(end_offset)
+        self._waiting_snapshot = self.retained_until = self._staged = self._expected = None
+        self.pending = PendingRecords()
+        self.on_reset()
+        self._load()
+
+    def readable_end(self, isolation_level: int) -> int | None:  # noqa: ARG002 - the hook's signature
+        return None
+
+    def retention_floor(self) -> int | None:
+        floor = self.pending.lowest_location()
+        if not self.is_complete and (floor is None or self.applied_end < floor):
+            floor = self.applied_end
+        if self.retained_until is not None and (floor is None or self.retained_until[1] < floor):
+            floor = self.retained_until[1]
+        return floor
+
+    def close(self) -> None:
+        self._closed = True
+        log, end_offset = self._log, self.applied_end
+        is_durable = end_offset == log.end_offset == log.durable_end_offset and log.failure is None
+        if is_durable and self._expected is None and end_offset != self._saved_end_offset:
+            self._save(end_offset, self.pending.freeze())
+
+    # Application of the log
+
+    def _read_on(self) -> None:
+        """Apply the log from `applied_end` on in slices, starting with the first one now."""
+        if not self._is_reading:
+            self._is_reading = True
+            self._read_slice()
+
+    def _read_slice(self) -> None:
+        log = self._log
+        if self._closed or not self._is_reading:
+            return
+        try:
+            for header in islice(log.batch_headers(self.applied_end), SLICE_BATCHES):
+                base_offset = header.base_offset
+                if header.is_control:
+                    self._apply_control_batch(next(log.batches(base_offset)), base_offset)
+                else:
+                    self._apply_data_batch(header.crc, base_offset)
+                self.applied_end = header.last_offset + 1
+                self._unsaved_bytes += header.batch_length
+                self._failures = 0
+        except (MansioError, OSError) as error:
+            self._on_read_error(error)
+            return
+        if self.applied_end < log.end_offset:
+            self._scheduler.call_soon(self._read_slice)
+            return
+        self._is_reading = False
+        self.on_due_changed()
+
+    def _on_read_error(self, error: MansioError | OSError) -> None:
+        """Read again later, because a damaged batch may be repaired from a replica; finally report it and go on."""
+        logger.error(
+            "delayed_records_not_read",
+            extra=fields(directory=self._directory, offset=self.applied_end, reason=error),
+        )
+        if isinstance(error, MansioError):
+            self.on_damage(self.applied_end, error)
+        self._failures += 1
+        if self._failures > DAMAGE_RETRIES and isinstance(error, CorruptMessage | CorruptLog):
+            self._failures = 0
+            damaged = next(self._log.batch_headers(self.applied_end), None)
+            self.applied_end = self._log.end_offset if damaged is None else damaged.last_offset + 1
+        self._scheduler.call_later(RETRY_MS, self._read_slice)
+
+    def _apply_control_batch(self, batch: bytes, base_offset: int) -> None:
+        """Raises `CorruptMessage` for damage."""
+        check_stored_batch(batch)
+        self._expected = None
+        control = decode_delay_control(batch)
+        if control is None:
+            return
+        pending = self.pending
+        if control.type is DelayControlType.DELIVERED:
+            self._expected = (base_offset + 1, control.crc, control.ids)
+        elif control.type is DelayControlType.CANCELLED:
+            for record_id in control.ids:
+                pending.remove(record_id)
+        elif control.type is DelayControlType.MOVED:
+            for record_id, due_ms in zip(control.ids, control.due_ms, strict=True):
+                found = pending.find(record_id)
+                if found is not None:
+                    pending.replace(found._replace(due_ms=due_ms))
+        elif control.type is DelayControlType.ACCEPTED:
+            for record in locate_records(control, base_offset):
+                pending.add(record)
+        else:
+            for record in locate_records(control, base_offset):
+                pending.replace(record)
+
+    def _apply_data_batch(self, crc: int, base_offset: int) -> None:
+        expected, self._expected = self._expected, None
+        if expected is not None and expected[:2] == (base_offset, crc):
+            self.pending.remove_delivered(expected[2])
+
+    # Snapshots
+
+    def _prepare_snapshot(self) -> None:
+        if self._expected is None and not self._is_reading:
+            self._unsaved_bytes = 0
+            self._waiting_snapshot = (self.applied_end, self.pending.freeze())
+
+    def _names(self) -> list[str]:
+        """Return the names of the snapshots, newest first; a name is a zero-padded offset with a suffix."""
+        names = self._disk.list_directory(self._directory)
+        own = [
+            name
+            for name in names
+            if name.endswith(SNAPSHOT_SUFFIX) and name.removesuffix(SNAPSHOT_SUFFIX).isdecimal()
+        ]
+        return sorted(own, reverse=True)
+
+    def _remove_snapshots_beyond(self, end_offset: int) -> None:
+        beyond = [name for name in self._names() if int(name.removesuffix(SNAPSHOT_SUFFIX)) > end_offset]
+        for name in beyond:
+            self._disk.remove(f"{self._directory}/{name}")
+        if beyond:
+            self._disk.sync_directory(self._directory)
+
+    def _load(self) -> None:
+        log = self._log
+        self._remove_snapshots_beyond(log.end_offset)
+        self.applied_end = log.start_offset
+        for name in self._names():
+            path = f"{self._directory}/{name}"
+            try:
+                payload = decode_checksummed(_MAGIC, _VERSION, self._disk.read_file(path))
+                if payload is None:
+                    raise CorruptLog(f"{path} is damaged")
+                (end_offset,) = _END_OFFSET.unpack_from(payload)
+                if not log.start_offset <= end_offset <= log.end_offset:
+                    continue  # what was pending then and still is was copied to a later part of the log
+                self.pending = PendingRecords.from_bytes(payload[_END_OFFSET.size :])
+            except (CorruptLog, OSError, struct.error) as error:
+                logger.warning("delay_snapshot_read_failed", extra=fields(path=path, reason=error))
+                continue
+            self.applied_end = self._saved_end_offset = end_offset
+            break
+        self._is_reading = self.applied_end < log.end_offset
+        if self._is_reading:
+            self._scheduler.call_soon(self._read_slice)
+
+    def _save(self, end_offset: int, records: FrozenRecords, *, durable: bool = False) -> None:
+        payload = _END_OFFSET.pack(end_offset) + records.to_bytes()
+        target = f"{self._directory}/{end_offset:020d}{SNAPSHOT_SUFFIX}"
+        data = encode_checksummed(_MAGIC, _VERSION, payload)
+        write_file_atomically(self._disk, target, data, durable=durable)
+        self._saved_end_offset = end_offset
+        for name in self._names()[RETAINED_SNAPSHOTS:]:
+            self._disk.remove(f"{self._directory}/{name}")
+
+    def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
+        if error is not None:  # the previous snapshot remains valid
+            logger.warning(
+                "delay_snapshot_write_failed", extra=fields(directory=self._directory, reason=error)
+            )
+
+
+def locate_records(control: DelayControlRecord, location: int) -> list[PendingRecord]:
+    """Return the pending records of a control record ACCEPTED or CARRIED at offset `location`.
+
+    Raises `CorruptMessage`."""
+    header, data = decompress_batch(control.batch, EMBEDDED_BYTES_MAX)
+    if header.record_count != len(control.ids):
+        raise CorruptMessage(f"{header.record_count} records in a control record of {len(control.ids)} ids")
+    bounds = record_bounds(data, header.record_count)
+    return [
+        PendingRecord(due_ms, record_id, location, begin, end - begin)
+        for record_id, due_ms, begin, end in zip(
+            control.ids, control.due_ms, bounds, bounds[1:], strict=False
+        )
+    ]
+
+
+def has_delay_snapshot(disk: Disk, directory: str) -> bool:
+    """Return whether the directory of a partition has a snapshot, so that its log may have pending records."""
+    return any(name.endswith(SNAPSHOT_SUFFIX) for name in disk.list_directory(directory))
+
+
+def _do_nothing() -> None:
+    """Default of the callbacks without arguments."""
+
+
+def _ignore_damage(offset: int, error: MansioError) -> None:
+    """Default of `DelayedRecords.on_damage`."""

@@ -1,0 +1,1 @@
+"""Delayed records: the records of a partition that are not due yet."""

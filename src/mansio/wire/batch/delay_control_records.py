@@ -1,0 +1,190 @@
+"""Control batches by which a partition's log stores delayed records (docs/FILE_FORMAT.md).
+
+Kafka's clients skip control batches whose type they do not know, and replication, recovery and truncation treat them
+like any other batch. The key of a control record is its version and type, 16 bits each (KIP-98); the value of the first
+record of a batch is one of:
+
+    ACCEPTED   the batch of a producer with delayed records, and when each of its records is due. The control batch has
+               the producer's id, epoch and sequence and one record per record of the producer, so that it takes the
+               same offsets. The id of a pending record is its offset in this batch.
+    DELIVERED  ids that the next batch of the log delivers. Valid only if that batch follows directly and has the CRC
+               named here, so a crash between the two leaves the records pending.
+    CANCELLED  ids that are not delivered.
+    MOVED      ids and their new due times.
+    CARRIED    copies of pending records from the start of the log, which may then be deleted; their ids stay the same.
+
+Invariant: all control batches have the timestamp -1, so that searches by timestamp never find them.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import CorruptMessage, InvalidRecord
+from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, read_header, read_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.ports import Buffer
+    from mansio.wire.batch.record_batch import BatchHeader, NewRecord
+
+CONTROL_VERSION: Final = 0
+VALUE_VERSION: Final = 1
+
+_KEY: Final = struct.Struct(">hh")
+_VALUE_HEAD: Final = struct.Struct(">BI")  # version, number of ids or due times
+_CRC: Final = struct.Struct(">I")
+
+NO_TIMESTAMP_MS: Final = -1
+"""Timestamp of a record without one, as in Kafka."""
+
+NOT_DELAYED_MS: Final = -1
+"""Due time of a record without delay in an accepted batch."""
+
+
+class DelayControlType(IntEnum):
+    """Types of control records. Kafka's own begin at 0."""
+
+    ACCEPTED = 20001
+    DELIVERED = 20002
+    CANCELLED = 20003
+    MOVED = 20004
+    CARRIED = 20005
+
+
+class DelayControlRecord(NamedTuple):
+    """Content of a control batch.
+
+    `ids`: of pending records; `due_ms`: due times in ms since the Unix epoch, for ACCEPTED, MOVED and CARRIED one per
+    id, `NOT_DELAYED_MS` for a record of an accepted batch that is not delayed; `crc`: of the batch with the delivered
+    records; `batch`: with the pending records, for ACCEPTED and CARRIED.
+    """
+
+    type: DelayControlType
+    ids: Sequence[int]
+    due_ms: Sequence[int] = ()
+    crc: int = 0
+    batch: memoryview = memoryview(b"")
+
+
+def encode_accepted(batch: Buffer, header: BatchHeader, due_ms: Sequence[int]) -> bytes:
+    """Encode the control batch for a producer's batch whose records are due at `due_ms`."""
+    value = b"".join((_VALUE_HEAD.pack(VALUE_VERSION, len(due_ms)), _pack_numbers(due_ms), batch))
+    key = _KEY.pack(CONTROL_VERSION, DelayControlType.ACCEPTED)
+    records: list[NewRecord] = [(NO_TIMESTAMP_MS, key, value, ())]
+    records += [(NO_TIMESTAMP_MS, key, b"", ())] * (len(due_ms) - 1)
+    return build_batch(
+        records,
+        control=True,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+
+
+def encode_delivered(ids: Sequence[int], crc: int) -> bytes:
+    """Encode the control batch that precedes the batch with this CRC, which contains the records `ids`."""
+    return _encode(
+        DelayControlType.DELIVERED,
+        _VALUE_HEAD.pack(VALUE_VERSION, len(ids)) + _pack_numbers(ids) + _CRC.pack(crc),
+    )
+
+
+def encode_cancelled(ids: Sequence[int]) -> bytes:
+    """Encode the control batch that cancels the pending records `ids`."""
+    return _encode(DelayControlType.CANCELLED, _VALUE_HEAD.pack(VALUE_VERSION, len(ids)) + _pack_numbers(ids))
+
+
+def encode_moved(ids: Sequence[int], due_ms: Sequence[int]) -> bytes:
+    """Encode the control batch that changes the due times of the pending records `ids`."""
+    head = _VALUE_HEAD.pack(VALUE_VERSION, len(ids))
+    return _encode(DelayControlType.MOVED, head + _pack_numbers(ids) + _pack_numbers(due_ms))
+
+
+def encode_carried(ids: Sequence[int], due_ms: Sequence[int], batch: bytes) -> bytes:
+    """Encode the control batch with copies of pending records; `batch` contains them in the order of `ids`."""
+    head = _VALUE_HEAD.pack(VALUE_VERSION, len(ids))
+    return _encode(DelayControlType.CARRIED, head + _pack_numbers(ids) + _pack_numbers(due_ms) + batch)
+
+
+def decode_delay_control(batch: Buffer) -> DelayControlRecord | None:
+    """Decode a control batch; None if it is of another kind. The CRC is not checked.
+
+    Raises `CorruptMessage` if a batch of these types has another content."""
+    header = read_header(batch)
+    try:
+        key, value = _read_first_record(memoryview(batch)[HEADER_BYTES:])
+        if len(key) != _KEY.size:
+            return None
+        version, number = _KEY.unpack(key)
+        if version != CONTROL_VERSION or number not in _TYPES:
+            return None
+        kind = DelayControlType(number)
+        value_version, count = _VALUE_HEAD.unpack_from(value)
+        if value_version != VALUE_VERSION:
+            raise CorruptMessage(f"version {value_version} of a control record of type {number} is unknown")
+        position = _VALUE_HEAD.size
+        if kind is DelayControlType.ACCEPTED:
+            due_ms, position = _unpack_numbers(value, position, count)
+            if count != header.record_count:
+                raise CorruptMessage(f"{count} due times in a control batch of {header.record_count} records")
+            ids: Sequence[int] = range(header.base_offset, header.base_offset + count)
+            return DelayControlRecord(kind, ids, due_ms, 0, _embedded(value, position))
+        ids, position = _unpack_numbers(value, position, count)
+        if kind is DelayControlType.DELIVERED:
+            return DelayControlRecord(kind, ids, crc=_CRC.unpack_from(value, position)[0])
+        if kind is DelayControlType.CANCELLED:
+            return DelayControlRecord(kind, ids)
+        due_ms, position = _unpack_numbers(value, position, count)
+        if kind is DelayControlType.MOVED:
+            return DelayControlRecord(kind, ids, due_ms)
+        return DelayControlRecord(kind, ids, due_ms, 0, _embedded(value, position))
+    except struct.error as error:
+        raise CorruptMessage("a control record of delayed records is too short") from error
+    except (IndexError, InvalidRecord) as error:
+        raise CorruptMessage("the first record of a control batch cannot be decoded") from error
+
+
+_TYPES: Final = frozenset(DelayControlType)
+
+
+def _encode(kind: DelayControlType, value: bytes) -> bytes:
+    return build_batch([(NO_TIMESTAMP_MS, _KEY.pack(CONTROL_VERSION, kind), value, ())], control=True)
+
+
+def _pack_numbers(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f">{len(numbers)}q", *numbers)
+
+
+def _unpack_numbers(value: memoryview, position: int, count: int) -> tuple[tuple[int, ...], int]:
+    end = position + 8 * count
+    if end > len(value):
+        raise CorruptMessage(f"{count} numbers in a control record of {len(value)} bytes")
+    return struct.unpack_from(f">{count}q", value, position), end
+
+
+def _read_first_record(data: memoryview) -> tuple[memoryview, memoryview]:
+    """Key and value of the first of the uncompressed records `data`; empty if they are null."""
+    _, position = read_varint(data, 0)
+    position += 1  # attributes
+    for _ in range(2):  # timestamp delta and offset delta
+        _, position = read_varint(data, position)
+    parts = []
+    for _ in range(2):
+        length, position = read_varint(data, position)
+        end = position + max(length, 0)
+        if end > len(data):
+            raise InvalidRecord("a record is longer than its batch")
+        parts.append(data[position:end])
+        position = end
+    return parts[0], parts[1]
+
+
+def _embedded(value: memoryview, position: int) -> memoryview:
+    batch = value[position:]
+    if len(batch) < HEADER_BYTES or read_header(batch).size != len(batch):
+        raise CorruptMessage("a control record contains an incomplete batch")
+    return batch
