@@ -16,7 +16,7 @@ from mansio.wire.batch.record_batch import TimestampType, build_batch, read_head
 from support.logs import ManualClock
 from unit.broker.test_partition import RULES, Bench
 
-COMPACTED = RULES._replace(requires_keys=True, message_bytes_max=1 << 20)
+COMPACTED = RULES._replace(requires_keys=True, inspects_records=True, message_bytes_max=1 << 20)
 
 
 def keyed(*keys: bytes | None, codec: Codec = Codec.NONE, timestamp_ms: int = 0, **producer: int) -> bytes:

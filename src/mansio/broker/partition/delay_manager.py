@@ -396,7 +396,7 @@ def _ignore_offset(base_offset: int) -> None:
 
 
 def _retrieve_error(promise: Promise[None]) -> None:
-    """Mark a failed promise as handled when nobody waits for it."""
+    """Mark a failed promise as handled when no caller waits for it."""
     if promise.done():
         try:
             promise.result()
