@@ -169,6 +169,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             check_interval_ms=settings.log_retention_check_interval_ms,
+            delay_manager=self.partitions.delay_manager,
         )
         group_configs = GroupConfigManager(
             store=store,

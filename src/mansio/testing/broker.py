@@ -263,6 +263,7 @@ class MemoryHost:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.disk = SimulatedDisk(is_crash_simulated=False)
         self.time = VirtualTime(loop)
+        self.disk.clock = self.time.clock
         self.store = InMemoryStore(self.time.clock, self.time.scheduler)
         self.ports = HostPorts(
             self.disk,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
-    from mansio.ports import Buffer
+    from mansio.ports import Buffer, Clock
 
 SECTOR_BYTES = 512
 
@@ -38,11 +38,12 @@ class FileChange(NamedTuple):
 class Inode:
     """One file: its durable bytes, its bytes as reads see them (`content`), and the changes that are not durable."""
 
-    __slots__ = ("content", "durable", "is_tracked", "occupied", "pending", "unsyncable")
+    __slots__ = ("content", "durable", "is_tracked", "modified_ms", "occupied", "pending", "unsyncable")
 
     def __init__(self, durable: bytes = b"", *, is_tracked: bool = True) -> None:
         """`is_tracked` False: what is durable is not recorded."""
         self.is_tracked = is_tracked
+        self.modified_ms = 0
         self.durable = durable
         self.content = bytearray(durable)
         self.occupied = len(durable)  # bytes of the disk; holes occupy none
@@ -213,6 +214,8 @@ class SimulatedFile:
                 self._disk.report_change()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
         self._inode.change(FileChange(position, data))
+        if self._disk.clock is not None:
+            self._inode.modified_ms = self._disk.clock.wall_ms()
         self._disk.report_change()
         return len(data)
 
@@ -267,8 +270,8 @@ class SimulatedDisk:
 
     `calls`: number of calls that may fail, so far. `fail_call` lets one of them fail; `fail_when` is called with
     operation and path of each and returns an error number or None. `on_change`: called after every change of what is
-    stored or durable, so that a crash test can take a crash image. `modified_ms_by_path`: results of `modified_ms`,
-    which only tests set. `can_sync_all` False simulates a system without syncfs. `is_crash_simulated` False: writes are
+    stored or durable, so that a crash test can take a crash image. `clock`: of the times at which files are modified;
+    without one, `modified_ms` returns what a test sets in `modified_ms_by_path`. `can_sync_all` False simulates a system without syncfs. `is_crash_simulated` False: writes are
     durable at once, so that a sync costs nothing, and there are no crash images.
     """
 
@@ -286,6 +289,7 @@ class SimulatedDisk:
         self.calls = 0
         self.syncs = 0
         self.locks: set[str] = set()
+        self.clock: Clock | None = None
         self.modified_ms_by_path: dict[str, int] = {}
         self.on_change: Callable[[], object] | None = None
         self.fail_when: Callable[[str, str], int | None] | None = None
@@ -472,8 +476,7 @@ class SimulatedDisk:
 
     def modified_ms(self, path: str) -> int:
         self.count_call("stat", path)
-        self._inode(path)
-        return self.modified_ms_by_path.get(path, 0)
+        return self.modified_ms_by_path.get(path, self._inode(path).modified_ms)
 
     def lock(self, path: str) -> SimulatedLock:
         if path in self.locks:

@@ -6,6 +6,8 @@ flushed.
 
 Invariants:
 * No record at or above the high watermark or at or above `Partition.retention_floor` is deleted.
+* Pending delayed records are never deleted, and do not count for retention.bytes. Before the segment that contains them
+  is deleted, they are copied to the end of the log.
 * Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
   contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
 * A check examines the segments that it deletes and one more, and yields the event loop after `SLICE_SECONDS`.
@@ -23,8 +25,9 @@ from mansio.logs import fields
 from mansio.storage.retention import UNLIMITED, find_expired
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from mansio.broker.partition.delay_manager import DelayManager
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Scheduler, Timer
     from mansio.storage.retention import ExpiredSegments
@@ -67,8 +70,11 @@ class RetentionManager:
         clock: Clock,
         scheduler: Scheduler,
         check_interval_ms: int,
+        delay_manager: Callable[[Partition], DelayManager | None] = lambda _: None,
     ) -> None:
+        """`delay_manager` returns what manages the delayed records of a partition; None if there are none."""
         self._partitions = partitions
+        self._delay_manager = delay_manager
         self._clock = clock
         self._scheduler = scheduler
         self._check_interval_ms = check_interval_ms
@@ -142,18 +148,33 @@ class RetentionManager:
         by_size = settings.retention_bytes != UNLIMITED
         if not by_size and settings.retention_ms == UNLIMITED:
             return
-        floor = partition.retention_floor()
-        found = find_expired(
-            log.closed_segments(),
-            log.active_segment(),
-            size_bytes=log.size_bytes if by_size else 0,
-            now_ms=self._clock.wall_ms(),
-            retention_ms=settings.retention_ms,
-            retention_bytes=settings.retention_bytes,
-            floor_offset=partition.high_watermark if floor is None else min(floor, partition.high_watermark),
-        )
+        delays = self._delay_manager(partition)
+        retention_bytes = settings.retention_bytes
+        if by_size and delays is not None:
+            retention_bytes += delays.view.pending.size_bytes
+
+        def find(floor_offset: int) -> ExpiredSegments:
+            return find_expired(
+                log.closed_segments(),
+                log.active_segment(),
+                size_bytes=log.size_bytes if by_size else 0,
+                now_ms=self._clock.wall_ms(),
+                retention_ms=settings.retention_ms,
+                retention_bytes=retention_bytes,
+                floor_offset=floor_offset,
+            )
+
+        floor, high_watermark = partition.retention_floor(), partition.high_watermark
+        found = find(high_watermark if floor is None else min(floor, high_watermark))
         if found.end_offset > log.start_offset:
             self._delete_expired(partition, found)
+        if delays is not None and delays.view.pending:
+            # What only pending records keep is deleted by a later check, when they have been copied.
+            expired = find(high_watermark)
+            if expired.end_offset > found.end_offset:
+                if expired.includes_active:
+                    partition.roll()
+                delays.release_below(expired.end_offset)
 
     def _delete_expired(self, partition: Partition, found: ExpiredSegments) -> None:
         """Trim the log to the end of the expired segments.

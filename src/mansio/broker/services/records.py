@@ -11,11 +11,13 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
 
@@ -233,6 +235,7 @@ class RecordService:
         other replicas: if this broker has the only replica, its flush is awaited even if `timeout_ms` is 0.
         """
         await self._wait_for_acknowledged((each.topic, each.partition) for each in deletions)
+        await self._copy_pending_records(deletions)
         pending: list[Promise[int] | MansioError] = []
         replicated: list[Promise[int]] = []
         for each in deletions:
@@ -263,6 +266,20 @@ class RecordService:
             for timer in timers:
                 timer.cancel()
         return results
+
+    async def _copy_pending_records(self, deletions: Sequence[RecordsToDelete]) -> None:
+        """Copy the delayed records that are stored below the offsets to the ends of their logs: a deletion does not
+        concern records that are not due yet. If that fails, they keep what they need from being deleted."""
+        for each in deletions:
+            partition = self._partitions.get(each.topic, each.partition)
+            delays = None if partition is None else self._partitions.delay_manager(partition)
+            if partition is None or delays is None or not delays.view.pending:
+                continue
+            before_offset = each.before_offset
+            if before_offset == HIGH_WATERMARK:
+                before_offset = partition.high_watermark
+            with contextlib.suppress(MansioError):
+                await delays.release_below(min(before_offset, partition.high_watermark))
 
 
 class _CommitWait:
