@@ -271,8 +271,9 @@ class SimulatedDisk:
     `calls`: number of calls that may fail, so far. `fail_call` lets one of them fail; `fail_when` is called with
     operation and path of each and returns an error number or None. `on_change`: called after every change of what is
     stored or durable, so that a crash test can take a crash image. `clock`: of the times at which files are modified;
-    without one, `modified_ms` returns what a test sets in `modified_ms_by_path`. `can_sync_all` False simulates a system without syncfs. `is_crash_simulated` False: writes are
-    durable at once, so that a sync costs nothing, and there are no crash images.
+    without one, `modified_ms` returns what a test sets in `modified_ms_by_path`. `can_sync_all` False simulates a
+    system without syncfs. `is_crash_simulated` False: writes are durable at once, so that a sync costs nothing, and
+    there are no crash images.
     """
 
     def __init__(
