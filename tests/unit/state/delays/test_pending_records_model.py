@@ -15,7 +15,6 @@ from mansio.state.delays.pending_records import PendingRecord, PendingRecords
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.row("D6")
 
 MOMENTS = st.integers(0, 40)
 CHANGES = st.lists(
