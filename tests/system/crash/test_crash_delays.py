@@ -1,0 +1,277 @@
+"""Crash test of delayed records: after a power failure between any two disk changes, each record that was durably
+accepted is either pending or in the log once, unless it was cancelled."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.delay_manager import DelayManager
+from mansio.broker.partition.delayed_records import DelayedRecords
+from mansio.broker.partition.partition import Partition
+from mansio.config import topic_config
+from mansio.state.replica import ReplicationProgress
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log, LogSettings
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.batch.delay_headers import DELAY_HEADER
+from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
+from mansio.wire.batch.record_reader import read_records
+from support.logs import ManualBackground, ManualClock, ManualScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = "/data"
+DIRECTORY = "/data/p"
+SETTINGS = LogSettings(
+    segment_bytes=3000, segment_ms=600_000, index_interval_bytes=1, index_snapshot_bytes=800
+)
+RULES = AppendRules(
+    1 << 20, TimestampType.CREATE, 1 << 60, 1 << 60, accepts_delays=True, inspects_records=True
+)
+FAR_S = 10_000.0
+UNKNOWN_OFFSET = 1 << 62
+
+
+class _Promise:
+    """As much of a promise as is used here."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.is_done = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def set_result(self, _: object) -> None:
+        self.is_done = True
+
+    def set_exception(self, error: BaseException) -> None:
+        self.is_done, self.error = True, error
+
+    def result(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        del callback
+
+
+class _Scheduler(ManualScheduler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.soon: list[Callable[[], object]] = []
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self.soon.append(lambda: callback(*args))
+
+    def promise(self) -> _Promise:
+        return _Promise()
+
+    def run(self) -> None:
+        while self.soon:
+            self.soon.pop(0)()
+
+
+class DelayedPartition:
+    """A partition with delayed records on a simulated disk."""
+
+    def __init__(self, disk: SimulatedDisk, seconds: float) -> None:
+        self.disk = disk
+        self.clock = ManualClock()
+        self.clock.seconds = seconds
+        self.scheduler = _Scheduler()
+        self.background = ManualBackground()
+        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]
+        self.log = Log.open(disk, self.clock, DIRECTORY, SETTINGS)
+        self.group_commit.register(self.log)
+        epoch = self.log.leader_epochs.latest_epoch + 1
+        self.partition = Partition(
+            topic="t",
+            topic_id=UUID(int=1),
+            index=0,
+            broker_id=1,
+            log=self.log,
+            group_commit=self.group_commit,
+            replica=ReplicationProgress(1, epoch, frozenset({1}), self.log.durable_end_offset),
+            rules=RULES,
+            clock=self.clock,
+            scheduler=self.scheduler,  # type: ignore[arg-type]
+            settings=topic_config.resolve_topic_settings({"mansio.delay.enable": "true"}, {}, 1),
+        )
+        self.view = DelayedRecords(disk, self.background, self.scheduler, self.log)  # type: ignore[arg-type]
+        self.partition.add_hook(self.view)
+        self.manager = DelayManager(self.partition, self.view)
+        self.partition.convert_delayed = self.manager.convert
+        self.scheduler.run()
+        assert self.view.is_complete
+
+    def flush(self) -> None:
+        self.partition.request_flush()
+        for _ in range(4):
+            self.scheduler.fire()
+            self.background.run_all()
+        self.scheduler.run()
+
+    def visible(self) -> dict[int, bytes]:
+        """Offset -> value of each record that consumers see."""
+        return {
+            record.offset: record.value or b""
+            for batch in self.log.batches(self.log.start_offset)
+            if not read_header(batch).is_control
+            for record in read_records(batch, output_bytes_max=1 << 20)
+        }
+
+    def pending(self) -> dict[int, bytes]:
+        """Id -> value of each pending record."""
+        return {
+            record.id: self.manager.read(record)[2] or b""
+            for record in self.view.pending.select(-(1 << 62), 1 << 62)
+        }
+
+    def deliver_all(self) -> None:
+        self.clock.seconds += FAR_S
+        while self.manager.deliver_due(7, 400):
+            pass
+
+
+class Workload:
+    """Random use of one partition, and what must be true after a crash."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.live = DelayedPartition(SimulatedDisk(can_sync_all=seed % 2 == 0), 1_000.0)
+        self.accepted: dict[int, bytes] = {}
+        self.cancelled: dict[int, int] = {}
+        """Id -> offset below which the log is durable once the cancellation cannot be lost."""
+        self.trimmed: set[bytes] = set()
+        """Values that were delivered before the log start moved beyond them."""
+        self.known: dict[int, bytes] = {}
+        """What consumers saw before the current step."""
+        self.number = 0
+
+    def step(self) -> None:
+        chance, live = self.chance, self.live
+        name = chance.choices(
+            ["produce", "advance", "deliver", "cancel", "move", "flush", "background", "carry"],
+            [8, 5, 8, 2, 3, 5, 3, 2],
+        )[0]
+        if name == "produce":
+            self._produce()
+        elif name == "advance":
+            live.clock.seconds += chance.random() / 2
+        elif name == "deliver":
+            live.manager.deliver_due(chance.randrange(1, 9), 300)
+        elif name in ("cancel", "move"):
+            ids = [*live.pending()]
+            if ids:
+                chosen = chance.sample(ids, min(len(ids), 2))
+                if name == "move":
+                    live.manager.reschedule(chosen, live.clock.wall_ms() + chance.randrange(500))
+                else:
+                    self.cancelled |= dict.fromkeys(chosen, UNKNOWN_OFFSET)
+                    _, end_offset = live.manager.cancel(chosen)
+                    self.cancelled |= dict.fromkeys(chosen, end_offset)
+        elif name == "flush":
+            live.flush()
+        elif name == "background":
+            live.background.run_one()
+            live.scheduler.fire()
+        else:
+            target = chance.randrange(live.partition.high_watermark + 1)
+            if chance.random() < 0.7:
+                live.manager.release_below(target)
+                live.scheduler.run()
+                if chance.random() < 0.5:
+                    live.flush()
+            floor, high_watermark = live.partition.retention_floor(), live.partition.high_watermark
+            start = min(target, high_watermark if floor is None else floor)
+            if start > live.partition.start_offset:
+                live.partition.trim(start)
+                live.flush()
+
+    def _produce(self) -> None:
+        records = []
+        for _ in range(self.chance.randrange(1, 5)):
+            delay_ms = self.chance.choice([None, 0, 50, 200, 900])
+            headers = () if delay_ms is None else ((DELAY_HEADER, b"%d" % delay_ms),)
+            records.append((1000, None, b"%d" % self.number, headers))
+            self.number += 1
+        result = self.live.partition.append(build_batch(records), urgent=self.chance.random() < 0.5)
+        for index, record in enumerate(records):
+            self.accepted[result.base_offset + index] = record[2]
+
+    def check_crash(self, chance: random.Random) -> None:
+        """Check what a power failure at this moment leaves."""
+        durable_end = self.live.log.durable_end_offset
+        after = DelayedPartition(self.live.disk.crash(chance), self.live.clock.seconds)
+        start = after.log.start_offset
+        before = {*self.trimmed, *(value for offset, value in self.known.items() if offset < start)}
+        if chance.random() < 0.5:  # another record follows whatever is the last one
+            after.partition.append(build_batch([(1000, None, b"after", ())]))
+            after.flush()
+            after = DelayedPartition(after.disk, after.clock.seconds)
+        for delivered in (False, True):
+            if delivered:
+                after.deliver_all()
+            seen = Counter(after.visible().values())
+            assert all(count == 1 for count in seen.values()), f"delivered twice: {seen}"
+            waiting = {*after.pending().values()}
+            assert not waiting & {*seen}, "delivered and still pending"
+            assert not delivered or not waiting
+            for record_id, value in self.accepted.items():
+                if record_id >= durable_end:
+                    continue
+                end_offset = self.cancelled.get(record_id)
+                if end_offset is None:
+                    assert value in seen or value in waiting or value in before, f"{value!r} is lost"
+                elif end_offset <= durable_end:
+                    assert value not in seen, f"{value!r} was cancelled"
+                    assert value not in waiting, f"{value!r} was cancelled"
+        again = DelayedPartition(after.disk.crash(chance), after.clock.seconds)
+        assert max(Counter(again.visible().values()).values(), default=1) == 1
+
+
+def run(seed: int, steps: int, every: int) -> int:
+    """Run a workload, check every so many disk changes, and return the number of checks."""
+    workload = Workload(seed)
+    seen = checked = 0
+    found: list[AssertionError] = []
+
+    def crash_here() -> None:
+        nonlocal seen, checked
+        seen += 1
+        if seen % every == 0:
+            checked += 1
+            workload.live.disk.on_change = None
+            try:
+                workload.check_crash(random.Random(seed * 100_003 + seen))
+            except AssertionError as error:  # the log would take it for an error of the disk
+                found.append(error)
+            workload.live.disk.on_change = crash_here
+
+    workload.live.disk.on_change = crash_here
+    for step in range(steps):
+        workload.known = workload.live.visible()
+        workload.step()
+        assert not found, f"seed {seed}, step {step}, change {seen}: {found[0]}"
+        start = workload.live.log.start_offset
+        workload.trimmed |= {value for offset, value in workload.known.items() if offset < start}
+    return checked
+
+
+@pytest.mark.row("D6")
+def test_no_power_failure_loses_or_doubles_a_delayed_record() -> None:
+    assert sum(run(seed, 60, every=5) for seed in range(1, 7)) > 100
+
+
+@pytest.mark.full
+@pytest.mark.row("D6")
+def test_no_power_failure_loses_or_doubles_a_delayed_record_in_long_runs() -> None:
+    assert sum(run(seed, 150, every=2) for seed in range(100, 130)) > 3_000
