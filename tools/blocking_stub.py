@@ -34,6 +34,7 @@ IMPORTED = {
     "Sequence": "collections.abc",
     "TracebackType": "types",
     "datetime": "datetime",
+    "timedelta": "datetime",
 }
 """Names in annotations that are neither public names of Mansio nor built in, with their modules."""
 

@@ -66,6 +66,10 @@ class UnsupportedVersion(RequestError):
     grpc_status = "UNIMPLEMENTED"
 
 
+class DelaysNotEnabled(InvalidRequest):
+    """The topic does not accept delayed records."""
+
+
 class DelayNotOffered(UnsupportedVersion):
     """The broker, for example Apache Kafka, does not support retry delays. Call `retry` without `after`."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import KafkaError, Producer
 
 import mansio
-from mansio.errors import InvalidConfig, InvalidRecord
+from mansio.errors import DelaysNotEnabled, InvalidConfig, InvalidRecord
 from mansio.testing import TestBroker
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 
@@ -230,3 +234,74 @@ class TestRetention:
 def start_offset(broker: TestBroker, topic: str) -> int:
     partition = mansio.TopicPartition(topic, 0)
     return broker.client().admin.list_offsets([partition], "earliest")[partition].offset
+
+
+class TestClients:
+    def test_both_clients_delay_records(self, broker: TestBroker) -> None:
+        client = broker.client()
+        client.publish(TOPIC, b"second", delay=timedelta(minutes=15))
+        client.publish(TOPIC, b"first", delay=600, headers={"kept": "yes"})
+        moment = datetime.fromtimestamp(broker.clock.time_ms() / 1000 + 1_800, UTC)
+        client.publish(TOPIC, b"third", at=moment)
+
+        async def publish() -> None:
+            async with mansio.connect(broker.bootstrap_servers) as other:
+                await other.publish(TOPIC, b"fourth", delay=3_000)
+                async with other.producer() as producer:
+                    delivery = await producer.send(TOPIC, b"fifth", delay=3_100)
+                    await delivery
+
+        asyncio.run(publish())
+        assert values(broker) == []
+        broker.clock.advance(hours=1)
+        found = visible(broker)
+        assert [one.value for one in found] == [b"first", b"second", b"third", b"fourth", b"fifth"]
+        assert dict(found[0].headers)["kept"] == b"yes"
+        assert dict(found[2].headers)["mansio-due-at-ms"] == b"%d" % round(moment.timestamp() * 1000)
+
+    def test_a_topic_without_the_setting_is_refused_by_name_until_it_has_it(self, broker: TestBroker) -> None:
+        client = broker.client()
+        client.admin.create_topic("orders", partitions=1)
+        with pytest.raises(
+            DelaysNotEnabled, match=r"mansio topic alter orders -c mansio\.delay\.enable=true"
+        ):
+            client.publish("orders", b"x", delay=5)
+        client.admin.alter_topic_config("orders", DELAYS)
+        client.publish("orders", b"y", delay=5)
+        broker.clock.advance(seconds=6)
+        assert values(broker, "orders") == [b"y"]
+
+    @pytest.mark.parametrize(
+        ("delay", "at", "message"),
+        [
+            (-1, None, "not between"),
+            (timedelta(days=366), None, "365 days"),
+            (None, datetime(2030, 1, 1), "time zone"),  # noqa: DTZ001 - that is refused
+            (None, datetime.now(UTC) + timedelta(days=366), "365 days"),
+            (1, datetime.now(UTC), "not both"),
+        ],
+    )
+    def test_an_impossible_delay_is_a_value_error(
+        self, broker: TestBroker, delay: timedelta | float | None, at: datetime | None, message: str
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            broker.client().publish(TOPIC, b"x", delay=delay, at=at)
+
+    def test_the_command_line_delays_records(self, broker: TestBroker) -> None:
+        def mansio_command(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+            command = [sys.executable, "-m", "mansio", *arguments, "-b", broker.bootstrap_servers]
+            return subprocess.run(command, input=b"tea\n", capture_output=True, check=False)
+
+        assert mansio_command("topic", "create", "timed", "-p", "1", "--delays").returncode == 0
+        assert mansio_command("produce", "timed", "--delay", "15m").returncode == 0
+        moment = datetime.fromtimestamp(broker.clock.time_ms() / 1000 + 3_600, UTC)
+        assert mansio_command("produce", "timed", "--at", moment.isoformat()).returncode == 0
+        for wrong in (["--delay", "400d"], ["--at", "tomorrow"], ["--delay", "1m", "--at", "now"]):
+            refused = mansio_command("produce", "timed", *wrong)
+            assert (refused.returncode, refused.stderr.count(b"\n")) == (2, 1), refused.stderr
+        refused = mansio_command("produce", "plain", "--delay", "1m")
+        assert refused.returncode == 1
+        broker.clock.advance(minutes=16)
+        assert values(broker, "timed") == [b"tea"]
+        broker.clock.advance(hours=1)
+        assert values(broker, "timed") == [b"tea", b"tea"]

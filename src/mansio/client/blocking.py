@@ -33,7 +33,7 @@ from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Any
 
@@ -179,6 +179,8 @@ def _publishing(
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
     ) -> RecordMetadata:
         def begin(outcome: PendingCall[RecordMetadata]) -> None:
             delivery = attempt(
@@ -189,6 +191,8 @@ def _publishing(
                 headers=headers,
                 partition=partition,
                 timestamp_ms=timestamp_ms,
+                delay=delay,
+                at=at,
             )
             if delivery is None:
                 work = publish(
@@ -199,6 +203,8 @@ def _publishing(
                     headers=headers,
                     partition=partition,
                     timestamp_ms=timestamp_ms,
+                    delay=delay,
+                    at=at,
                 )
                 outcome.complete_with_task(asyncio.get_running_loop().create_task(work))
                 return

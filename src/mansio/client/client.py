@@ -29,7 +29,7 @@ from mansio.net.connection import ConnectionOptions
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable, Mapping
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from types import TracebackType
 
     from mansio.client.consumer.consumer import RebalanceCallback
@@ -115,11 +115,20 @@ class Client:
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
         producer = self._producer or self._default_producer()
         return await producer.publish(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            delay=delay,
+            at=at,
         )
 
     def _publish_nowait(
@@ -131,10 +140,19 @@ class Client:
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
     ) -> Delivery | None:
         """`publish` for the blocking client; see `Producer._publish_nowait`."""
         return self._default_producer()._publish_nowait(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            delay=delay,
+            at=at,
         )
 
     async def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:

@@ -105,13 +105,30 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
     }
     found = examples("README.md")
     # The example with Spark runs in tests/system/spark/test_pipelines_document.py.
-    assert set(found) == {"serve", "spark", *expected}
+    assert set(found) == {"serve", "spark", "test", *expected}
     for name, words in expected.items():
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"
         assert words in outcome.output, f"{name}:\n{outcome.output}"
         if name == "shell":
             assert "no amount" in outcome.output.splitlines()[-1], outcome.output
+
+
+def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
+    (tmp_path / "test_readme.py").write_text(examples("README.md")["test"].code)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
+
+
+def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
+    found = examples("docs/DELAYS.md")
+    assert list(found) == ["python", "shell", "confluent", "fixture"]
+    for name in ("python", "shell", "confluent"):
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+    (tmp_path / "test_delays.py").write_text(found["fixture"].code)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
 
 def test_no_document_installs_mansio_from_an_index() -> None:

@@ -28,7 +28,6 @@ from mansio.wire.batch.delay_headers import (
 from mansio.wire.batch.record_batch import build_batch, check_batch
 from mansio.wire.batch.record_reader import read_record_at, read_records
 
-
 NOW_MS = 1_800_000_000_000
 NUMBERS = st.lists(st.integers(0, 2**62), min_size=1, max_size=20)
 CODECS = st.sampled_from(list(Codec))

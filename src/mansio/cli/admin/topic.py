@@ -84,6 +84,10 @@ def create(
         ),
     ] = None,
     config: SettingsOption = None,
+    delays: Annotated[
+        bool,
+        typer.Option("--delays", help="Accept delayed records: -c mansio.delay.enable=true."),
+    ] = False,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Succeed if it already exists.")
     ] = False,
@@ -91,6 +95,8 @@ def create(
 ) -> None:
     """Create a topic."""
     settings = dict(parse_name_values(config or (), "--config"))
+    if delays:
+        settings["mansio.delay.enable"] = "true"
 
     async def work() -> None:
         async with connect(bootstrap_servers) as client:

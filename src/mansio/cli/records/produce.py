@@ -14,6 +14,7 @@ import os
 import stat
 import sys
 from collections import deque
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
@@ -24,7 +25,9 @@ from mansio.cli.support.common import (
     PARTITIONS_MAX,
     BootstrapServersOption,
     connect,
+    parse_duration_s,
     parse_name_values,
+    parse_time_option,
     run,
     unescape_separator,
     usage_error,
@@ -109,6 +112,20 @@ def produce(
         ),
     ] = Acks.ALL,
     null: Annotated[bool, typer.Option("--null", "-Z", help="An empty value is null (a tombstone).")] = False,
+    delay: Annotated[
+        str | None,
+        typer.Option(
+            "--delay", metavar="DURATION", help="Deliver the records after this time, for example 15m."
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Deliver the records at this time, for example 2026-12-01T09:00+01:00.",
+        ),
+    ] = None,
     output: Annotated[
         Output | None,
         typer.Option(
@@ -138,10 +155,35 @@ def produce(
     )
     headers = tuple((name, value.encode()) for name, value in parse_name_values(header or (), "--header"))
     options: dict[str, Any] = {"codec": codec.value, "acks": "all" if acks is Acks.ALL else int(acks.value)}
-    command = ProduceCommand(topic, record_format, headers, partition, ProduceProgress(output))
+    command = ProduceCommand(
+        topic,
+        record_format,
+        headers,
+        partition,
+        *_parse_delay(delay, at),
+        ProduceProgress(output),
+    )
     if file is None and sys.stdin is None:
         usage_error("standard input is closed; give a file", "--file")
     run(command.perform(bootstrap_servers, file or sys.stdin.buffer, options))
+
+
+def _parse_delay(delay: str | None, at: str | None) -> tuple[float | None, datetime | None]:
+    """Parse `--delay` and `--at`; exit code 2 if they are invalid."""
+    from mansio.client.producer.delays import with_delay_header
+
+    if delay is None and at is None:
+        return None, None
+    if delay is not None and at is not None:
+        usage_error("give either a duration or a time", "--delay / --at")
+    seconds = None if delay is None else parse_duration_s(delay, "--delay")
+    at_ms = parse_time_option(at, "--at")
+    moment = None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
+    try:
+        with_delay_header(None, seconds, moment)
+    except ValueError as error:
+        usage_error(str(error).partition(": ")[2], "--delay / --at")
+    return seconds, moment
 
 
 class ProduceCommand(NamedTuple):
@@ -151,6 +193,8 @@ class ProduceCommand(NamedTuple):
     record_format: RecordFormat
     headers: Headers
     partition: int | None
+    delay_s: float | None
+    at: datetime | None
     report: ProduceProgress
 
     async def perform(self, bootstrap_servers: str, source: BinaryIO, options: dict[str, Any]) -> None:
@@ -185,7 +229,13 @@ class ProduceCommand(NamedTuple):
             key, value = split_key_and_value(record_bytes, self.record_format, number)
             pending.append(
                 await producer.send(
-                    self.topic, value, key=key, headers=self.headers, partition=self.partition
+                    self.topic,
+                    value,
+                    key=key,
+                    headers=self.headers,
+                    partition=self.partition,
+                    delay=self.delay_s,
+                    at=self.at,
                 )
             )
         self.report.sent += len(records)

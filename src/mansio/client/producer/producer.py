@@ -20,6 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Self, cast
 
 from mansio.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
+from mansio.client.producer.delays import DelayCheck, with_delay_header
 from mansio.client.producer.metadata_waiters import MetadataWaiters
 from mansio.client.producer.partitioner import next_sticky_partition
 from mansio.client.producer.producer_options import ProducerOptions
@@ -30,7 +31,7 @@ from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from types import TracebackType
 
     from mansio.client.types import Headers, HeadersLike, Publishable, RecordMetadata
@@ -72,6 +73,7 @@ class Producer:
         self._topics: dict[str, _TopicQueues] = {}
         self._space_waiters: deque[asyncio.Event] = deque()
         """Callers that wait for buffer space, in the order of the calls; only the first is woken."""
+        self._delay_check = DelayCheck(cluster)
         self._sender = Sender(cluster, self._options, self._wake_space_waiter)
         self._is_closed = False
 
@@ -102,12 +104,19 @@ class Producer:
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
-        Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, and
+        The record is delivered after `delay` (a duration, or seconds), or at the moment `at`; the offset in the result
+        is then its id while it is pending. Raises the broker's typed error, `InvalidRecord` for a value that is neither
+        bytes nor text, `ValueError` for an impossible delay, `DelaysNotEnabled` if the topic accepts none, and
         `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record may still be published.
         """
+        if delay is not None or at is not None:
+            headers = with_delay_header(headers, delay, at)
+            await self._delay_check.ensure_enabled(topic)
         batch = None
         if key is None and headers is None and partition is None and timestamp_ms is None:
             batch = self._append_value(topic, value, is_awaited=True)
@@ -132,10 +141,14 @@ class Producer:
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
     ) -> Delivery | None:
         """Queue one record for publishing and return its delivery, without waiting. Returns None and queues nothing if
         the call would have to wait for metadata or buffer space. The blocking client uses it, because it needs no
-        task."""
+        task. A delayed record may have to wait, too."""
+        if delay is not None or at is not None:
+            return None
         batch = self._append_nowait(topic, serialize_fields(value, key, headers, partition, timestamp_ms))
         return None if batch is None else Delivery(batch, len(batch.values) - 1)
 
@@ -148,9 +161,14 @@ class Producer:
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
     ) -> Delivery:
         """Queue one record for publishing and return its delivery. The call waits only for the topic's metadata or for
-        buffer space."""
+        buffer space. `delay`, `at`: see `publish`."""
+        if delay is not None or at is not None:
+            headers = with_delay_header(headers, delay, at)
+            await self._delay_check.ensure_enabled(topic)
         if key is None and headers is None and partition is None and timestamp_ms is None:
             put = self._append_value(topic, value)
             if put is not None:
