@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DUE_AT_HEADER
 from support.machine import scaled
 from support.process import served
+from support.waiting import wait_until
 from system.crash.kill_load import QUIET
 
 if TYPE_CHECKING:
@@ -72,6 +74,11 @@ class DelayedLoad:
         else:
             self.unknown.add(value)
 
+    def wait_acknowledged(self, count: int) -> None:
+        """Wait until so many more records are acknowledged."""
+        wanted = len(self.acknowledged) + count
+        wait_until(lambda: len(self.acknowledged) >= wanted, 60, f"{count} acknowledgements")
+
     def stop(self) -> None:
         self._producing.clear()
         self._thread.join()
@@ -100,6 +107,22 @@ def read_all(bootstrap_servers: str, expected: set[bytes], deadline_s: float) ->
     return found
 
 
+def check_delivered_once(load: DelayedLoad, found: list[Message], what: str) -> None:
+    """Each acknowledged record was delivered once, and none before it was due."""
+    values = Counter(message.value() for message in found)
+    lost = {*load.acknowledged} - {*values}
+    assert not lost, f"{what}: {len(lost)} of {len(load.acknowledged)} acknowledged records are lost"
+    doubled = sum(count > 1 for count in values.values())
+    assert not doubled, f"{what}: {doubled} records were delivered twice"
+    for message in found:
+        due = dict(message.headers() or []).get(DUE_AT_HEADER)
+        if due is not None:
+            assert message.timestamp()[1] >= int(due), "a record was delivered before it was due"
+            earliest_ms = load.acknowledged.get(message.value(), 0)
+            assert int(due) >= earliest_ms, "a record was due earlier than its producer asked for"
+    print(f"{what}: {len(load.acknowledged)} acknowledged, 0 lost, 0 doubled, {len(load.unknown)} unknown")
+
+
 def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     with served(tmp_path / "data", http=False) as broker:
@@ -109,32 +132,13 @@ def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> None:
         load = DelayedLoad(broker.bootstrap_servers, seed)
         try:
             for _ in range(kills):
-                wanted = len(load.acknowledged) + chance.randrange(20, 400)
-                deadline = time.monotonic() + scaled(60)
-                while len(load.acknowledged) < wanted:
-                    assert time.monotonic() < deadline, "nothing is acknowledged"
-                    time.sleep(0.005)  # the producer's own thread counts
+                load.wait_acknowledged(chance.randrange(20, 400))
                 broker.kill()
                 broker.start()
         finally:
             load.stop()
         found = read_all(broker.bootstrap_servers, {*load.acknowledged}, scaled(60))
-    values = [message.value() for message in found]
-    lost = {*load.acknowledged} - {*values}
-    assert not lost, f"seed {seed}: {len(lost)} of {len(load.acknowledged)} acknowledged records are lost"
-    doubled = (
-        [value for value in {*values} if values.count(value) > 1] if len({*values}) < len(values) else []
-    )
-    assert not doubled, f"seed {seed}: {len(doubled)} records were delivered twice"
-    for message in found:
-        due = dict(message.headers() or []).get(DUE_AT_HEADER)
-        if due is not None:
-            assert message.timestamp()[1] >= int(due), "a record was delivered before it was due"
-            earliest_ms = load.acknowledged.get(message.value(), 0)
-            assert int(due) >= earliest_ms, "a record was due earlier than its producer asked for"
-    print(
-        f"{kills} kills, {len(load.acknowledged)} acknowledged, 0 lost, 0 doubled, {len(load.unknown)} unknown"
-    )
+    check_delivered_once(load, found, f"{kills} kills, seed {seed}")
 
 
 @pytest.mark.row("D6")
