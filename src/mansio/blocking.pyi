@@ -210,7 +210,7 @@ class Client:
         than this when decompressed is released and raises `InvalidRecord`."""
         ...
 
-    def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+    def publish_many(self, topic: str, records: Iterable[Publishable], *, delay: timedelta | float | None = None, at: datetime | None = None) -> list[RecordMetadata]:
         """Publish values in order and wait until all are acknowledged; see the asyncio client."""
         ...
 
@@ -412,7 +412,7 @@ class Producer:
         """Approximate size of the records that are not acknowledged yet, in bytes."""
         ...
 
-    def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+    def publish_many(self, topic: str, records: Iterable[Publishable], *, delay: timedelta | float | None = None, at: datetime | None = None) -> list[RecordMetadata]:
         """Publish values in order and wait until all are acknowledged; see the asyncio client."""
         ...
 

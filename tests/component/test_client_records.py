@@ -51,7 +51,9 @@ def test_records_round_trip_with_every_codec(broker: mansio.Broker, codec: Any) 
             async with client.producer(ProducerOptions(codec=codec)) as producer:
                 await producer.publish_many(f"parts-{codec}", records)
             found = await read_all(client, f"parts-{codec}")
-            assert [(m.value, m.key, m.headers, m.partition, m.timestamp_ms) for m in found] == records
+            assert [
+                OutgoingRecord(m.value, m.key, m.headers, m.partition, m.timestamp_ms) for m in found
+            ] == records
             assert [message.offset for message in found] == [0, 1, 2, 3]
 
     run(scenario)

@@ -237,9 +237,17 @@ class Producer(BlockingProxy[asyncio_producer.Producer]):
         """Approximate size of the records that are not acknowledged yet, in bytes."""
         return self._original.buffered_bytes
 
-    def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+    def publish_many(
+        self,
+        topic: str,
+        records: Iterable[Publishable],
+        *,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
+    ) -> list[RecordMetadata]:
         """Publish values in order and wait until all are acknowledged; see the asyncio client."""
-        return _publish_windows(self._thread, self._original.publish_many, topic, records)
+        publish = functools.partial(self._original.publish_many, delay=delay, at=at)
+        return _publish_windows(self._thread, publish, topic, records)
 
     def __enter__(self) -> Self:
         return self
@@ -376,9 +384,17 @@ class Client(BlockingProxy[asyncio_client.Client]):
     consume = _consuming(asyncio_client.Client.consume)
     receive = _receiving(asyncio_client.Client.receive)
 
-    def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+    def publish_many(
+        self,
+        topic: str,
+        records: Iterable[Publishable],
+        *,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
+    ) -> list[RecordMetadata]:
         """Publish values in order and wait until all are acknowledged; see the asyncio client."""
-        return _publish_windows(self._thread, self._original.publish_many, topic, records)
+        publish = functools.partial(self._original.publish_many, delay=delay, at=at)
+        return _publish_windows(self._thread, publish, topic, records)
 
     def close(self, *, flush: bool = True) -> None:
         """Close consumers, flush and close producers, close the connections, end the thread."""

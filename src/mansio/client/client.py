@@ -155,9 +155,16 @@ class Client:
             at=at,
         )
 
-    async def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+    async def publish_many(
+        self,
+        topic: str,
+        records: Iterable[Publishable],
+        *,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
+    ) -> list[RecordMetadata]:
         """Publish values in order and wait until all are acknowledged; see `Producer.publish_many`."""
-        return await self._default_producer().publish_many(topic, records)
+        return await self._default_producer().publish_many(topic, records, delay=delay, at=at)
 
     async def flush(self) -> None:
         """Wait until everything published so far is acknowledged or has failed."""

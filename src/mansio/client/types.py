@@ -7,7 +7,7 @@ since the Unix epoch. Keys and values are bytes or None (null).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
 from mansio.wire.topic_partition import TopicPartition
@@ -58,7 +58,8 @@ class Message(NamedTuple):
 
 class RecordMetadata(NamedTuple):
     """Partition, offset and timestamp of a published record. `offset` is -1 if the broker did not return the offset
-    (acks=0, or a duplicate that it no longer remembers)."""
+    (acks=0, or a duplicate that it no longer remembers). For a delayed record, (partition, offset) is its id;
+    it is delivered at a later offset."""
 
     topic: str
     partition: int
@@ -68,17 +69,19 @@ class RecordMetadata(NamedTuple):
 
 class OutgoingRecord(NamedTuple):
     """A record to publish with `publish_many`. A `partition` of None is chosen by the producer, a `timestamp_ms` of
-    None is the current time."""
+    None is the current time. `delay` (a duration, or seconds) or `at` delays it; see `publish`."""
 
     value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
     partition: int | None = None
     timestamp_ms: int | None = None
+    delay: timedelta | float | None = None
+    at: datetime | None = None
 
 
 Publishable = bytes | str | OutgoingRecord | None
-"""An element for `publish_many`: a value, or an `OutgoingRecord` with key, headers, partition or timestamp."""
+"""An element for `publish_many`: a value, or an `OutgoingRecord` with key, headers, partition, timestamp or delay."""
 
 
 def milliseconds(timestamp: datetime | int) -> int:

@@ -116,7 +116,7 @@ class Producer:
         """
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
-            await self._delay_check.ensure_enabled(topic)
+            await self._ensure_delays(topic)
         batch = None
         if key is None and headers is None and partition is None and timestamp_ms is None:
             batch = self._append_value(topic, value, is_awaited=True)
@@ -148,7 +148,9 @@ class Producer:
         the call would have to wait for metadata or buffer space. The blocking client uses it, because it needs no
         task. A delayed record may have to wait, too."""
         if delay is not None or at is not None:
-            return None
+            headers = with_delay_header(headers, delay, at)
+            if not self._delay_check.is_enabled(topic):
+                return None
         batch = self._append_nowait(topic, serialize_fields(value, key, headers, partition, timestamp_ms))
         return None if batch is None else Delivery(batch, len(batch.values) - 1)
 
@@ -168,7 +170,7 @@ class Producer:
         buffer space. `delay`, `at`: see `publish`."""
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
-            await self._delay_check.ensure_enabled(topic)
+            await self._ensure_delays(topic)
         if key is None and headers is None and partition is None and timestamp_ms is None:
             put = self._append_value(topic, value)
             if put is not None:
@@ -182,17 +184,32 @@ class Producer:
             )  # lets the sender run once per batch, also in a loop that only calls `send`
         return delivery
 
-    async def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+    async def publish_many(
+        self,
+        topic: str,
+        records: Iterable[Publishable],
+        *,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
+    ) -> list[RecordMetadata]:
         """Publish values (or `OutgoingRecord`s) in order and wait until all are acknowledged.
 
+        `delay`, `at`: see `publish`; they apply to the records that have none of their own.
         If a record fails, raises the first error after the results of all records are known; the other records may be
         stored.
         """
+        if delay is not None or at is not None:
+            with_delay_header(None, delay, at)
+            records = (_delayed(record, delay, at) for record in records)
         spans: list[tuple[Batch, int, int]] = []
         for run in (records,) if isinstance(records, list | tuple) else zip(records):
             position = 0
             while position < len(run):
                 record = run[position]
+                if isinstance(record, OutgoingRecord) and (record.delay is not None or record.at is not None):
+                    headers = with_delay_header(record.headers, record.delay, record.at)
+                    record = record._replace(headers=_headers(headers), delay=None, at=None)
+                    await self._ensure_delays(topic)
                 was_batch_closed, batch = await self._wait_and_append(topic, serialize_record(record))
                 begin = len(batch.values) - 1
                 position += 1
@@ -221,6 +238,7 @@ class Producer:
         finally:
             for waiter in self._space_waiters:
                 waiter.set()
+            await self._delay_check.close()
             await self._metadata_waiters.close()
             await self._sender.close()
 
@@ -258,7 +276,7 @@ class Producer:
         queues = self._topics.get(topic)
         if queues is None:
             queues = self._topics[topic] = _TopicQueues(topic)
-        value, key, headers, partition, timestamp_ms = record
+        value, key, headers, partition, timestamp_ms, _, _ = record
         keyless = False
         if partition is None:
             if key is not None:
@@ -363,6 +381,15 @@ class Producer:
             raise InvalidTopic(f"a topic name must be text, not {type(topic).__name__}")
         return await self._metadata_waiters.request_topic(topic)
 
+    async def _ensure_delays(self, topic: str) -> None:
+        """Raise `DelaysNotEnabled` if the topic does not accept delays."""
+        if not self._delay_check.is_enabled(topic):
+            if self._is_closed:
+                raise ConnectionLost("the producer is closed")
+            if self._metadata_waiters.cached_topic(topic) is None:
+                await self._request_topic(topic)  # creates it where topics are created on first use
+            await self._delay_check.ensure_enabled(topic)
+
     async def _wait_for_space(self, size: int) -> None:
         waiter = asyncio.Event()
         self._space_waiters.append(waiter)
@@ -438,6 +465,15 @@ def serialize_record(record: Publishable) -> OutgoingRecord:
     ):
         return record
     return record._replace(value=_bytes(value), key=_bytes(key), headers=_headers(headers) if headers else ())
+
+
+def _delayed(record: Publishable, delay: timedelta | float | None, at: datetime | None) -> OutgoingRecord:
+    """Return a record with this delay, unless it has one of its own."""
+    if not isinstance(record, OutgoingRecord):
+        return OutgoingRecord(_bytes(record), delay=delay, at=at)
+    return (
+        record if record.delay is not None or record.at is not None else record._replace(delay=delay, at=at)
+    )
 
 
 def estimate_size_bytes(record: OutgoingRecord) -> int:
