@@ -27,6 +27,11 @@ EXAMPLE_DEADLINE_S = 60
 README_LINES_MAX = 150
 INSTALLS_FROM_AN_INDEX = re.compile(r"pip install [^`\n]*?(?<![\w./-])['\"]?mansio(?![\w\[./-])")
 BOOTSTRAP = "127.0.0.1:9092"
+KAFKA_PYTHON_WARNINGS = [
+    part
+    for name in ("read_text", "open_text")  # deprecated in importlib.resources, used by kafka-python
+    for part in ("-W", f"ignore:{name} is deprecated:DeprecationWarning")
+]
 
 
 class Outcome(NamedTuple):
@@ -53,7 +58,7 @@ class Bench:
     def command(self, example: Example) -> list[str]:
         code = example.code.replace(BOOTSTRAP, self.bootstrap_servers)
         if example.language == "python":
-            return [sys.executable, "-W", "error", "-c", code]
+            return [sys.executable, "-W", "error", *KAFKA_PYTHON_WARNINGS, "-c", code]
         assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"
         return ["sh", "-euc", code if example.name != "serve" else f"exec {code.strip()}"]
 
@@ -122,11 +127,12 @@ def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
 
 def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     found = examples("docs/DELAYS.md")
-    assert list(found) == ["python", "shell", "confluent", "fixture"]
-    for name in ("python", "shell", "confluent"):
+    *programs, test = found
+    assert programs == ["python", "shell", "confluent", "kafka-python"]
+    for name in programs:
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"
-    (tmp_path / "test_delays.py").write_text(found["fixture"].code)
+    (tmp_path / "test_delays.py").write_text(found[test].code)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
