@@ -68,13 +68,17 @@ def test_examples_of_the_document_read_an_archive(
     archive(tmp_path, "flights")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(duckdb, "sql", connection.sql)
+    installed: list[str] = []
+    monkeypatch.setattr(duckdb, "install_extension", installed.append)
     found = examples("docs/LAKE_ENGINES.md")
-    assert list(found) == ["pyiceberg", "duckdb", "duckdb-arrow"]
+    assert list(found) == ["pyiceberg", "duckdb", "duckdb-packages", "duckdb-arrow"]
     namespace: dict[str, Any] = {}
     for name, example in found.items():
         exec(example.code, namespace)
         shown = capsys.readouterr().out
         if name == "pyiceberg":
             assert "__offset" in shown
+        elif name == "duckdb-packages":
+            assert [Path(one).stem for one in installed] == ["avro", "iceberg"]
         else:
             assert all(f" {count} " in shown for count in COUNTS.values()), f"{name}:\n{shown}"
