@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -90,6 +92,7 @@ def test_options_of_a_table_are_refused_where_they_would_do_nothing(
     [
         (["--partition-by", "week(ts)"], "'week(ts)' names no partition transform"),
         (["--sort-by", "a b c"], "'a b c' is no sort field"),
+        ([], "the table is in no configured catalog: give --warehouse DIR"),
     ],
 )
 def test_layout_that_cannot_be_parsed_is_refused_before_spark_starts(
@@ -120,3 +123,22 @@ def test_a_directory_for_tables_is_the_same_from_wherever_the_command_is_given_a
     monkeypatch.chdir(tmp_path)
     assert absolute_location("tables") == str(tmp_path / "tables")
     assert absolute_location("s3://bucket/tables") == "s3://bucket/tables"
+
+
+def test_missing_broker_is_reported_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mansio.cli.main import main
+
+    def started(*_arguments: object, **_settings: object) -> None:
+        pytest.fail("a session was started")
+
+    monkeypatch.setattr(importlib.import_module("mansio.spark.session"), "session", started)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    file = tmp_path / "same.py"
+    file.write_text("def transform(frame):\n    return frame\n")
+    with pytest.raises(SystemExit) as end:
+        main(["pipeline", "run", str(file), "--topic", "t", "--to", "o", "--bootstrap-servers", address])
+    assert end.value.code == 1
+    assert f"cannot connect to {address}" in capsys.readouterr().err

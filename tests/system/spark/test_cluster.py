@@ -208,6 +208,7 @@ lake = SharedDirectory("warehouse", place + "/lake", "--warehouse")
 found = {"good": [one.line for one in check_cluster(spark, servers, [lake]).problems]}
 found["workers"] = len(check_cluster(spark).workers)
 found["left"] = os.listdir(place + "/lake")
+found["no broker"] = [one.line for one in check_cluster(spark, "127.0.0.1:1").problems]
 used = spark.sparkContext.pythonExec
 for name in ("bare", "missing"):
     spark.sparkContext.pythonExec = place + "/" + name
@@ -254,6 +255,9 @@ def test_check_finds_what_workers_lack_and_the_notebook_runs(
     )
     assert found["good"] == found["left"] == []
     assert found["workers"] >= 2
+    assert [line.partition(" (")[0] for line in found["no broker"]] == [
+        "driver: cannot connect to 127.0.0.1:1: Connection refused. Start a broker, or name one"
+    ]
     assert [line.split()[0] for line in found["bare"]] == ["driver", str(found["workers"])]
     for line in found["bare"]:
         assert "has no pyspark, pyarrow, numpy, mansio. Run `pip install 'mansio" in line

@@ -20,7 +20,7 @@ from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
 from mansio.spark.result_table.partition_spec import parse_partition_by
 from mansio.spark.result_table.upsert_plan import KeyedFile, group_fields, plan_merge
-from mansio.spark.result_table.upsert_sink import UpsertSink
+from mansio.spark.result_table.upsert_sink import UpsertSink, stage_tasks
 from mansio.spark.result_table.upsert_tasks import (
     DELETE_COLUMN,
     GROUP_COLUMN,
@@ -346,6 +346,14 @@ def test_plan_never_leaves_out_a_file_that_may_hold_a_key(
         assert file.path in chosen or not may_hold
         assert group == 1 or file.path not in chosen
     assert not set(item.candidates) & set(item.small)
+
+
+@pytest.mark.parametrize(
+    ("partition_by", "tasks"),
+    [("bucket(16, id)", 32), ("bucket(2, id), bucket(3, region)", 12), ("bucket(200, id)", 200), ("id", 200)],
+)
+def test_batch_is_staged_by_no_more_tasks_than_its_groups_need(partition_by: str, tasks: int) -> None:
+    assert stage_tasks(parse_partition_by(partition_by), 200) == tasks
 
 
 def test_group_that_two_tasks_have_staged_is_refused() -> None:

@@ -71,16 +71,20 @@ def start_session(
     skip_check: bool = False,
     conf: Sequence[str] | None = None,
 ) -> SparkSession:
-    """A Spark session for a command. On a cluster, brokers and shared directories are checked on every worker; each
-    problem is printed as one line, and the exit code is 1.
+    """A Spark session for a command. Raises `ConnectionLost` before Spark starts if no broker answers. On a cluster,
+    brokers and shared directories are checked on every worker; each problem is printed as one line, and the exit code
+    is 1.
 
     Sets PYTHONSAFEPATH, so that Spark's Python workers import nothing from the current directory: a file `random.py`
     there would shadow Python's module.
     """
     from mansio.spark.session import session
+    from mansio.spark.sync_client import sync_client
 
     if master is not None and remote is not None:
         usage_error(f"give one of them: the master is {master}, the server {remote}", "--master / --remote")
+    if bootstrap_servers is not None:
+        sync_client(bootstrap_servers)
     before = os.environ.get(SAFE_PATH_VARIABLE)
     os.environ[SAFE_PATH_VARIABLE] = "1"
     try:

@@ -61,15 +61,16 @@ def table_target(
     renames: Mapping[str, str] | None = None,
 ) -> TableTarget:
     """The options of a result table, parsed. Raises `ConfigError` and `MissingExtra`."""
+    from mansio.errors import ConfigError
     from mansio.host.extras import require_extra
 
     require_extra("spark")
     from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
     from mansio.spark.result_table.table import TableTarget
-    from mansio.spark.result_table.table_name import parse_table_name
+    from mansio.spark.result_table.table_name import NO_CATALOG, parse_table_name
 
-    parse_table_name(name)
-    return TableTarget(
+    catalog = parse_table_name(name).catalog
+    target = TableTarget(
         name,
         warehouse,
         partition_by=parse_partition_by(partition_by) if partition_by else (),
@@ -79,6 +80,9 @@ def table_target(
         on_null_key=on_null_key,
         renames=dict(renames or {}),
     )
+    if not catalog and warehouse is None:
+        raise ConfigError(NO_CATALOG)
+    return target
 
 
 def _column_names(text: str | None) -> tuple[str, ...]:

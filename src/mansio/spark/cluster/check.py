@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.errors import ConnectionLost
 from mansio.spark.cluster import probe
 from mansio.spark.cluster.problems import (
     DOCUMENT,
@@ -56,6 +57,7 @@ ROUNDS_MAX: Final = 3
 TASKS_MIN: Final = 2
 CONNECT_TASKS: Final = 16
 """Number of tasks where the number of executors is unknown."""
+BROKER_REMEDY: Final = "Start a broker, or name one (--bootstrap-servers)"
 DRIVER_PYTHON_VARIABLE: Final = "PYSPARK_DRIVER_PYTHON"
 """Environment variable with the Python of the driver, which Spark also uses for sources in Python, everywhere."""
 POLL_INTERVAL_S: Final = 0.1
@@ -121,7 +123,13 @@ class _Check:
         self._marker = f"{MARKER_PREFIX}{uuid.uuid4().hex}"
 
     def run(self) -> ClusterReport:
-        brokers = self._brokers()
+        unreachable: list[ClusterProblem] = []
+        try:
+            brokers = self._brokers()
+        except ConnectionLost as error:
+            brokers = {}
+            reason = error.message.partition("; ")[0]
+            unreachable.append(ClusterProblem("driver", reason, BROKER_REMEDY))
         request = {
             "modules": list(MODULES),
             "brokers": [address.rpartition(":")[::2] for address in brokers],
@@ -135,7 +143,7 @@ class _Check:
             SharedDirectory(one.name, local_path(one.location), one.option) for one in self._directories
         )
         expected = Expectation(driver, self._python(), brokers, shared)
-        problems = list(self._create_markers())
+        problems = [*unreachable, *self._create_markers()]
         try:
             problems += self._driver_problems(expected)
             workers, failures = self._ask_workers(request, expected.python)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
 SPARK_CATALOG_PREFIX: Final = "spark.sql.catalog."
+NO_CATALOG: Final = (
+    "the table is in no configured catalog: give --warehouse DIR, or write catalog.namespace.table"
+)
+"""Message of the error for a table without a catalog and without a warehouse."""
 _PART: Final = re.compile(r"[^\s.`'\"/\\]+")
 _SPARK_KINDS: Final = {
     "rest": "rest",
@@ -130,9 +134,7 @@ def open_catalog(name: TableName, warehouse: str | None, spark_settings: Mapping
 
 def _warehouse_catalog(warehouse: str | None) -> OpenCatalog:
     if warehouse is None:
-        raise ConfigError(
-            "the table is in no configured catalog: give --warehouse DIR, or write catalog.namespace.table"
-        )
+        raise ConfigError(NO_CATALOG)
     location = warehouse_location(warehouse)
     address = sqlite_address(location)
     os.makedirs(urlsplit(location).path, exist_ok=True)

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from contextlib import suppress
 from functools import partial, reduce
@@ -28,6 +29,7 @@ from mansio.logs import fields
 from mansio.spark.iceberg.errors import CommitConflict, NullKey
 from mansio.spark.result_table.append_sink import execute_without_output, file_prefix, quoted
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
+from mansio.spark.result_table.partition_spec import BUCKET
 from mansio.spark.result_table.upsert_plan import group_fields, keyed_files, plan_merge
 from mansio.spark.result_table.upsert_tasks import (
     DELETE_COLUMN,
@@ -116,8 +118,8 @@ class UpsertSink:
             functions.monotonically_increasing_id().alias(POSITION_COLUMN),
             _group_column(partition_fields).alias(GROUP_COLUMN),
         )
-        tasks = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-        rows = rows.repartition(tasks, GROUP_COLUMN).sortWithinPartitions(
+        configured = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        rows = rows.repartition(stage_tasks(partition_fields, configured), GROUP_COLUMN).sortWithinPartitions(
             GROUP_COLUMN, *map(quoted, (*key, *self._order_by)), POSITION_COLUMN
         )
         options = StageOptions(
@@ -204,6 +206,15 @@ def paths_by_group(files: Iterable[KeyedFile], groups: Collection[str]) -> dict[
         if file.group in found:
             found[file.group].add(file.path)
     return {group: frozenset(paths) for group, paths in found.items()}
+
+
+def stage_tasks(partition_fields: Sequence[PartitionField], configured: int) -> int:
+    """Number of tasks of the first job: `configured`, or fewer if there are fewer groups. There are twice as many tasks
+    as groups, because Spark assigns groups to tasks by a hash.
+    """
+    if not all(one.transform == BUCKET for one in partition_fields):
+        return configured  # the number of groups is unknown
+    return min(configured, 2 * math.prod(one.parameter for one in partition_fields))
 
 
 def _group_column(partition_fields: Sequence[PartitionField]) -> Column:
