@@ -7,12 +7,9 @@ test fails; it is gone when the test ends.
 
 from __future__ import annotations
 
-import fcntl
-import shutil
 import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,8 +17,9 @@ import pytest
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.share_fetch import RECORD_LIMIT, decode_request
 from mansio.wire.headers import read_request_header
+from nightly.interop.java_client import compiled
 from support.machine import scaled
-from support.paths import ROOT, free_port
+from support.paths import free_port
 from support.process import served
 from support.recording_proxy import recording
 from system.interop.conftest import ARGUMENTS, create_topic
@@ -35,13 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(900)
 
-HERE = Path(__file__).parent
-JARS = ROOT / ".tools" / "java-share"
-POM = HERE / "java_share.pom.xml"
-SOURCE = HERE / "JavaShareMember.java"
-FETCH_DEADLINE_S = 300
 DEADLINE_S = 60.0
-QUICK_JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 LOCK_MS = 8_000
 
 
@@ -49,7 +41,7 @@ class JavaMember:
     """See the module."""
 
     def __init__(
-        self, classes: Path, bootstrap_servers: str, group: str, topic: str, settings: dict[str, object]
+        self, command: list[str], bootstrap_servers: str, group: str, topic: str, settings: dict[str, object]
     ) -> None:
         told = {
             "bootstrap.servers": bootstrap_servers,
@@ -59,7 +51,7 @@ class JavaMember:
         }
         arguments = [f"{name}={value}" for name, value in told.items()]
         self._process = subprocess.Popen(
-            ["java", *QUICK_JVM, "-cp", f"{classes}:{JARS}/*", SOURCE.stem, topic, *arguments],
+            [*command, topic, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -117,25 +109,9 @@ class JavaMember:
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The member, compiled by the JDK that runs it; the client's jars are there."""
-    missing = [program for program in ("java", "javac", "mvn") if shutil.which(program) is None]
-    if missing:
-        pytest.skip(f"{' and '.join(missing)} missing: install openjdk-17-jdk-headless (or newer) and maven")
-    mark = JARS / ".fetched"
-    JARS.mkdir(parents=True, exist_ok=True)
-    with (JARS / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
-        if not mark.exists() or mark.stat().st_mtime < POM.stat().st_mtime:
-            command = ["mvn", "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"]
-            where = ["-DincludeScope=runtime", f"-DoutputDirectory={JARS}"]
-            subprocess.run([*command, *where], check=True, timeout=scaled(FETCH_DEADLINE_S))
-            mark.touch()
-    target = tmp_path_factory.mktemp("classes")
-    subprocess.run(
-        ["javac", "-cp", f"{JARS}/*", "-d", target, SOURCE], check=True, timeout=scaled(FETCH_DEADLINE_S)
-    )
-    return target
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The member, compiled by the JDK that runs it: the command that starts it."""
+    return compiled("JavaShareMember", tmp_path_factory.mktemp("classes"))
 
 
 class Wire:
@@ -176,13 +152,13 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
 
 
 @pytest.fixture
-def java(classes: Path, wire: Wire, unique: str) -> Iterator[Callable[..., JavaMember]]:
+def java(command: list[str], wire: Wire, unique: str) -> Iterator[Callable[..., JavaMember]]:
     """Starts a member of the group, and of the topic, that have the test's name; gone at its end."""
     started: list[JavaMember] = []
 
     def start(**settings: object) -> JavaMember:
         told = {name.replace("_", "."): value for name, value in settings.items()}
-        started.append(JavaMember(classes, wire.bootstrap_servers, unique, unique, told))
+        started.append(JavaMember(command, wire.bootstrap_servers, unique, unique, told))
         return started[-1]
 
     create_topic(wire.bootstrap_servers, unique)
