@@ -1,15 +1,17 @@
 """Spark with Mansio compared with Spark with Parquet: the same rows, the same session, alternating.
 
-    python -m bench.spark [--records 1000000] [--repetitions 5] [--only read,archive] [--memory 1000000,10000000]
+    python -m bench.spark [--records 1000000] [--shape fixed] [--repetitions 5] [--only read,archive]
+    python -m bench.spark --memory 1000000,10000000
 
 One broker in its own process and one session with two threads. Each round runs every case once, so that a slow period
 of the machine affects all of them. Printed are medians, ranges, and the ratio to the Parquet case of the same round: of
 processor time (JVM, Python and broker), which other processes hardly influence, and of wall time. With `--memory` the
 peak resident memory of the JVM and of the Python workers, for each number of records in a new process.
 
-Records are the flights of New York (a key, about 100 bytes of CSV), repeated, in six partitions. The topic is read with
-the option `columns`, with five columns: Spark prunes the columns of Parquet files itself, but cannot do so for a Python
-source.
+Records have one of three shapes (`SHAPES`) and are in six partitions. The topic is read with the option `columns`, with
+five columns: Spark prunes the columns of Parquet files itself, but cannot do so for a Python source. `--connector DIR`
+compares the archive also with Spark's own Kafka connector that writes Parquet files; `tools/maven_jars.sh spark-kafka`
+fetches its jars into .tools/spark-kafka.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import shutil
 import statistics
 import subprocess
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,13 +60,38 @@ MICRO_BATCHES = 12
 COLUMNS = ("key", "value", "partition", "offset", "timestamp")
 
 
-def fill(server: Server, topic: str, records: int) -> None:
-    """Publish `records` flights."""
-    flights = [OutgoingRecord(one.value, key=one.key) for one in load_flights()]
+DISTINCT_RECORDS = 300_000
+"""Number of records after which those of `fixed` and `mixed` repeat."""
+
+
+def flights() -> list[OutgoingRecord]:
+    return [OutgoingRecord(one.value, key=one.key) for one in load_flights()]
+
+
+def random_records(length_min: int, length_max: int) -> list[OutgoingRecord]:
+    """Records with a key of 8 bytes and a value of random bytes."""
+    source = random.Random(1)
+    return [
+        OutgoingRecord(source.randbytes(source.randint(length_min, length_max)), key=b"%08d" % number)
+        for number in range(DISTINCT_RECORDS)
+    ]
+
+
+SHAPES: dict[str, Callable[[], list[OutgoingRecord]]] = {
+    "flights": flights,
+    "fixed": lambda: random_records(100, 100),
+    "mixed": lambda: random_records(20, 180),
+}
+"""The flights of New York (a key, about 100 bytes of CSV); 100 random bytes; 20 to 180 random bytes, 100 on average."""
+
+
+def fill(server: Server, topic: str, records: int, shape: str = "flights") -> None:
+    """Publish `records` records of this shape."""
+    distinct = SHAPES[shape]()
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
         while records > 0:
-            client.publish_many(topic, flights[:records])
-            records -= len(flights)
+            client.publish_many(topic, distinct[:records])
+            records -= len(distinct)
 
 
 def consume(frame: DataFrame) -> None:
@@ -71,17 +100,24 @@ def consume(frame: DataFrame) -> None:
 
 
 class Cases:
-    """The measured cases. Each has no lasting effect except files under `root`."""
+    """The measured cases. Each has no lasting effect except files under `root`. What a case needs is prepared when it
+    first runs, which is in the warm-up round."""
 
-    def __init__(self, spark: SparkSession, server: Server, root: Path) -> None:
+    def __init__(self, spark: SparkSession, server: Server, root: Path, records: int, shape: str) -> None:
         self.spark = spark
         self.server = server
         self.root = root
+        self.records = records
+        self.shape = shape
         self.broker = f"127.0.0.1:{server.port}"
-        self.parquet = str(root / "parquet")
         self._numbers = itertools.count()
-        self.topic(TOPIC).write.parquet(self.parquet)
-        self._half_of_the_topic()
+
+    @cached_property
+    def parquet(self) -> str:
+        """The rows of the topic in Parquet files."""
+        path = str(self.root / "parquet")
+        self.topic(TOPIC).write.parquet(path)
+        return path
 
     def topic(self, name: str, **others: str) -> DataFrame:
         options = {
@@ -127,28 +163,46 @@ class Cases:
         )
         archive(self.spark, job)
 
-    def _half_of_the_topic(self) -> None:
-        """A topic whose first half is only in an archive and whose second half is only in the log."""
-        half = self.topic(TOPIC).count() // 2
+    def connector_to_parquet(self) -> None:
+        """A batch of Spark's own Kafka connector into Parquet files."""
+        options = {"kafka.bootstrap.servers": self.broker, "subscribe": TOPIC, "startingOffsets": "earliest"}
+        rows = self.spark.readStream.format("kafka").options(**options).load().select(*COLUMNS)
+        path, checkpoint = (str(self.root / self._new(name)) for name in ("connector", "checkpoint"))
+        query = rows.writeStream.trigger(availableNow=True).option("checkpointLocation", checkpoint)
+        query.format("parquet").start(path).awaitTermination()
+
+    @cached_property
+    def _half_warehouse(self) -> str:
+        """The archive of a topic whose first half is only in this archive and whose second half is only in the log."""
+        warehouse = str(self.root / "half")
         create_topic(self.server, HALF, PARTITIONS)
-        fill(self.server, HALF, half)
-        self._half_warehouse = str(self.root / "half")
-        self._archive(HALF, self._half_warehouse)
-        fill(self.server, HALF, half)
+        fill(self.server, HALF, self.records // 2, self.shape)
+        self._archive(HALF, warehouse)
+        fill(self.server, HALF, self.records // 2, self.shape)
+        return warehouse
 
     def union(self) -> None:
+        consume(self.plan_union())
+
+    def plan_union(self) -> DataFrame:
         options = {"kafka.bootstrap.servers": self.broker, "columns": ",".join(COLUMNS)}
-        consume(read_topic_as_table(self.spark, HALF, self._half_table(), options))
+        return read_topic_as_table(self.spark, HALF, self._half_table(), options)
 
     def archived_half(self) -> None:
         """The files of the union, read by Spark's own reader."""
+        consume(self.plan_archived_half())
+
+    def plan_archived_half(self) -> DataFrame:
         rows = self.spark.read.parquet(
             *(file.path for file in selected_files(self._half_table(), ALL_RECORDS))
         )
-        consume(rows.select(*(ARCHIVE_COLUMN_NAMES.get(name, name) for name in COLUMNS)))
+        return rows.select(*(ARCHIVE_COLUMN_NAMES.get(name, name) for name in COLUMNS))
 
     def live_half(self) -> None:
         """The log of the union, from the end of the archive."""
+        consume(self.plan_live_half())
+
+    def plan_live_half(self) -> DataFrame:
         done = self._half_table().last_commit()
         assert done is not None, "the half was archived"
         starts = {HALF: {str(index): offset for index, offset in done.offsets.items()}}
@@ -158,7 +212,7 @@ class Cases:
             .option("subscribe", HALF)
         )
         rows = rows.option("columns", ",".join(COLUMNS)).option("startingOffsets", json.dumps(starts))
-        consume(rows.load())
+        return rows.load()
 
     def _half_table(self) -> ArchiveTable:
         return open_table(None, self._half_warehouse, HALF)
@@ -190,15 +244,17 @@ class Pair(NamedTuple):
 
 
 PAIRS = {
-    "read": Pair("batch read", "read_topic", "read_parquet", "0.9"),
+    "read": Pair("batch read", "read_topic", "read_parquet", "0.65"),
     "write": Pair("batch write", "write_topic", "write_parquet", "0.6"),
     "archive": Pair("archive", "archive", "parquet_to_parquet", "0.5"),
+    "connector": Pair("archive, Spark's Kafka connector", "archive", "connector_to_parquet", "1.0"),
     "first": Pair("one record of each partition", "read_first", "read_parquet", "-"),
 }
 UNION = ("union", "archived_half", "live_half")
+PLANS = tuple(f"plan_{name}" for name in UNION)
 
 
-def measured(work: Callable[[], None], server: Server) -> Cost:
+def measured(work: Callable[[], object], server: Server) -> Cost:
     before, broker_s, begin = processor_time(), server.cpu_s(), time.perf_counter()
     work()
     wall_s = time.perf_counter() - begin
@@ -231,7 +287,7 @@ def print_table(costs: dict[str, list[Cost]], records: int) -> None:
     print(" time, s | beside it | speed |")
     print(f"|{'---|' * 9}")
     for title, name, other, aim in PAIRS.values():
-        if name not in costs:
+        if name not in costs or other not in costs:
             continue
         ours, theirs = costs[name], costs[other]
         parts = ", ".join(f"{statistics.median(part):.2f}" for part in list(zip(*ours, strict=True))[1:])
@@ -240,7 +296,8 @@ def print_table(costs: dict[str, list[Cost]], records: int) -> None:
         cells += [spread([cost.wall_s for cost in ours]), spread([cost.wall_s for cost in theirs])]
         print(f"| {' | '.join([*cells, ratios(theirs, ours, 'wall_s')])} |")
     if UNION[0] in costs:
-        print_union(*(costs[name] for name in UNION))
+        print_union("union", *(costs[name] for name in UNION))
+        print_union("planning of the union", *(costs[name] for name in PLANS))
 
 
 def ratios(ones: Sequence[Cost], others: Sequence[Cost], measure: str) -> str:
@@ -248,8 +305,8 @@ def ratios(ones: Sequence[Cost], others: Sequence[Cost], measure: str) -> str:
     return spread([getattr(a, measure) / getattr(b, measure) for a, b in zip(ones, others, strict=True)])
 
 
-def print_union(union: Sequence[Cost], archived: Sequence[Cost], live: Sequence[Cost]) -> None:
-    for measure, title in (("processor_s", "processor time"), ("wall_s", "time")):
+def print_union(title: str, union: Sequence[Cost], archived: Sequence[Cost], live: Sequence[Cost]) -> None:
+    for measure, unit in (("processor_s", "processor time"), ("wall_s", "time")):
         rounds = [
             (getattr(u, measure), getattr(a, measure), getattr(b, measure))
             for u, a, b in zip(union, archived, live, strict=True)
@@ -257,16 +314,16 @@ def print_union(union: Sequence[Cost], archived: Sequence[Cost], live: Sequence[
         whole, first, second = (spread(column) for column in zip(*rounds, strict=True))
         slower = spread([u / max(a, b) for u, a, b in rounds])
         both = spread([u / (a + b) for u, a, b in rounds])
-        print(f"union, {title}: {whole} s, its archived half {first} s, its live half {second} s:", end="")
+        print(f"{title}, {unit}: {whole} s, its archived half {first} s, its live half {second} s:", end="")
         print(f" {slower} times its slower half, {both} times both halves one after the other")
 
 
 def case_names(only: str) -> list[str]:
-    """The cases of these pairs, each once; all if none is named."""
-    chosen = only.split(",") if only else [*PAIRS, UNION[0]]
+    """The cases of these pairs, each once."""
+    chosen = only.split(",")
     pairs = [PAIRS[name] for name in chosen if name in PAIRS]
     names = [name for pair in pairs for name in (pair.case, pair.other)]
-    return list(dict.fromkeys([*names, *(UNION if UNION[0] in chosen else ())]))
+    return list(dict.fromkeys([*names, *((*UNION, *PLANS) if UNION[0] in chosen else ())]))
 
 
 def micro_batches(cases: Cases) -> list[float]:
@@ -325,10 +382,10 @@ def compare_memory(counts: list[int], heap: str, root: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Spark over Mansio beside Spark over Parquet.")
     parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--shape", choices=SHAPES, default="flights")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument(
-        "--only", default="", help=f"some of {', '.join((*PAIRS, UNION[0]))}; all if not given"
-    )
+    parser.add_argument("--only", help=f"some of {', '.join((*PAIRS, UNION[0]))}; all if not given")
+    parser.add_argument("--connector", type=Path, help="directory with the jars of Spark's Kafka connector")
     parser.add_argument("--memory", help="numbers of records, with commas: memory instead of times")
     parser.add_argument("--heap", default="1g", help="how much of that the JVM's objects may take")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
@@ -344,10 +401,15 @@ def main() -> None:
         server = start_mansio(root / "data", None)
         try:
             create_topic(server, TOPIC, PARTITIONS)
-            fill(server, TOPIC, given.records)
-            spark = session("local[2]", "mansio-bench", **{"spark.sql.shuffle.partitions": "2"})
-            cases = Cases(spark, server, root)
-            print_table(measure(cases, given.repetitions, case_names(given.only)), given.records)
+            fill(server, TOPIC, given.records, given.shape)
+            settings = {"spark.sql.shuffle.partitions": "2"}
+            if given.connector:
+                settings["spark.jars"] = ",".join(map(str, given.connector.glob("*.jar")))
+            spark = session("local[2]", "mansio-bench", **settings)
+            cases = Cases(spark, server, root, given.records, given.shape)
+            all_names = [name for name in (*PAIRS, UNION[0]) if name != "connector" or given.connector]
+            names = case_names(given.only or ",".join(all_names))
+            print_table(measure(cases, given.repetitions, names), given.records)
             if not given.only:
                 print(f"a streaming batch of one record: {spread(micro_batches(cases))} s")
             spark.stop()

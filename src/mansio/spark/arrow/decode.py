@@ -71,7 +71,9 @@ def decode_batches(
     and offset where they are known.
     """
     view = memoryview(buffer)
-    layout = _BatchLayout(view)
+    # Only the last field of a record, its headers, is read up to the end of the record.
+    padding_bytes = PADDING_BYTES if "headers" in columns else 0
+    layout = _BatchLayout(view, padding_bytes)
     for position, header, is_visible in visible_batches(
         view, (topic, partition), start, aborted, read_committed
     ):
@@ -85,18 +87,18 @@ def decode_batches(
             raise type(error)(f"{topic}-{partition} at offset {header.base_offset}: {error}") from error
         if layout.bytes >= decompressed_bytes_max:
             yield from _build_record_batch(layout, topic, partition, start, end, columns)
-            layout = _BatchLayout(view)
+            layout = _BatchLayout(view, padding_bytes)
     yield from _build_record_batch(layout, topic, partition, start, end, columns)
 
 
 class _BatchLayout:
     """Groups batches into buffers: uncompressed batches stay in the response, decompressed ones are concatenated."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, padding_bytes: int) -> None:
         self.bytes = 0
         """Memory of the added batches: their decompressed size, and `_RECORD_OVERHEAD_BYTES` per record."""
         self._view = view
-        self._size = len(view)
+        self._in_place_end = len(view) - padding_bytes
         self._batch_buffers: list[BatchBuffer] = []
         self._spans: list[tuple[int, int]] = []
         self._headers: list[BatchHeader] = []
@@ -108,7 +110,7 @@ class _BatchLayout:
         begin, stop, count = position + HEADER_BYTES, position + header.size, header.record_count
         length, codec = stop - begin, header.codec
         body: bytes | memoryview | None = None
-        is_in_place = not codec and stop + PADDING_BYTES <= self._size
+        is_in_place = not codec and stop <= self._in_place_end
         if not is_in_place:
             body = self._view[begin:stop]
             if codec:

@@ -34,6 +34,7 @@ from mansio.spark.source import data_loss
 from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.spark.source.fetch import FetchedBatches, fetch_range
 from mansio.spark.sync_client import sync_client
+from mansio.spark.task_memory import keep_freed_memory
 from mansio.wire.batch.record_batch import iterate_batches
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def read_range(
     Raises `DataLoss` with the option `failOnDataLoss`, `UnreadableRecords` with `onUnreadable=suspend`, and the
     connection's errors if the cluster cannot be reached.
     """
+    keep_freed_memory()
     if not options.decoded:
         reader = _TaskReader(options, names, task_range)
         return _resize_batches(reader.batches(), options.rows_per_batch, options.batch_bytes)
