@@ -47,7 +47,8 @@ SNAPSHOT_INTERVAL_BYTES: Final = 64 << 20
 
 RETAINED_SNAPSHOTS: Final = 2
 SLICE_BATCHES: Final = 200
-"""Number of batches that one slice of the event loop reads."""
+SLICE_RECORDS: Final = 500
+"""Number of batches, and of ids in control batches, after which a slice of the event loop ends: about 1 ms."""
 
 RETRY_MS: Final = 10_000
 """Time after which a part of the log that could not be read is read again."""
@@ -213,10 +214,13 @@ class DelayedRecords:
         if self._closed or not self._is_reading:
             return
         try:
+            ids_read = 0
             for header in islice(log.batch_headers(self.applied_end), SLICE_BATCHES):
+                if ids_read >= SLICE_RECORDS:
+                    break
                 base_offset = header.base_offset
                 if header.is_control:
-                    self._apply_control_batch(next(log.batches(base_offset)), base_offset)
+                    ids_read += self._apply_control_batch(next(log.batches(base_offset)), base_offset)
                 else:
                     self._apply_data_batch(header.crc, base_offset)
                 self.applied_end = header.last_offset + 1
@@ -246,13 +250,13 @@ class DelayedRecords:
             self.applied_end = self._log.end_offset if damaged is None else damaged.last_offset + 1
         self._scheduler.call_later(RETRY_MS, self._read_slice)
 
-    def _apply_control_batch(self, batch: bytes, base_offset: int) -> None:
-        """Raises `CorruptMessage` for damage."""
+    def _apply_control_batch(self, batch: bytes, base_offset: int) -> int:
+        """Apply a control batch; return the number of ids in it. Raises `CorruptMessage` for damage."""
         check_stored_batch(batch)
         self._expected = None
         control = decode_delay_control(batch)
         if control is None:
-            return
+            return 0
         pending = self.pending
         if control.type is DelayControlType.DELIVERED:
             self._expected = (base_offset + 1, control.crc, control.ids)
@@ -270,6 +274,7 @@ class DelayedRecords:
         else:
             for record in locate_records(control, base_offset):
                 pending.replace(record)
+        return len(control.ids)
 
     def _apply_data_batch(self, crc: int, base_offset: int) -> None:
         expected, self._expected = self._expected, None
