@@ -12,6 +12,9 @@ import pytest
 
 from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
 from mansio.net.offsets import commit_offsets, delete_records
+from mansio.spark.jobs.lag import pipeline_lag
+from mansio.spark.jobs.pipeline_progress import PipelineProgress
+from mansio.spark.jobs.progress_listener import OffsetPublisher
 from mansio.spark.options import SourceOptions
 from mansio.spark.source import readers
 from mansio.spark.source.offsets import offsets_from_json, offsets_to_json, resolve_ranges
@@ -447,3 +450,20 @@ def test_records_deleted_before_a_batch_reads_them_are_a_loss(topic: Callable[..
     with pytest.raises(DataLoss, match="the log begins at 4"):
         batch(strict, start)
     assert batch(here.stream(failOnDataLoss="false"), start)[1] == list(range(4, 10))
+
+
+def test_offsets_that_a_source_commits_keep_the_progress_that_the_listener_has_stored(
+    topic: Callable[..., Topic],
+) -> None:
+    here = topic(partitions=2)
+    here.fill(10)
+    progress = PipelineProgress(3, BEGAN_MS, records=10, late_rows=2)
+    publisher = OffsetPublisher(here.name, here.bootstrap_servers)
+    publisher.publish({TopicPartition(here.name, index): 0 for index in range(2)}, "query", progress)
+    reader = here.stream(pipeline=here.name)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    reader.latestOffset(end, ALL)  # Spark plans the next batch, so the one before is complete
+    assert publisher.stored_progress() == progress
+    publisher.close()
+    found = pipeline_lag(sync_client(here.bootstrap_servers), here.name)
+    assert [(one.committed, one.has_retention_hold) for one in found] == [(10, True), (0, True)]

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
 from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import CommittedOffset, commit_offsets
+from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from mansio.spark.options import SourceOptions
 from mansio.spark.source import data_loss
 from mansio.spark.source.offsets import (
@@ -60,7 +60,11 @@ from mansio.spark.spark_versions import (
     adapt_stream_reader,
 )
 from mansio.spark.sync_client import close_sync_clients, sync_client
-from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
+from mansio.wire.internal_records.hold_metadata import (
+    encode_hold_metadata,
+    parse_hold_metadata,
+    pipeline_group_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -305,20 +309,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Commit the offsets `done` for the pipeline's group. Spark plans a batch only after the previous one is
         complete, including its output, so retention may delete the records below `done`. A failure is logged and does
         not stop the query, which resumes from its checkpoint.
+
+        The progress that a listener has stored with the offsets is kept.
         """
         if not self._options.pipeline or done == self._published:
             return
-        metadata = encode_hold_metadata("")
-        commits = {partition: CommittedOffset(offset, metadata) for partition, offset in done.items()}
         client = sync_client(self._options.bootstrap_servers)
+        group = pipeline_group_id(self._options.pipeline)
         try:
+            stored = client.run(fetch_offsets(client.cluster, group, done))
+            commits = {
+                partition: CommittedOffset(offset, _hold_metadata(stored.get(partition)))
+                for partition, offset in done.items()
+            }
             client.run(
-                commit_offsets(
-                    client.cluster,
-                    pipeline_group_id(self._options.pipeline),
-                    commits,
-                    retry_timeout_ms=PUBLISH_OFFSETS_TIMEOUT_MS,
-                )
+                commit_offsets(client.cluster, group, commits, retry_timeout_ms=PUBLISH_OFFSETS_TIMEOUT_MS)
             )
         except MansioError as error:
             logger.warning("progress of pipeline %s was not published: %s", self._options.pipeline, error)
@@ -418,3 +423,10 @@ def range_to_row(one: TaskRange) -> pa.RecordBatch:
 def ranges_from_rows(rows: pa.RecordBatch) -> list[TaskRange]:
     """Convert rows of Spark to ranges."""
     return [TaskRange(**row) for row in rows.to_pylist()]
+
+
+def _hold_metadata(stored: CommittedOffset | None) -> str:
+    """The metadata of a commit: that of the stored one, if it is a retention hold, or a new hold."""
+    if stored is not None and parse_hold_metadata(stored.metadata) is not None:
+        return stored.metadata
+    return encode_hold_metadata("")
