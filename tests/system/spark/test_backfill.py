@@ -139,6 +139,32 @@ def test_time_range_of_archive_and_log_is_in_the_table_once_however_often_it_is_
         backfill(spark, job(0, COUNT, "failed"))
 
 
+DECODED = """
+def transform(frame):
+    return frame.select("decoded_value.n", "timestamp")
+"""
+SCHEMA = '{"type": "object", "properties": {"n": {"type": "integer"}}}'
+
+
+@pytest.mark.full
+def test_pipeline_on_decoded_values_is_backfilled_with_the_options_of_its_source(
+    spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    servers, warehouse = broker_process.bootstrap_servers, tmp_path / "lake"
+    topic = create(servers, topic_name("decoded"), retention_ms="-1")
+    for number in range(10):
+        publish(servers, topic, [(None, b'{"n": %d}' % number)], 0, at(number))
+    file = tmp_path / "decoded.py"
+    file.write_text(DECODED)
+    target = TableTarget("decoded", str(warehouse))
+    options = {"valueFormat": "json", "valueSchema": SCHEMA}
+    job = BackfillJob(
+        str(file), "decoded", servers, TimeRange(at(2), at(7)), target, inputs=(topic,), options=options
+    )
+    assert backfill(spark, job).rows == 5
+    assert sorted(row["n"] for row in rows(warehouse, "mansio.decoded")) == [2, 3, 4, 5, 6]
+
+
 @pytest.mark.full
 def test_deleted_records_of_the_range_are_an_error_and_a_joined_table_is_read_whole(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path

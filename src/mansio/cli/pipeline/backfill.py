@@ -16,6 +16,7 @@ from mansio.cli.support.archive_options import CatalogOption, print_open_elsewhe
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
+    parse_name_values,
     parse_time,
     parse_time_option,
     usage_error,
@@ -29,6 +30,16 @@ from mansio.cli.support.pipeline_options import (
     SortByOption,
     ToTableOption,
     table_target,
+)
+from mansio.cli.support.value_formats import (
+    KeyFormatOption,
+    KeyMessageOption,
+    KeySchemaOption,
+    SchemaRegistryOption,
+    ValueFormatOption,
+    ValueMessageOption,
+    ValueSchemaOption,
+    decoding_options,
 )
 
 if TYPE_CHECKING:
@@ -78,6 +89,17 @@ def backfill(
         bool,
         typer.Option("--accept-loss", help="Continue if records of the range may have been deleted."),
     ] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="Additional options of the source; repeatable."),
+    ] = None,
+    value_format: ValueFormatOption = None,
+    value_schema: ValueSchemaOption = None,
+    value_message: ValueMessageOption = None,
+    key_format: KeyFormatOption = None,
+    key_schema: KeySchemaOption = None,
+    key_message: KeyMessageOption = None,
+    schema_registry: SchemaRegistryOption = None,
     conf: ConfOption = None,
     catalog: CatalogOption = None,
     master: MasterOption = None,
@@ -104,6 +126,17 @@ def backfill(
     from mansio.host.extras import require_extra
 
     require_extra("spark")
+    options = dict(parse_name_values(option or (), "--option"))
+    options |= decoding_options(
+        topic or (),
+        value_format=value_format,
+        value_schema=value_schema,
+        value_message=value_message,
+        key_format=key_format,
+        key_schema=key_schema,
+        key_message=key_message,
+        schema_registry=schema_registry,
+    )
     from mansio.spark.cluster.problems import SharedDirectory
     from mansio.spark.jobs.pipeline_file import load_pipeline_file
 
@@ -134,6 +167,7 @@ def backfill(
         catalog=catalog,
         whole_topics=tuple(whole_topic or ()),
         accept_loss=accept_loss,
+        options=options,
     )
     report = run_backfill(spark, job)
     _show(report, output)

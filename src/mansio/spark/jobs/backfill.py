@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
@@ -81,6 +81,8 @@ class BackfillJob:
     whole_topics: tuple[str, ...] = ()
     accept_loss: bool = False
     """Whether records of the range may have been deleted before the backfill."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the source for all inputs, such as `valueFormat`; those that the user's function gives come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class _BackfillInputs:
         """The records of a topic, or of several separated by commas, whose timestamps are in the range."""
         chosen = {
             name: str(value)
-            for name, value in options.items()
+            for name, value in {**self._job.options, **options}.items()
             if not name.lower().startswith(STREAM_OPTION_PREFIXES)
         }
         chosen["kafka.bootstrap.servers"] = self._job.bootstrap_servers
