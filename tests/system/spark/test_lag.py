@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mansio.spark.jobs.pipeline_progress import PipelineProgress
@@ -57,6 +59,33 @@ def test_lag_is_what_was_published_against_the_end_of_the_log_and_the_group_says
     assert wrong.stderr.startswith("mansio: there is no pipeline 'no-such'; there are ")
 
 
+def test_pipeline_that_no_longer_reports_is_not_shown_as_running(
+    broker_process: ServedBroker, topic_name: Callable[[str], str]
+) -> None:
+    servers = broker_process.bootstrap_servers
+    topic, name = create(servers, topic_name("in")), topic_name("pipeline")
+    now_ms = int(time.time() * 1000)
+    publisher = OffsetPublisher(name, servers)
+
+    def state_after(progress: PipelineProgress) -> tuple[str, str]:
+        """In JSON, and in the table."""
+        publisher.publish({TopicPartition(topic, 0): 0}, "query", progress)
+        (row,) = json.loads(command(broker_process, "pipeline", "lag", name).stdout)
+        table = command(broker_process, "pipeline", "lag", name, output="table").stdout
+        line = table.splitlines()[-1].removeprefix(name)
+        return row["progress"]["state"], line.partition(" 0 ")[0].strip()
+
+    hours_ago = PipelineProgress(3, now_ms - 4 * 3_600_000)
+    try:
+        assert state_after(hours_ago) == ("no report", "no report for 4 h")
+        assert state_after(replace(hours_ago, reported_ms=now_ms)) == ("running", "running")
+        minutes_ago = replace(hours_ago, reported_ms=now_ms - 5 * 60_000 - 1_000)
+        assert state_after(minutes_ago) == ("no report", "no report for 5 min")
+        assert state_after(minutes_ago.with_end(None)) == ("stopped", "stopped")
+    finally:
+        publisher.close()
+
+
 def test_ended_pipeline_shows_its_last_commit_and_why_it_failed(
     broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
@@ -77,6 +106,7 @@ def test_ended_pipeline_shows_its_last_commit_and_why_it_failed(
         assert row["progress"] == {
             "state": "failed",
             "last_commit": "2013-01-01T10:00:00Z",
+            "last_report": "2013-01-01T10:00:00Z",
             "batch": 7,
             "records": 40,
             "seconds": 2.0,

@@ -6,6 +6,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,7 @@ def test_progress_is_that_of_sparks_event_and_survives_the_metadata_of_an_offset
         hold = parse_hold_metadata(encode_hold_metadata("query", progress.to_json()))
         assert hold is not None
         assert parse_progress(hold.progress) == progress
+        assert parse_progress(replace(progress, reported_ms=7).to_json()) == replace(progress, reported_ms=7)
     assert FULL.with_end(None).ended == STOPPED
     assert (FULL.with_end("no\n luck").ended, FULL.with_end("no\n luck").error) == (FAILED, "no luck")
     start_of_a_query = {"batchId": 0, "eventTime": {"watermark": "1970-01-01T00:00:00.000Z"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from mansio.spark.jobs.checkpoint import (
     completed_batch,
 )
 from mansio.spark.jobs.pipeline_file import PipelineFileError, dataframe_builder, load_pipeline_file
+from mansio.spark.jobs.pipeline_progress import PipelineProgress
 from mansio.spark.jobs.progress_listener import offsets_in
 from mansio.spark.jobs.run import batch_lag, failure_reason
 from mansio.wire.topic_partition import TopicPartition
@@ -164,6 +166,32 @@ def test_lag_is_what_was_there_and_not_read_over_all_sources(
     seen = '{"t": {"0": 9, "1": 4}}' if reported else done
     assert batch_lag(progress((done, seen), ('{"u": {"0": 1}}', '{"u": {"0": 1}}')), latest) == 8
     assert batch_lag(progress(("3", "4")), latest) is None, "some other source"
+
+
+def test_lag_of_a_repeated_batch_comes_from_the_brokers() -> None:
+    """Spark repeats a batch of its checkpoint without asking the source for its end."""
+    repeated = progress(('{"t": {"0": 5}}', None))
+    assert batch_lag(repeated, lambda partitions: dict.fromkeys(partitions, 7)) == 2
+    assert batch_lag(repeated, lambda _partitions: {}) is None, "the brokers do not answer"
+
+
+def test_pipeline_that_waits_for_records_reports_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[PipelineProgress | None] = []
+    publisher = SimpleNamespace(publish=lambda _offsets, _query, progress: published.append(progress))
+    monkeypatch.setattr(progress_listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
+    listener = progress_listener.ProgressListener("p", "127.0.0.1:9")
+    monkeypatch.setattr(progress_listener, "REPORT_INTERVAL_S", 0.0)
+    listener.publish_running()
+    assert published == [], "there is no batch yet"
+    last = PipelineProgress(3, 1_000, late_rows=2)
+    listener.publish_offsets(['{"t": {"0": 5}}'], "query", last)
+    listener.publish_running()
+    assert published[1] is not None
+    assert published[1].reported_ms is not None
+    assert published[1] == replace(last, reported_ms=published[1].reported_ms)
+    monkeypatch.setattr(progress_listener, "REPORT_INTERVAL_S", 3_600.0)
+    listener.publish_running()
+    assert len(published) == 2, "no more often"
 
 
 def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(

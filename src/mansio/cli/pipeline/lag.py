@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from mansio.spark.jobs.pipeline_progress import PipelineProgress
 
 LAG_COLUMNS = ("pipeline", "topic", "partition", "committed", "end", "lag")
+NO_REPORT = "no report"
+"""State of a pipeline that has neither ended nor reported for a minute."""
 PROGRESS_COLUMNS = (
     "pipeline", "state", "lag", "last_commit", "batch", "records_per_s", "state_rows", "watermark", "error"
 )  # fmt: skip
@@ -41,8 +44,9 @@ def lag(
     """Show the number of records that pipelines have not read yet, per partition, and the progress of each pipeline.
 
     A pipeline publishes its position and progress after each batch, so this is exact within one trigger, and remains
-    after the pipeline has ended: LAST COMMIT is the end of its last batch. STATE is running, stopped or failed; a
-    killed pipeline is shown as running. `mansio group describe mansio.pipeline.NAME` shows the same lag.
+    after the pipeline has ended: LAST COMMIT is the end of its last batch. STATE is running, stopped or failed, or how
+    long a pipeline has not reported: a running one does every 15 seconds, a killed one does not. `mansio group describe
+    mansio.pipeline.NAME` shows the same lag.
     """
     from mansio.spark.jobs.lag import pipeline_lag
     from mansio.spark.sync_client import close_sync_clients, sync_client
@@ -75,9 +79,11 @@ def lag(
 
 
 def _progress_as_json(progress: PipelineProgress) -> dict[str, Any]:
+    is_silent = progress.silent_ms(_now_ms()) is not None
     return {
-        "state": progress.ended or "running",
+        "state": progress.ended or (NO_REPORT if is_silent else "running"),
         "last_commit": _format_time(progress.at_ms),
+        "last_report": _format_time(max(progress.at_ms, progress.reported_ms or 0)),
         "batch": None if progress.batch < 0 else progress.batch,
         "records": progress.records,
         "seconds": progress.seconds,
@@ -100,9 +106,24 @@ def _progress_cells(rows: Sequence[PartitionLag]) -> list[list[str]]:
         progress = {} if found is None else _progress_as_json(found)
         values = {**progress, "pipeline": pipeline, "lag": sum(row.lag for row in of_pipeline)}
         if found is not None:
+            silent_ms = found.silent_ms(_now_ms())
+            if silent_ms is not None:
+                values["state"] = f"{NO_REPORT} for {_format_duration(silent_ms)}"
             values["records_per_s"] = f"{found.processed_per_s:,.0f}"
         cells.append([format_cell(values.get(column)) for column in PROGRESS_COLUMNS])
     return cells
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _format_duration(milliseconds: int) -> str:
+    """A duration of a minute and more, in its largest unit."""
+    minutes = milliseconds // 60_000
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes < 48 * 60 else f"{minutes // (24 * 60)} d"
 
 
 def _format_time(milliseconds: int) -> str:

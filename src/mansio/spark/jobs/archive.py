@@ -38,6 +38,7 @@ from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import format_offsets
 from mansio.spark.jobs.pipeline_progress import (
     NO_BATCH,
+    REPORT_INTERVAL_S,
     BatchProgress,
     PipelineProgress,
     newest_progress,
@@ -194,6 +195,7 @@ class _ArchiveRun:
         self._batches = 0
         self._progress: PipelineProgress | None = None
         """Progress of the last batch, of this run or of an earlier one."""
+        self._published_at = time.monotonic()
 
     def run_query(self) -> ArchiveResult:
         """Run one streaming query from the table's offsets until it ends or is stopped."""
@@ -264,7 +266,7 @@ class _ArchiveRun:
             return
         stored = newest_progress(committed.metadata for committed in found.values())
         if self._progress is None and stored is not None:
-            self._progress = replace(stored, ended=None, error=None)
+            self._progress = replace(stored, ended=None, error=None, reported_ms=int(time.time() * 1000))
         for committed in found.values():
             hold = parse_hold_metadata(committed.metadata)
             if (
@@ -347,6 +349,7 @@ class _ArchiveRun:
                 seen = self._report_batches(query, seen)
                 raise _error_of_query(error) from error
             seen = self._report_batches(query, seen)
+            self._publish_running()
         if not is_over:
             stop_after_batch(query)
             self._report_batches(query, seen)
@@ -373,6 +376,12 @@ class _ArchiveRun:
             self._report(BatchProgress(one.batchId, records, seconds, lag if one is new[-1] else None))
         return int(new[-1].batchId)
 
+    def _publish_running(self) -> None:
+        """Commit the table's offsets again, with the time, if `REPORT_INTERVAL_S` has passed since the last commit."""
+        if self._progress is not None and time.monotonic() - self._published_at >= REPORT_INTERVAL_S:
+            self._progress = replace(self._progress, reported_ms=int(time.time() * 1000))
+            self._publish(self._archived_offsets())
+
     def publish_end(self, error: str | None = None) -> None:
         """Commit the table's offsets again, with the progress that the archive was stopped, or failed with an error."""
         offsets = self._archived_offsets()
@@ -386,6 +395,7 @@ class _ArchiveRun:
         the next batch commits again, and until then the broker retains more records than necessary.
         """
         topic = self._job.topic
+        self._published_at = time.monotonic()
         commits = commits_with_holds(
             {TopicPartition(topic, p): offset for p, offset in offsets.items()},
             self._hold_owner,

@@ -25,6 +25,10 @@ STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 NO_BATCH: Final = -1
 """Batch id of a pipeline that ended before its first batch."""
+REPORT_INTERVAL_S: Final = 15.0
+"""A running pipeline stores its progress again if it has not done so for this time."""
+SILENT_MS: Final = 60_000
+"""A pipeline that has not ended and has not reported for this time was killed, or cannot reach the brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ class PipelineProgress:
     """Progress of a pipeline. Numbers are those of the last batch. `at_ms`: time at which its offsets were committed,
     in milliseconds since the epoch. `watermark_ms`: None if the query has no watermark. `late_rows`: number of
     rows that stateful operators have dropped since the pipeline's first batch, because they were older than the
-    watermark. `ended`: `STOPPED` or `FAILED`; None while
-    the pipeline runs, and after it was killed. `error`: why it failed.
+    watermark. `ended`: `STOPPED` or `FAILED`; None while the pipeline runs, and after it was killed. `error`: why it
+    failed. `reported_ms`: time at which the running pipeline stored this progress again; None if it has not.
     """
 
     batch: int
@@ -60,6 +64,14 @@ class PipelineProgress:
     watermark_ms: int | None = None
     ended: str | None = None
     error: str | None = None
+    reported_ms: int | None = None
+
+    def silent_ms(self, now_ms: int) -> int | None:
+        """Time since the last report, in milliseconds, of a pipeline that has not ended and should have reported since;
+        None for any other.
+        """
+        passed_ms = now_ms - max(self.at_ms, self.reported_ms or 0)
+        return passed_ms if self.ended is None and passed_ms > SILENT_MS else None
 
     def after(self, previous: PipelineProgress) -> PipelineProgress:
         """This progress with the late rows of `previous` added, which was stored before it. An older or repeated batch
@@ -97,6 +109,7 @@ _NUMBERS: Final = {
     "state_bytes": int,
     "late_rows": int,
     "watermark_ms": int,
+    "reported_ms": int,
 }
 
 

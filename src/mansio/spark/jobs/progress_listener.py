@@ -31,7 +31,12 @@ from mansio.net.blocking import LoopThread
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets
-from mansio.spark.jobs.pipeline_progress import PipelineProgress, newest_progress, progress_of_batch
+from mansio.spark.jobs.pipeline_progress import (
+    REPORT_INTERVAL_S,
+    PipelineProgress,
+    newest_progress,
+    progress_of_batch,
+)
 from mansio.spark.source.offsets import FIRST_BATCH_START
 from mansio.spark.spark_versions import parse_progress_offsets
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
@@ -128,6 +133,8 @@ class ProgressListener(StreamingQueryListener):
         self._published: dict[TopicPartition, int] = {}
         self._last: tuple[dict[TopicPartition, int], str, PipelineProgress] | None = None
         """Offsets, query id and progress of the last commit."""
+        self._committed_at = time.monotonic()
+        """Time of the last commit, also of one that failed."""
         self._has_ended = False
         self._lock = threading.Lock()
         """Held while offsets are committed: Spark's event thread and the thread of the run both commit."""
@@ -166,7 +173,16 @@ class ProgressListener(StreamingQueryListener):
             )
             stored = None
         progress = stored if stored is not None and stored.batch == batch else PipelineProgress(batch, at_ms)
-        self.publish_offsets(sources, query_id, replace(progress, ended=None, error=None))
+        self.publish_offsets(sources, query_id, replace(progress, ended=None, error=None, reported_ms=at_ms))
+
+    def publish_running(self) -> None:
+        """Commit the offsets of the last micro-batch again, with the time, if `REPORT_INTERVAL_S` has passed since the
+        last commit: `mansio pipeline lag` then shows that the pipeline runs, though it waits for records or for a long
+        batch. Does nothing before the first batch.
+        """
+        if self._last is not None and time.monotonic() - self._committed_at >= REPORT_INTERVAL_S:
+            offsets, query_id, progress = self._last
+            self._commit(offsets, query_id, replace(progress, reported_ms=int(time.time() * 1000)))
 
     def publish_end(self, error: str | None = None) -> None:
         """Commit the offsets of the last micro-batch again, with the progress that the pipeline has ended: stopped, or
@@ -194,6 +210,7 @@ class ProgressListener(StreamingQueryListener):
         with self._lock:
             if self._has_ended:
                 return
+            self._committed_at = time.monotonic()
             newest = {place: max(offset, self._published.get(place, 0)) for place, offset in offsets.items()}
             if self._last is not None:
                 progress = self._last[2] if progress is None else progress.after(self._last[2])
@@ -210,6 +227,11 @@ class ProgressListener(StreamingQueryListener):
             if progress is not None:
                 self._last = newest, query_id, progress
                 self._has_ended = progress.ended is not None
+
+    @property
+    def committed(self) -> dict[TopicPartition, int]:
+        """The offsets that this run has committed."""
+        return dict(self._published)
 
     def close(self) -> None:
         """Close the connection to the broker."""

@@ -339,7 +339,9 @@ def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStrea
 
 
 def spark_settings(spark: SparkSession) -> dict[str, str]:
-    """The settings of the session and of its application."""
+    """The settings of the session and of its application. Those that Spark Connect shows are both."""
+    if is_connect(spark):
+        return dict(spark.conf.getAll)
     return {**dict(spark.sparkContext.getConf().getAll()), **spark.conf.getAll}
 
 
@@ -354,6 +356,7 @@ def _report_until_end(
     try:
         while not query.awaitTermination(POLL_INTERVAL_S):  # type: ignore[arg-type]  # seconds may be a fraction
             reporter.report_new(query)
+            listener.publish_running()
             if is_stopping():
                 stop_after_batch(query)
                 break
@@ -370,7 +373,9 @@ def _report_until_end(
     if reporter.last is not None:
         listener.publish(reporter.last)  # Spark's own event may still be queued
     listener.publish_end()
-    return PipelineResult(job.name, job.target, reporter.batches, reporter.records, reporter.lag)
+    return PipelineResult(
+        job.name, job.target, reporter.batches, reporter.records, reporter.final_lag(listener.committed)
+    )
 
 
 def stop_after_batch(query: StreamingQuery) -> None:
@@ -405,6 +410,13 @@ class _ProgressReporter:
         self._metrics = metrics
         self._batch = -1
 
+    def final_lag(self, committed: Offsets) -> int | None:
+        """The lag after the run: of the last batch, or of the committed offsets if this run has completed none."""
+        if self.lag is not None or not committed:
+            return self.lag
+        ends = self._latest(committed)
+        return sum(max(0, end - committed[place]) for place, end in ends.items()) if ends else None
+
     def report_new(self, query: StreamingQuery) -> None:
         """Report the batches that were completed since the last call."""
         newest = query.lastProgress
@@ -429,7 +441,7 @@ class _ProgressReporter:
 
 def batch_lag(progress: StreamingQueryProgress, latest: LatestOffsets) -> int | None:
     """Number of records that exist and that are not read yet; None if it is unknown. `latest` is called if the progress
-    does not contain the end offsets that the source saw when it planned the batch.
+    does not contain the end offsets that the source saw when it planned the batch, as of a repeated batch.
     """
     lag = topic_lags(progress, latest)
     return None if lag is None else sum(lag.values())
@@ -440,7 +452,10 @@ def topic_lags(progress: StreamingQueryProgress, latest: LatestOffsets) -> dict[
     lags: dict[str, int] | None = None
     for source in progress.sources:
         done = offsets_in(source.endOffset)
-        ends = offsets_in(source.latestOffset) if PROGRESS_HAS_LATEST_OFFSETS else latest(done)
+        # Of a batch that is repeated after a restart Spark has not asked the source for its end.
+        ends = offsets_in(source.latestOffset) if PROGRESS_HAS_LATEST_OFFSETS else {}
+        if done and not ends:
+            ends = latest(done)
         for partition, end in ends.items():
             lags = {} if lags is None else lags
             lags[partition.topic] = lags.get(partition.topic, 0) + max(0, end - done.get(partition, 0))
