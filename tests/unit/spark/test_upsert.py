@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -213,7 +214,7 @@ def test_only_the_groups_that_another_commit_changed_are_merged_again(
 ) -> None:
     table, other = (opened(tmp_path, "id", ("id",)) for _ in range(2))
     upsert(table, QueryBatch("q", 0), frame([("a", number, "x", 1) for number in range(4)]))
-    sink = UpsertSink(table, lambda number: QueryBatch("q", number))
+    sink = UpsertSink(table, lambda _session, number: QueryBatch("q", number))
     merges: list[int] = []
 
     def merge(_frame: object, _batch: QueryBatch, items: list[MergeItem]) -> list[MergeReport]:
@@ -233,6 +234,18 @@ def test_only_the_groups_that_another_commit_changed_are_merged_again(
     data = {path.name for path in (tmp_path / "ns" / "t" / "data").iterdir() if "-staged-" not in path.name}
     live = {os.path.basename(file.file_path) for file in table.files().data_files()}
     assert len(data - live) == 5, "the four replaced files and theirs; the discarded merge is deleted"
+
+
+def test_copy_of_a_table_in_another_process_commits_and_the_original_sees_it(tmp_path: Path) -> None:
+    table = opened(tmp_path, "id", ("id",))
+    upsert(table, QueryBatch("q", 0), frame([("a", 1, "x", 1)]))
+    copy: ResultTable = pickle.loads(pickle.dumps(table))
+    assert (copy.name, copy.key, copy.catalog.address) == (table.name, table.key, table.catalog.address)
+    assert copy.is_committed(QueryBatch("q", 0))
+    upsert(copy, QueryBatch("q", 1), frame([("a", 1, "y", 2), ("a", 2, "z", 1)]))
+    table.refresh()
+    assert table.is_committed(QueryBatch("q", 1))
+    assert sorted(row[2] for row in held(table)) == ["y", "z"]
 
 
 def test_a_batch_reads_only_the_manifests_that_the_one_before_has_not_read_and_their_number_is_bounded(

@@ -162,7 +162,7 @@ def run_pipeline(
     if job.topic is not None:
         ensure_topic(sync_client(job.bootstrap_servers), job.topic, inputs.partitions)
     checkpoint = checkpoint_directory(spark, job.checkpoint)
-    output = _PipelineOutput(spark, job, result, checkpoint)
+    output = _PipelineOutput(spark, job, result)
     bind_checkpoint(checkpoint, CheckpointBinding(job.name, inputs.ids, output.target))
     listener = ProgressListener(job.name, job.bootstrap_servers, metrics)
     _publish_completed_batch(checkpoint, listener)
@@ -172,13 +172,13 @@ def run_pipeline(
         for _ in range(RESTARTS_MAX):
             try:
                 done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
-                return replace(done, table=output.table)
+                return replace(done, table=output.current_table())
             except WorkerStartTimeout as error:
                 logger.warning("pipeline_restarted", extra=fields(pipeline=job.name, error=error.message))
                 if metrics is not None:
                     metrics.observe_restart()
         done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
-        return replace(done, table=output.table)
+        return replace(done, table=output.current_table())
     except MansioError as error:
         listener.publish_end(error.message)
         raise
@@ -245,28 +245,26 @@ def to_record_columns(frame: DataFrame) -> DataFrame:
 class _PipelineOutput:
     """The target of a pipeline, and the query that writes to it."""
 
-    def __init__(
-        self, spark: SparkSession, job: PipelineJob, result: DataFrame, checkpoint: CheckpointDirectory
-    ) -> None:
+    def __init__(self, spark: SparkSession, job: PipelineJob, result: DataFrame) -> None:
         """Open the table, if the target is one. Raises the errors of `open_result_table`."""
         self._spark = spark
         self._job = job
         self._result = result
-        self._checkpoint = checkpoint
         self.table: ResultTable | None = None
         self.target = job.target
         """The target as the checkpoint stores it."""
         if job.table is not None:
-            if is_connect(spark):
-                raise ConfigError(
-                    "Spark Connect would run the commits of a table on its server: give --master for --to-table, or"
-                    " write to a topic"
-                )
             from mansio.spark.result_table.table import open_result_table
 
             self.table = open_result_table(job.table, result.schema, spark_settings(spark))
             self.table.remove_orphan_files()
             self.target = f"table {self.table.name} ({self.table.iceberg.metadata.table_uuid})"
+
+    def current_table(self) -> ResultTable | None:
+        """The table as of the last batch, which with Spark Connect a copy on the server has committed."""
+        if self.table is not None and is_connect(self._spark):
+            self.table.refresh()
+        return self.table
 
     def start(self) -> StreamingQuery:
         """Start the query. Raises `PipelineFailed`."""
@@ -297,7 +295,7 @@ class _PipelineOutput:
         """The function that writes a batch to the table. Raises the errors of `open_result_table`."""
         target = self._job.table
         assert target is not None
-        identify = partial(_identify_batch, self._checkpoint)
+        identify = partial(_identify_batch, self._job.checkpoint)
         if not target.key:
             from mansio.spark.result_table.append_sink import AppendSink
 
@@ -317,10 +315,13 @@ class _PipelineOutput:
         )
 
 
-def _identify_batch(checkpoint: CheckpointDirectory, batch_id: int) -> QueryBatch:
-    """The identity of a batch of a query that has started."""
+def _identify_batch(checkpoint_location: str, spark: SparkSession, batch_id: int) -> QueryBatch:
+    """The identity of a batch of a query that has started. Called where the batch runs: with Spark Connect on the
+    server.
+    """
     from mansio.spark.result_table.commit import QueryBatch
 
+    checkpoint = checkpoint_directory(spark, checkpoint_location)
     return QueryBatch(query_id(checkpoint), batch_id, planned_digest(checkpoint, batch_id))
 
 

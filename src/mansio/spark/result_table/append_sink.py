@@ -4,6 +4,7 @@ The tasks write Parquet files and return their descriptions; the driver commits 
 never reach the driver.
 
 Invariants:
+* A sink can be pickled before its first batch: with Spark Connect the server calls it, in a process of its own.
 * The plan of a batch is executed exactly once per call, also for a batch that the table has already: stateful operators
   store their state while it runs.
 """
@@ -20,22 +21,22 @@ from mansio.spark.result_table.data_file_writer import REPORT_SCHEMA, parse_writ
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from mansio.spark.result_table.commit import QueryBatch
     from mansio.spark.result_table.table import ResultTable
 
 
 class AppendSink:
-    """Appends each micro-batch to a table. `identify`: returns the identity of a batch by its id."""
+    """Appends each micro-batch to a table. `identify`: returns the identity of a batch by its session and id."""
 
-    def __init__(self, table: ResultTable, identify: Callable[[int], QueryBatch]) -> None:
+    def __init__(self, table: ResultTable, identify: Callable[[SparkSession, int], QueryBatch]) -> None:
         self._table = table
         self._identify = identify
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one batch. Called by Spark on the driver."""
-        batch = self._identify(batch_id)
+        batch = self._identify(frame.sparkSession, batch_id)
         self._table.refresh()
         if self._table.is_committed(batch):
             execute_without_output(frame)

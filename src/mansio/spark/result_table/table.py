@@ -136,6 +136,10 @@ class ResultTable:
         """What was changed when the table was opened."""
         self._reader = SnapshotReader()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy in another process is opened again there."""
+        return _reopen_table, (self.name, self.catalog)
+
     @property
     def partition_by(self) -> tuple[PartitionField, ...]:
         """The table's partition spec."""
@@ -241,6 +245,12 @@ def open_result_table(
             group_fields(found.partition_by, target.key)
             _set_key(table, target.key)
     return found
+
+
+def _reopen_table(name: TableName, opened: OpenCatalog) -> ResultTable:
+    """Open a table that exists. Raises `CatalogLocked`, `CatalogUnavailable`."""
+    with catalog_errors(opened.address):
+        return ResultTable(opened.catalog.load_table(name.identifier), name, opened)
 
 
 def open_dead_letter_table(target: TableTarget, spark_settings: Mapping[str, str]) -> ResultTable:

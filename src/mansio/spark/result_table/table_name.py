@@ -81,6 +81,14 @@ class OpenCatalog:
     properties: dict[str, str]
     address: str
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy in another process has a connection of its own."""
+        return _reopen_catalog, (self.name, self.properties, self.address)
+
+
+def _reopen_catalog(name: str, properties: dict[str, str], address: str) -> OpenCatalog:
+    return OpenCatalog(load_catalog(name, **properties), name, properties, address)
+
 
 def parse_table_name(text: str) -> TableName:
     """Parse `catalog.namespace.table`, `namespace.table` or `table`; a namespace may have several levels. The first

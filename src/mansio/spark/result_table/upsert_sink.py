@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from mansio.spark.result_table.partition_spec import PartitionField
     from mansio.spark.result_table.table import ResultTable
@@ -66,7 +66,7 @@ NULL_KEY_DEAD_LETTER: Final = "dead-letter"
 
 
 class UpsertSink:
-    """Upserts each micro-batch into a table. `identify`: returns the identity of a batch by its id.
+    """Upserts each micro-batch into a table. `identify`: returns the identity of a batch by its session and id.
     `dead_letters`: the table for rows without a key, if they are stored. `order_by`: columns that decide which row of
     a key is the last; rows with equal values, and all rows without it, count in the order of the DataFrame.
     """
@@ -74,7 +74,7 @@ class UpsertSink:
     def __init__(
         self,
         table: ResultTable,
-        identify: Callable[[int], QueryBatch],
+        identify: Callable[[SparkSession, int], QueryBatch],
         *,
         order_by: Sequence[str] = (),
         on_null_key: str = NULL_KEY_SUSPEND,
@@ -90,7 +90,7 @@ class UpsertSink:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one batch. Called by Spark on the driver."""
-        batch = self._identify(batch_id)
+        batch = self._identify(frame.sparkSession, batch_id)
         self._table.refresh()
         if self._table.is_committed(batch):
             execute_without_output(frame)
