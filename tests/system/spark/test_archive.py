@@ -11,7 +11,10 @@ from mansio.client.types import OutgoingRecord
 from mansio.errors import DataLoss
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.table_format import LostRange
+from mansio.spark.jobs import archive as archive_module
 from mansio.spark.jobs.archive import ArchiveJob, archive
+from mansio.spark.jobs.lag import pipeline_lag
+from mansio.spark.sync_client import sync_client
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.archive_tables import Archive
 from system.spark.archives import archive_once, assert_archived
@@ -61,6 +64,34 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
         lag = client.admin.group_lag(pipeline_group_id(f"archive-{topic}"))
     assert {place.partition: entry.lag for place, entry in lag.items()} == {0: 0, 1: 0, 2: 0}
     assert archive_once(spark, broker_process, topic, tmp_path).records == 0
+
+
+@pytest.mark.full
+def test_archive_that_waits_for_records_reports_that_it_runs(
+    spark: SparkSession,
+    broker_process: ServedBroker,
+    topic_name: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers = broker_process.bootstrap_servers
+    topic, name = create(servers, topic_name("in")), topic_name("archive")
+    publish(servers, topic, [(b"k", b"v")])
+    monkeypatch.setattr(archive_module, "REPORT_INTERVAL_S", 0.0)
+    reports: set[int] = set()
+
+    def has_reported_twice() -> bool:
+        for one in pipeline_lag(sync_client(servers)):
+            if one.pipeline == name and one.progress is not None and one.progress.reported_ms is not None:
+                assert (one.lag, one.progress.ended) == (0, None)
+                reports.add(one.progress.reported_ms)
+        return len(reports) >= 2
+
+    job = ArchiveJob(topic, str(tmp_path), servers, name, trigger_s=0.2)
+    assert archive(spark, job, is_stopping=has_reported_twice).records == 1
+    (shown,) = pipeline_lag(sync_client(servers), name)
+    assert shown.progress is not None
+    assert shown.progress.ended == "stopped"
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ import pytest
 
 import mansio
 from mansio.errors import TopicRecreated
-from mansio.spark.jobs import run
+from mansio.spark.jobs import progress_listener, run
 from mansio.spark.jobs.checkpoint import (
     CheckpointBinding,
     CheckpointMismatch,
@@ -219,7 +219,7 @@ def transform(frame):
 
 @pytest.mark.full
 def test_progress_is_exported_and_kept_with_the_offsets_until_the_pipeline_fails(
-    spark: SparkSession, job: PipelineJob, tmp_path: Path
+    spark: SparkSession, job: PipelineJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "count.py"
     file.write_text(COUNT_BY_KEY)
@@ -247,7 +247,18 @@ def test_progress_is_exported_and_kept_with_the_offsets_until_the_pipeline_fails
     assert exported()["mansio_pipeline_state_rows"] == 100
     assert exported()["mansio_pipeline_lag_records"] == 0
 
-    run_pipeline(spark, counting)
+    monkeypatch.setattr(progress_listener, "REPORT_INTERVAL_S", 0.0)
+    reports: set[int | None] = set()
+
+    def has_reported_twice() -> bool:
+        reports.add(stored().reported_ms)
+        return len(reports) > 2
+
+    run_pipeline(
+        spark,
+        dataclasses.replace(counting, stops_when_caught_up=False, trigger_s=0.1),
+        is_stopping=has_reported_twice,
+    )
     assert stored().batch >= first.batch
     fill(job, 100, 110)
     file.write_text(COUNT_BY_KEY.replace("count()", "agg(f.sum(f.udf(lambda key: 1 // 0, 'int')('key')))"))
