@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.spark import find_java
+from support.iceberg import checksum
 from support.machine import scaled
 from support.paths import ROOT, free_port, mansio_command
 from support.process import inherited
 from support.seeds import chosen_seed
 from system.spark.archives import assert_archived
-from system.spark.test_cluster import KilledJobs, bare_python
+from system.spark.test_backfill import rows
+from system.spark.test_cluster import ClusterJob, KilledJobs, bare_python
 from system.spark.test_pipelines_document import examples
-from system.spark.topics import create, publish
+from system.spark.test_run_table_kills import FILE as ROWS
+from system.spark.topics import contents, create, publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,8 +79,23 @@ def test_jobs_on_a_cluster_killed_twenty_times_have_every_record_once(
     topic_name: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
+    kill_at_random(KilledJobs(spark_cluster, broker_process, topic_name("in"), tmp_path))
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_table_jobs_on_a_cluster_killed_twenty_times_have_every_row_once(
+    spark_cluster: SparkCluster,
+    broker_process: ServedBroker,
+    topic_name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    kill_at_random(
+        KilledJobs(spark_cluster, broker_process, topic_name("in"), tmp_path, table_jobs, assert_tables)
+    )
+
+
+def kill_at_random(jobs: KilledJobs) -> None:
     dice = random.Random(chosen_seed())
-    jobs = KilledJobs(spark_cluster, broker_process, topic_name("in"), tmp_path)
     kinds = (jobs.kill_executor, jobs.kill_executor, jobs.kill_worker, jobs.kill_drivers)
     try:
         jobs.start("--trigger", "0.1")
@@ -89,6 +107,41 @@ def test_jobs_on_a_cluster_killed_twenty_times_have_every_record_once(
         print(f"{KILLS} kills, {jobs.finish()} records, each once in both targets")
     finally:
         jobs.close()
+
+
+def table_jobs(
+    cluster: SparkCluster, broker: ServedBroker, topic: str, place: Path
+) -> tuple[ClusterJob, ClusterJob]:
+    """The user's function into an Iceberg table, appended and upserted by key, in one warehouse."""
+    file = place / "rows.py"
+    file.write_text(ROWS)
+    words = ["run", str(file), "--topic", topic, "--warehouse", str(place / "lake"), "--name"]
+    append = [*words, f"append-{topic}", "--to-table", "ns.appended", "--checkpoint", str(place / "append")]
+    upsert = [*words, f"upsert-{topic}", "--to-table", "ns.upserted", "--checkpoint", str(place / "upsert")]
+    upsert += ["--mode", "update", "--key", "id"]
+    return (
+        ClusterJob(cluster, broker, place / "append-job", append),
+        ClusterJob(cluster, broker, place / "upsert-job", upsert),
+    )
+
+
+def assert_tables(broker: ServedBroker, topic: str, place: Path) -> None:
+    """One table has a row for each record, the other one for each key, of its last record."""
+    logged = [
+        ((one.key or b"").decode(), one.partition, one.offset, (one.value or b"").decode())
+        for one in contents(broker.bootstrap_servers, topic)
+    ]
+    for table, expected in (
+        ("appended", logged),
+        ("upserted", list({row[0]: row for row in logged}.values())),
+    ):
+        found = sorted(
+            (row["id"], row["partition"], row["at"], row["value"])
+            for row in rows(place / "lake", f"ns.{table}")
+        )
+        assert len(found) == len(expected), table
+        assert checksum(found) == checksum(sorted(expected)), table
+        print(f"{table}: {len(found)} rows, {checksum(found)}")
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from support.spark_cluster import SparkCluster
 
     TopicName = Callable[[str], str]
+    JobPair = Callable[["SparkCluster", "ServedBroker", str, "Path"], tuple["ClusterJob", "ClusterJob"]]
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(1_800)]
 
@@ -105,13 +106,23 @@ def fill(broker: ServedBroker, topic: str, begin: int, end: int) -> None:
 
 
 class KilledJobs:
-    """The two jobs over a topic that grows, and what is killed meanwhile."""
+    """Two jobs over a topic that grows, and what is killed meanwhile. `pair`: makes the jobs; `check`: whether their
+    targets are complete.
+    """
 
-    def __init__(self, cluster: SparkCluster, broker: ServedBroker, topic: str, place: Path) -> None:
-        self._cluster, self._broker, self._place = cluster, broker, place
+    def __init__(
+        self,
+        cluster: SparkCluster,
+        broker: ServedBroker,
+        topic: str,
+        place: Path,
+        pair: JobPair = job_pair,
+        check: Callable[[ServedBroker, str, Path], None] = assert_complete,
+    ) -> None:
+        self._cluster, self._broker, self._place, self._check = cluster, broker, place, check
         self._topic = create(broker.bootstrap_servers, topic, PARTITIONS)
         self._published = 0
-        self._jobs = job_pair(cluster, broker, self._topic, place)
+        self._jobs = pair(cluster, broker, self._topic, place)
         self.running: list[PipelineProcess] = []
 
     def start(self, *more: str) -> None:
@@ -149,7 +160,7 @@ class KilledJobs:
         self.start("--once")
         for one in self.running:
             assert one.wait(scaled(DRIVER_S)) == 0, one.said
-        assert_complete(self._broker, self._topic, self._place)
+        self._check(self._broker, self._topic, self._place)
         return self._published
 
     def close(self) -> None:
