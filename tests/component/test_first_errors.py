@@ -241,7 +241,7 @@ def test_client_without_arguments_uses_the_environment(
     assert str(refused.value) == f"cannot connect to 127.0.0.1:1: Connection refused; {HINT}"
 
 
-@pytest.mark.parametrize("arguments", [{"delay": 3}, {"heders": []}])
+@pytest.mark.parametrize("arguments", [{"dely": 3}, {"heders": []}])
 def test_unknown_argument_of_publish_names_the_public_method(
     arguments: dict[str, object], broker: mansio.Broker
 ) -> None:
