@@ -9,22 +9,24 @@ import random
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 import mansio
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from nightly.spark.test_kills import NIGHTLY_KILLS, NIGHTLY_TIMEOUT_S
 from support.machine import scaled
-from support.paths import mansio_command
+from support.paths import free_port, mansio_command
 from support.pipeline_process import PipelineProcess
 from support.process import inherited
 from support.seeds import chosen_seed
 from system.spark import test_cluster_connect
 from system.spark.archives import assert_archived
 from system.spark.test_backfill import EVEN, at, numbers, publish_numbers, rows
-from system.spark.test_cluster_connect import FILE
+from system.spark.test_cluster_connect import FILE, connect_server
 from system.spark.test_dlq import PLANTED, TEMPLATES, plant, receive_again
 from system.spark.test_run_table_kills import FILE as ROWS
 from system.spark.topics import contents, create, publish
@@ -160,16 +162,7 @@ def test_client_of_spark_connect_is_killed_and_the_same_command_goes_on(
                 tmp_path,
                 [*words, "--trigger", "0.1", "--remote", server, "--bootstrap-servers", servers],
             )
-            batches = dice.choice((0, 1, 2))
-            end = time.monotonic() + scaled(COMMAND_S)
-            while (
-                process.batches < batches
-            ):  # records come all the time: the server goes on with those that exist
-                assert process.process.poll() is None, process.said
-                assert time.monotonic() < end, process.said
-                publish_round(servers, topic, published, ROUND)
-                published += ROUND
-                time.sleep(PAUSE_S)
+            published = publish_until(process, dice.choice((0, 1, 2)), servers, topic, published)
             time.sleep(dice.uniform(0, 3))  # the point of the kill
             process.kill()
             print(f"kill {number + 1} after {process.batches} batches")
@@ -177,6 +170,62 @@ def test_client_of_spark_connect_is_killed_and_the_same_command_goes_on(
         if process is not None:
             process.kill()
     pipelines.run(*words, "--once")
+    rows_found = assert_table_holds_the_topic(pipelines, topic, key)
+    print(f"{CLIENT_KILLS} kills, {published} records, {rows_found} rows")
+
+
+def publish_until(process: PipelineProcess, batches: int, servers: str, topic: str, published: int) -> int:
+    """Publish records until a process has reported so many batches: a server goes on with those that exist, and a
+    new client would have none. Returns the number of records in the topic.
+    """
+    end = time.monotonic() + scaled(COMMAND_S)
+    while process.batches < batches:
+        assert process.process.poll() is None, process.said
+        assert time.monotonic() < end, process.said
+        publish_round(servers, topic, published, ROUND)
+        published += ROUND
+        time.sleep(PAUSE_S)
+    return published
+
+
+@pytest.mark.timeout(NIGHTLY_TIMEOUT_S)
+@pytest.mark.parametrize("key", ["", "id"], ids=["append", "upsert"])
+def test_server_of_spark_connect_is_killed_and_the_same_command_goes_on(
+    broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path, key: str
+) -> None:
+    """The client of a killed server ends with one line."""
+    servers, dice, port = broker_process.bootstrap_servers, random.Random(chosen_seed()), free_port()
+    pipelines = Pipelines(tmp_path, broker_process, ["--remote", f"sc://127.0.0.1:{port}"])
+    topic = create(servers, topic_name("in"), 2)
+    words = [*table_words(pipelines, topic, key), "--trigger", "0.1"]
+    clients: list[PipelineProcess] = []
+    published = 0
+    try:
+        for number in range(CLIENT_KILLS):
+            (place := tmp_path / f"server-{number}").mkdir()
+            with connect_server(place, port) as server:
+                if clients:  # its server is back, and does not know its session
+                    assert clients[-1].wait(scaled(COMMAND_S)) == 1, clients[-1].said
+                    assert "Traceback" not in clients[-1].said
+                    assert clients[-1].said.splitlines()[-1].startswith("mansio: ")
+                remote = ["--remote", f"sc://127.0.0.1:{port}", "--bootstrap-servers", servers]
+                clients.append(PipelineProcess(tmp_path, [*words, *remote]))
+                published = publish_until(clients[-1], dice.choice((1, 2, 3)), servers, topic, published)
+                time.sleep(dice.uniform(0, 2))  # the point of the kill
+                everyone = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+                only_java = dice.random() < 0.5
+                killed = [one for one in everyone if not only_java or one.name() == "java"]
+                for one in killed:
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
+                psutil.wait_procs(killed, scaled(COMMAND_S))  # the next server needs its port
+                print(f"kill {number + 1} after {clients[-1].batches} batches")
+        (place := tmp_path / "server").mkdir()
+        with connect_server(place, port):
+            pipelines.run(*words, "--once")
+    finally:
+        for client in clients:
+            client.kill()
     rows_found = assert_table_holds_the_topic(pipelines, topic, key)
     print(f"{CLIENT_KILLS} kills, {published} records, {rows_found} rows")
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -46,10 +46,9 @@ MARK = "!"
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Spark Connect server, started by PySpark's own script."""
-    place, port = tmp_path_factory.mktemp("connect"), free_port()
+@contextmanager
+def connect_server(place: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A Spark Connect server that answers, started by PySpark's own script; stopped at the end."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
@@ -87,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     everyone: list[psutil.Process] = []
     try:
         wait_until(answers, START_DEADLINE_S, "the server answers")
-        yield f"sc://127.0.0.1:{port}"
+        yield process
     finally:
         with suppress(psutil.NoSuchProcess):
             everyone = psutil.Process(process.pid).children(recursive=True)
@@ -98,6 +97,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for left in alive:
             left.kill()
         process.wait(scaled(60))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Spark Connect server."""
+    port = free_port()
+    with connect_server(tmp_path_factory.mktemp("connect"), port):
+        yield f"sc://127.0.0.1:{port}"
 
 
 def pipeline(place: Path, broker: ServedBroker, *words: str) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import warnings
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,6 +95,8 @@ def start_session(
             del os.environ[SAFE_PATH_VARIABLE]
         else:
             os.environ[SAFE_PATH_VARIABLE] = before
+    # The command says itself, in one line, that a server of Spark Connect has ended.
+    warnings.filterwarnings("ignore", message="StreamingQueryListenerBus Handler thread")
     if not skip_check:
         _require_cluster(spark, bootstrap_servers, directories)
     return spark

@@ -45,7 +45,12 @@ from mansio.spark.jobs.pipeline_progress import (
     progress_of_batch,
 )
 from mansio.spark.jobs.progress_listener import commits_with_holds
-from mansio.spark.jobs.run import WORKER_START_TIMEOUT_TEXT, WorkerStartTimeout, stop_after_batch
+from mansio.spark.jobs.run import (
+    WORKER_START_TIMEOUT_TEXT,
+    WorkerStartTimeout,
+    lost_session_errors,
+    stop_after_batch,
+)
 from mansio.spark.options import (
     ON_UNREADABLE_DEAD_LETTER,
     ON_UNREADABLE_SUSPEND,
@@ -205,10 +210,11 @@ class _ArchiveRun:
         self._publish(start)
         with _temporary_checkpoint(self._spark, self._job.warehouse) as checkpoint:
             query = self._start_query(start, checkpoint)
-            try:
-                self._report_until_end(query)
-            finally:
-                query.stop()
+            with lost_session_errors(ArchiveFailed):
+                try:
+                    self._report_until_end(query)
+                finally:
+                    query.stop()
         return ArchiveResult(self._table.name, self._records, self._batches, self._archived_offsets())
 
     def _find_topic(self) -> tuple[list[TopicPartition], str]:

@@ -17,6 +17,8 @@ import json
 import logging
 import re
 import time
+import warnings
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -43,7 +45,7 @@ from mansio.spark.spark_versions import PROGRESS_HAS_LATEST_OFFSETS, start_avail
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -183,7 +185,7 @@ def run_pipeline(
         listener.publish_end(error.message)
         raise
     finally:
-        spark.streams.removeListener(listener)
+        _remove_listener(spark, listener)
         listener.close()
 
 
@@ -354,6 +356,22 @@ def _report_until_end(
     is_stopping: Callable[[], bool],
 ) -> PipelineResult:
     """Report every batch until the query ends or is stopped."""
+    with lost_session_errors(PipelineFailed):
+        _report_batches(query, listener, reporter, is_stopping)
+    if reporter.last is not None:
+        listener.publish(reporter.last)  # Spark's own event may still be queued
+    listener.publish_end()
+    return PipelineResult(
+        job.name, job.target, reporter.batches, reporter.records, reporter.final_lag(listener.committed)
+    )
+
+
+def _report_batches(
+    query: StreamingQuery,
+    listener: ProgressListener,
+    reporter: _ProgressReporter,
+    is_stopping: Callable[[], bool],
+) -> None:
     try:
         while not query.awaitTermination(POLL_INTERVAL_S):  # type: ignore[arg-type]  # seconds may be a fraction
             reporter.report_new(query)
@@ -371,12 +389,23 @@ def _report_until_end(
         reporter.report_new(query)
         if query.isActive:
             query.stop()
-    if reporter.last is not None:
-        listener.publish(reporter.last)  # Spark's own event may still be queued
-    listener.publish_end()
-    return PipelineResult(
-        job.name, job.target, reporter.batches, reporter.records, reporter.final_lag(listener.committed)
-    )
+
+
+@contextmanager
+def lost_session_errors(kind: type[MansioError]) -> Iterator[None]:
+    """Raise an error of this kind instead of those of a session whose Spark Connect server has ended."""
+    try:
+        yield
+    except PySparkException as error:
+        reason = failure_reason(str(error)).rstrip(".")
+        raise kind(f"Spark's session has ended: {reason}. The same command continues where it was") from error
+
+
+def _remove_listener(spark: SparkSession, listener: ProgressListener) -> None:
+    """Remove the listener from a session that may have ended."""
+    with warnings.catch_warnings(), suppress(PySparkException):
+        warnings.simplefilter("ignore", UserWarning)
+        spark.streams.removeListener(listener)
 
 
 def stop_after_batch(query: StreamingQuery) -> None:
