@@ -3,6 +3,8 @@ accepted is either pending or in the log once, unless it was cancelled."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -10,11 +12,13 @@ from uuid import UUID
 
 import pytest
 
+from mansio.broker.partition import delayed_records
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_records import DelayedRecords
 from mansio.broker.partition.partition import Partition
 from mansio.config import topic_config
+from mansio.errors import DiskFull
 from mansio.state.replica import ReplicationProgress
 from mansio.storage.flush.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
@@ -25,7 +29,7 @@ from mansio.wire.batch.record_reader import read_records
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = "/data"
 DIRECTORY = "/data/p"
@@ -40,27 +44,20 @@ UNKNOWN_OFFSET = 1 << 62
 
 
 class _Promise:
-    """As much of a promise as is used here."""
+    """As much of a promise as is used here. A coroutine that waits for it yields until it is done."""
 
     def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.is_done = False
+        self._is_done = False
 
     def done(self) -> bool:
-        return self.is_done
+        return self._is_done
 
     def set_result(self, _: object) -> None:
-        self.is_done = True
+        self._is_done = True
 
-    def set_exception(self, error: BaseException) -> None:
-        self.is_done, self.error = True, error
-
-    def result(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        del callback
+    def __await__(self) -> Iterator[None]:
+        while not self._is_done:
+            yield
 
 
 class _Scheduler(ManualScheduler):
@@ -73,6 +70,9 @@ class _Scheduler(ManualScheduler):
 
     def promise(self) -> _Promise:
         return _Promise()
+
+    async def sleep(self, delay_ms: float) -> None:
+        del delay_ms
 
     def run(self) -> None:
         while self.soon:
@@ -155,6 +155,8 @@ class Workload:
         self.known: dict[int, bytes] = {}
         """What consumers saw before the current step."""
         self.number = 0
+        self.refused = 0
+        """Deliveries of which only the first batch was appended."""
 
     def step(self) -> None:
         chance, live = self.chance, self.live
@@ -167,7 +169,10 @@ class Workload:
         elif name == "advance":
             live.clock.seconds += chance.random() / 2
         elif name == "deliver":
-            live.manager.deliver_due(chance.randrange(1, 9), 300)
+            if chance.random() < 0.3:
+                self._deliver_on_full_disk()
+            else:
+                live.manager.deliver_due(chance.randrange(1, 9), 300)
         elif name in ("cancel", "move"):
             ids = [*live.pending()]
             if ids:
@@ -186,15 +191,37 @@ class Workload:
         else:
             target = chance.randrange(live.partition.high_watermark + 1)
             if chance.random() < 0.7:
-                live.manager.release_below(target)
-                live.scheduler.run()
-                if chance.random() < 0.5:
-                    live.flush()
+                copying = live.manager.release_below(target)
+                with contextlib.suppress(StopIteration):
+                    for _ in range(chance.randrange(1, 6)):  # fewer steps: some copies are not committed yet
+                        copying.send(None)
+                        if chance.random() < 0.5:
+                            live.flush()
+                copying.close()
             floor, high_watermark = live.partition.retention_floor(), live.partition.high_watermark
             start = min(target, high_watermark if floor is None else floor)
             if start > live.partition.start_offset:
                 live.partition.trim(start)
                 live.flush()
+
+    def _deliver_on_full_disk(self) -> None:
+        """Deliver while the disk has space for the first of the two batches of a delivery only."""
+        writes = 0
+
+        def refuse_second(operation: str, path: str) -> int | None:
+            nonlocal writes
+            if operation != "write" or not path.endswith(".log"):
+                return None
+            writes += 1
+            return errno.ENOSPC if writes > 1 else None
+
+        self.live.disk.fail_when = refuse_second
+        try:
+            self.live.manager.deliver_due(self.chance.randrange(1, 9), 300)
+        except DiskFull:
+            self.refused += 1
+        finally:
+            self.live.disk.fail_when = None
 
     def _produce(self) -> None:
         records = []
@@ -238,8 +265,13 @@ class Workload:
         assert max(Counter(again.visible().values()).values(), default=1) == 1
 
 
-def run(seed: int, steps: int, every: int) -> int:
-    """Run a workload, check every so many disk changes, and return the number of checks."""
+@pytest.fixture(autouse=True)
+def _frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed_records, "SNAPSHOT_INTERVAL_BYTES", 300)
+
+
+def run(seed: int, steps: int, every: int) -> tuple[int, int]:
+    """Run a workload, check every so many disk changes, and return the number of checks and of refused deliveries."""
     workload = Workload(seed)
     seen = checked = 0
     found: list[AssertionError] = []
@@ -263,15 +295,49 @@ def run(seed: int, steps: int, every: int) -> int:
         assert not found, f"seed {seed}, step {step}, change {seen}: {found[0]}"
         start = workload.live.log.start_offset
         workload.trimmed |= {value for offset, value in workload.known.items() if offset < start}
-    return checked
+    return checked, workload.refused
 
 
 @pytest.mark.row("D6")
 def test_no_power_failure_loses_or_doubles_a_delayed_record() -> None:
-    assert sum(run(seed, 60, every=5) for seed in range(1, 7)) > 100
+    checks, refused = map(sum, zip(*(run(seed, 60, every=5) for seed in range(1, 7)), strict=True))
+    assert checks > 80
+    assert refused > 3
 
 
 @pytest.mark.full
 @pytest.mark.row("D6")
 def test_no_power_failure_loses_or_doubles_a_delayed_record_in_long_runs() -> None:
-    assert sum(run(seed, 150, every=2) for seed in range(100, 130)) > 3_000
+    checks, refused = map(sum, zip(*(run(seed, 150, every=2) for seed in range(100, 130)), strict=True))
+    assert checks > 2_500
+    assert refused > 50
+
+
+@pytest.mark.row("D6")
+@pytest.mark.parametrize("position", [8, 90], ids=["length", "content"])
+def test_a_damaged_batch_delays_only_its_own_records(position: int) -> None:
+    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    for value in (b"damaged", b"intact"):
+        live.partition.append(build_batch([(1000, None, value, ((DELAY_HEADER, b"50"),))]))
+    live.flush()
+    live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * position)
+    live.clock.seconds += 1
+    assert live.manager.deliver_due(10, 1 << 20) == 2
+    later = [record.id for record in live.view.pending.select(0, 1 << 62)]
+    assert later == [0], "it is tried again later"
+    assert live.partition.storage_health.damaged
+    live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * position)  # as a repair does
+    live.clock.seconds += 11
+    assert live.manager.deliver_due(10, 1 << 20) == 1
+    assert [*live.visible().values()] == [b"intact", b"damaged"]
+
+
+@pytest.mark.row("D6")
+def test_a_clock_that_is_set_back_makes_no_record_early() -> None:
+    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    live.partition.append(build_batch([(1000, None, b"later", ((DELAY_HEADER, b"50"),))]))
+    live.clock.seconds -= 100
+    live.clock.seconds += 1
+    assert live.manager.deliver_due(10, 1 << 20) == 0
+    live.clock.seconds += 99.1
+    assert live.manager.deliver_due(10, 1 << 20) == 1

@@ -14,7 +14,7 @@ from mansio.wire.batch.delay_control_records import (
     decode_delay_control,
     encode_accepted,
     encode_cancelled,
-    encode_carried,
+    encode_copied,
     encode_delivered,
     encode_moved,
 )
@@ -66,9 +66,9 @@ def test_a_control_batch_takes_the_offsets_and_the_sequence_of_the_producers_bat
     control = decode_delay_control(encode_accepted(batch, header, due_ms))
     assert control is not None
     assert ([*control.due_ms], bytes(control.batch)) == (due_ms, batch)
-    carried = decode_delay_control(encode_carried(due_ms, due_ms, batch))
-    assert carried is not None
-    assert (carried.type, [*carried.ids], bytes(carried.batch)) == (DelayControlType.CARRIED, due_ms, batch)
+    copied = decode_delay_control(encode_copied(due_ms, due_ms, batch))
+    assert copied is not None
+    assert (copied.type, [*copied.ids], bytes(copied.batch)) == (DelayControlType.COPIED, due_ms, batch)
 
 
 def test_control_batches_of_other_kinds_are_ignored() -> None:

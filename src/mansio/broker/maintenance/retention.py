@@ -124,11 +124,7 @@ class RetentionManager:
         try:
             self.check_partition(partition)
         except MansioError as error:
-            self.counts = self.counts._replace(failures=self.counts.failures + 1)
-            logger.error(
-                "retention_failed",
-                extra=fields(topic=partition.topic, partition=partition.index, reason=error.message),
-            )
+            self._record_failure(partition, error.message)
         except Exception as error:  # a defect skips one check of one partition, not all retention
             self.counts = self.counts._replace(failures=self.counts.failures + 1)
             logger.error(
@@ -136,6 +132,13 @@ class RetentionManager:
                 exc_info=error,
                 extra=fields(topic=partition.topic, partition=partition.index, reason=repr(error)),
             )
+
+    def _record_failure(self, partition: Partition, reason: str) -> None:
+        self.counts = self.counts._replace(failures=self.counts.failures + 1)
+        logger.error(
+            "retention_failed",
+            extra=fields(topic=partition.topic, partition=partition.index, reason=reason),
+        )
 
     def check_partition(self, partition: Partition) -> None:
         """Delete the records of one partition that have expired by age or size. Raises `StorageError`."""
@@ -174,7 +177,17 @@ class RetentionManager:
             if expired.end_offset > found.end_offset:
                 if expired.includes_active:
                     partition.roll()
-                delays.release_below(expired.end_offset)
+                self._scheduler.spawn(
+                    self._release(partition, delays, expired.end_offset), name="copy of pending records"
+                )
+
+    async def _release(self, partition: Partition, delays: DelayManager, offset: int) -> None:
+        """Copy the pending records below an offset to the end of the log."""
+        try:
+            await delays.release_below(offset)
+        except MansioError as error:
+            if not partition.closed and partition.is_leader:
+                self._record_failure(partition, error.message)
 
     def _delete_expired(self, partition: Partition, found: ExpiredSegments) -> None:
         """Trim the log to the end of the expired segments.

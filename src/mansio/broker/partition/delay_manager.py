@@ -21,6 +21,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
+    CoordinatorLoadInProgress,
     CorruptMessage,
     LeaderNotAvailable,
     MansioError,
@@ -32,9 +33,10 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.delay_control_records import (
     NOT_DELAYED_MS,
     decode_delay_control,
+    decompressed_bytes_max,
     encode_accepted,
     encode_cancelled,
-    encode_carried,
+    encode_copied,
     encode_delivered,
     encode_moved,
 )
@@ -53,21 +55,18 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.delayed_records import DelayedRecords
     from mansio.broker.partition.partition import Partition
-    from mansio.ports import Buffer, Promise
+    from mansio.ports import Buffer
     from mansio.wire.batch.delay_headers import DelayedBatch
     from mansio.wire.batch.record_batch import NewRecord
 
 logger = logging.getLogger(__name__)
 
-DECODED_BYTES_MAX: Final = 32 << 20
-"""Maximum decompressed size of a batch with delayed records."""
-
 CACHED_BATCHES_MAX: Final = 32
 CACHED_BYTES_MAX: Final = 16 << 20
 """Bounds of the decoded control batches that are kept, because neighbouring records are often due together."""
 
-CARRIED_RECORDS_MAX: Final = 500
-CARRIED_BYTES_MAX: Final = 512 << 10
+COPIED_RECORDS_MAX: Final = 500
+COPIED_BYTES_MAX: Final = 512 << 10
 """Bounds of one control batch with copies of pending records."""
 
 UNREADABLE_RETRY_MS: Final = 10_000
@@ -85,30 +84,16 @@ class _StoredRecords(NamedTuple):
 class DelayManager:
     """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
 
-    __slots__ = (
-        "_cached",
-        "_cached_bytes",
-        "_carrying",
-        "_partition",
-        "delivered_count",
-        "uncommitted_end",
-        "view",
-    )
+    __slots__ = ("_cached", "_cached_bytes", "partition", "uncommitted_end", "view")
 
     def __init__(self, partition: Partition, view: DelayedRecords) -> None:
-        self._partition = partition
+        self.partition = partition
         self.view = view
         view.on_reset = self._forget_stored
         self._cached: dict[int, _StoredRecords] = {}
         self._cached_bytes = 0
-        self._carrying: Promise[None] | None = None
-        self.delivered_count = 0
         self.uncommitted_end = 0
         """End offset of the last delivery."""
-
-    @property
-    def partition(self) -> Partition:
-        return self._partition
 
     # Acceptance
 
@@ -117,15 +102,15 @@ class DelayManager:
 
         Raises `InvalidRecord` for invalid headers, `ThrottlingQuotaExceeded` if too many records are pending, and
         `LeaderNotAvailable` while the view is being read."""
-        partition, view = self._partition, self.view
+        partition, view = self.partition, self.view
         if not partition.rules.accepts_delays:
             return None
         delays = read_delays(
-            batch, partition.name, partition.clock.wall_ms(), output_bytes_max=DECODED_BYTES_MAX
+            batch, partition.name, partition.clock.wall_ms(), output_bytes_max=decompressed_bytes_max(batch)
         )
         if delays is None:
             return None
-        if not view.is_complete:
+        if not view.is_complete:  # producers retry this error, unlike that of `_ensure_usable`
             raise LeaderNotAvailable(f"{partition.name}: its delayed records are being loaded")
         self._check_limits(delays)
         control = encode_accepted(batch, delays.header, delays.due_ms)
@@ -137,22 +122,22 @@ class DelayManager:
         return control
 
     def _check_limits(self, delays: DelayedBatch) -> None:
-        pending, settings = self.view.pending, self._partition.settings
+        pending, settings = self.view.pending, self.partition.settings
         if pending.count + len(delays.due_ms) > settings.delayed_records_max:
             raise ThrottlingQuotaExceeded(
-                f"{self._partition.name}: {pending.count} records are pending,"
+                f"{self.partition.name}: {pending.count} records are pending,"
                 f" mansio.delay.pending.records.max={settings.delayed_records_max}"
             )
         if pending.size_bytes + delays.bounds[-1] > settings.delayed_bytes_max:
             raise ThrottlingQuotaExceeded(
-                f"{self._partition.name}: {pending.size_bytes} bytes are pending,"
+                f"{self.partition.name}: {pending.size_bytes} bytes are pending,"
                 f" mansio.delay.pending.bytes.max={settings.delayed_bytes_max}"
             )
 
     def _accept(self, base_offset: int, delays: DelayedBatch) -> None:
         """Apply an accepted batch that was appended, and deliver the records that are due already."""
         view, bounds = self.view, delays.bounds
-        now_ms = self._partition.clock.wall_ms()
+        now_ms = self.partition.clock.wall_ms()
         add = view.pending.add
         due: list[PendingRecord] = []
         for index, due_ms in enumerate(delays.due_ms):
@@ -177,7 +162,7 @@ class DelayManager:
         """Deliver the records that are due, at most `records_max` and `bytes_max`; return how many.
 
         Raises the errors of `Partition.append_unchanged`; the records are then still pending."""
-        now_ms = self._partition.clock.wall_ms()
+        now_ms = self.partition.clock.wall_ms()
         due = self.view.pending.take_due(now_ms, records_max, bytes_max)
         if due:
             self._deliver(due, now_ms)
@@ -185,7 +170,7 @@ class DelayManager:
 
     def _deliver(self, due: Sequence[PendingRecord], now_ms: int) -> None:
         """Append records that were removed from the view. After an error they are in the view again."""
-        partition, pending = self._partition, self.view.pending
+        partition, pending = self.partition, self.view.pending
         delivered: list[NewRecord] = []
         ids: list[int] = []
         codec = Codec.NONE
@@ -194,7 +179,7 @@ class DelayManager:
                 try:
                     stored = self._stored(record.location)
                     content = _content(stored, record)
-                except CorruptMessage as error:
+                except MansioError as error:
                     self._postpone(record, now_ms, error)
                     continue
                 codec = stored.codec
@@ -210,9 +195,8 @@ class DelayManager:
                 front = with_log_append_time(batch, read_header(batch), now_ms)
                 batch = front + batch[len(front) :]
             control = encode_delivered(ids, read_header(batch).crc)
-            self.view.stage(read_header(control).crc, _ignore_offset)
+            self.view.stage_delivery(read_header(control).crc, read_header(batch).crc)
             self.uncommitted_end = partition.append_unchanged((control, batch))
-            self.delivered_count += len(ids)
         except BaseException:
             known = {*ids}
             for record in due:
@@ -220,9 +204,10 @@ class DelayManager:
                     pending.replace(record)
             raise
 
-    def _postpone(self, record: PendingRecord, now_ms: int, error: CorruptMessage) -> None:
-        """Keep a record that cannot be read; it is tried again, because the log may be repaired from a replica."""
-        self._partition.report_damage(record.location, error)
+    def _postpone(self, record: PendingRecord, now_ms: int, error: MansioError) -> None:
+        """Keep a record that cannot be read, and go on with the others. It is tried again, because the log may be
+        repaired from a replica."""
+        self.partition.report_damage(record.location, error)
         self.view.pending.replace(record._replace(due_ms=now_ms + UNREADABLE_RETRY_MS))
 
     # Changes of pending records
@@ -267,82 +252,59 @@ class DelayManager:
         return _content(self._stored(record.location), record)
 
     def _find(self, ids: Iterable[int]) -> list[PendingRecord]:
-        self._partition.ensure_leader()
-        self.view.ensure_complete()
+        self._ensure_usable()
         find = self.view.pending.find
         return [record for record_id in dict.fromkeys(ids) if (record := find(record_id)) is not None]
 
+    def _ensure_usable(self) -> None:
+        """Raise `NotLeaderOrFollower`, or `CoordinatorLoadInProgress` while the view is being read."""
+        self.partition.ensure_leader()
+        if not self.view.is_complete:
+            raise CoordinatorLoadInProgress(f"{self.partition.name}: its delayed records are being loaded")
+
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
         self.view.stage(read_header(control).crc, apply)
-        return self._partition.append_unchanged((control,))
+        return self.partition.append_unchanged((control,))
 
     # Retention
 
-    def release_below(self, offset: int) -> Promise[None]:
+    async def release_below(self, offset: int) -> None:
         """Copy the pending records below an offset to the end of the log, so that retention can delete that part.
 
-        The promise completes when the copies are committed, or fails with an error of `Partition.append_unchanged`."""
-        if self._carrying is None:
-            self._carrying = self._partition.scheduler.promise()
-            self._carrying.add_done_callback(_retrieve_error)
-            self._carry_slice(offset)
-        promise = self._carrying
-        return promise if promise is not None else self._partition.commit_promise(self._partition.end_offset)
-
-    def _carry_slice(self, offset: int) -> None:
-        partition, view, promise = self._partition, self.view, self._carrying
-        assert promise is not None
-        try:
-            partition.ensure_leader()
-            view.ensure_complete()
+        Returns when the copies are committed. Raises the errors of `cancel` and `read`."""
+        partition, view = self.partition, self.view
+        while True:
+            self._ensure_usable()
             floor = view.retention_floor()
-            records = view.pending.located_below(offset, CARRIED_RECORDS_MAX)
-            if records:
-                end_offset = self._carry(records)
-                view.retained_until = (end_offset, offset if floor is None else floor)
-                partition.scheduler.call_soon(self._carry_slice, offset)
-                return
-        except MansioError as error:
-            self._carrying = None
-            if not promise.done():
-                promise.set_exception(error)
-            return
-        self._carrying = None
+            records = view.pending.located_below(offset, COPIED_RECORDS_MAX)
+            if not records:
+                break
+            end_offset = self._copy(records)
+            view.retained_until = (end_offset, offset if floor is None else floor)
+            await partition.scheduler.sleep(0)
+        await partition.commit_promise(partition.end_offset)
 
-        def complete(error: MansioError | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(None)
-            else:
-                promise.set_exception(error)
-
-        if partition.when_committed(partition.end_offset, complete):
-            complete(None)
-
-    def _carry(self, records: Sequence[PendingRecord]) -> int:
-        """Append copies of records, at least one and at most `CARRIED_BYTES_MAX`. Returns the end offset."""
-        carried: list[PendingRecord] = []
+    def _copy(self, records: Sequence[PendingRecord]) -> int:
+        """Append copies of records, at least one and at most `COPIED_BYTES_MAX`. Returns the end offset."""
+        copied: list[PendingRecord] = []
         contents: list[NewRecord] = []
         size = 0
         for record in records:
             size += record.size
-            if carried and size > CARRIED_BYTES_MAX:
+            if copied and size > COPIED_BYTES_MAX:
                 break
             contents.append(self.read(record))
-            carried.append(record)
+            copied.append(record)
         batch = build_batch(contents)
         bounds = record_bounds(_decode(batch).data, len(contents))
 
         def apply(base_offset: int) -> None:
-            for index, record in enumerate(carried):
+            for index, record in enumerate(copied):
                 begin = bounds[index]
                 moved = record._replace(location=base_offset, position=begin, size=bounds[index + 1] - begin)
                 self.view.pending.replace(moved)
 
-        control = encode_carried(
-            [record.id for record in carried], [record.due_ms for record in carried], batch
-        )
+        control = encode_copied([record.id for record in copied], [record.due_ms for record in copied], batch)
         return self._append_control(control, apply)
 
     # Stored records
@@ -351,11 +313,11 @@ class DelayManager:
         """Read the control batch at an offset. Raises `CorruptMessage`, `StorageError`."""
         found = self._cached.get(location)
         if found is None:
-            batch = next(self._partition.log.batches(location))
+            batch = next(self.partition.log.batches(location), b"")
             check_stored_batch(batch)
             control = decode_delay_control(batch)
             if control is None or not control.batch:
-                raise CorruptMessage(f"{self._partition.name}: no delayed records at offset {location}")
+                raise CorruptMessage(f"{self.partition.name}: no delayed records at offset {location}")
             found = _decode(control.batch)
             self._cache(location, found)
         return found
@@ -373,7 +335,7 @@ class DelayManager:
         self._cached_bytes = 0
 
     def _log_failure(self, error: MansioError) -> None:
-        partition = self._partition
+        partition = self.partition
         logger.warning(
             "delivery_failed",
             extra=fields(topic=partition.topic, partition=partition.index, reason=error.message),
@@ -381,7 +343,7 @@ class DelayManager:
 
 
 def _decode(batch: Buffer) -> _StoredRecords:
-    header, data = decompress_batch(batch, DECODED_BYTES_MAX)
+    header, data = decompress_batch(batch, decompressed_bytes_max(batch))
     return _StoredRecords(header.codec, base_timestamp_ms(header), data)
 
 
@@ -389,16 +351,3 @@ def _content(stored: _StoredRecords, record: PendingRecord) -> NewRecord:
     return read_record_at(
         stored.data, record.position, record.position + record.size, stored.base_timestamp_ms
     )
-
-
-def _ignore_offset(base_offset: int) -> None:
-    """Nothing to apply: the records of a delivery were removed from the view before."""
-
-
-def _retrieve_error(promise: Promise[None]) -> None:
-    """Mark a failed promise as handled when no caller waits for it."""
-    if promise.done():
-        try:
-            promise.result()
-        except Exception:  # noqa: BLE001 - reported to those who wait
-            return

@@ -35,6 +35,8 @@ SLICE_BYTES_MAX: Final = 256 << 10
 TIMER_MS_MAX: Final = 10_000
 RETRY_MS: Final = 1_000
 
+OUTDATED_ENTRIES_MAX: Final = 64
+
 UNCOMMITTED_RECORDS_MAX: Final = 20_000
 """Number of offsets that deliveries of a partition may be ahead of its high watermark."""
 
@@ -62,6 +64,11 @@ class DelayedDelivery:
         manager.view.on_due_changed = partial(self._on_due_changed, manager)
         self._on_due_changed(manager)
 
+    def detach(self, manager: DelayManager) -> None:
+        """Forget a partition that was closed."""
+        self._wake_ms.pop(manager, None)
+        self._rebuild_queue()
+
     def close(self) -> None:
         """Stop all deliveries."""
         self._due.clear()
@@ -84,8 +91,18 @@ class DelayedDelivery:
         self._wake_ms[manager] = wall_ms
         self._number += 1
         heapq.heappush(self._queue, (wall_ms, self._number, manager))
+        if len(self._queue) > 2 * len(self._wake_ms) + OUTDATED_ENTRIES_MAX:
+            self._rebuild_queue()
         if self._timer is None or wall_ms < self._timer_ms:
             self._set_timer()
+
+    def _rebuild_queue(self) -> None:
+        """Drop the outdated entries. Each wake-up before a distant due time leaves one."""
+        self._queue = [
+            (wall_ms, number, manager) for number, (manager, wall_ms) in enumerate(self._wake_ms.items())
+        ]
+        self._number = len(self._queue)
+        heapq.heapify(self._queue)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

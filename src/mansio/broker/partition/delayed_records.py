@@ -11,7 +11,8 @@ Invariants:
 * A snapshot contains the state at an offset below which the log was committed when the snapshot was written. Without
   one, the view is rebuilt from the whole log.
 * Retention keeps each control batch that contains a pending record, and everything that is not applied yet.
-* Delivered records are removed from the view only when the batch that contains them is in the log: see DELIVERED.
+* Delivered records are removed from the view only when the batch that contains them is in the log: see DELIVERED. No
+  snapshot is taken between the two batches of a delivery.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ import struct
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import CoordinatorLoadInProgress, CorruptLog, CorruptMessage, MansioError
+from mansio.errors import CorruptLog, CorruptMessage, MansioError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.delays.pending_records import PendingRecord, PendingRecords
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
-from mansio.wire.batch.delay_control_records import DelayControlType, decode_delay_control
+from mansio.wire.batch.delay_control_records import (
+    DelayControlType,
+    decode_delay_control,
+    decompressed_bytes_max,
+)
 from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import decompress_batch, record_bounds
 
@@ -56,9 +61,6 @@ RETRY_MS: Final = 10_000
 DAMAGE_RETRIES: Final = 6
 """How often a damaged batch is read again. After that its records are missing from the view, which is reported."""
 
-EMBEDDED_BYTES_MAX: Final = 64 << 20
-"""Maximum decompressed size of a batch in a control record."""
-
 SNAPSHOT_SUFFIX: Final = ".delays"
 _MAGIC: Final = b"MDELAYS\n"
 _VERSION: Final = 1
@@ -83,7 +85,6 @@ class DelayedRecords:
         "_unsaved_bytes",
         "_waiting_snapshot",
         "applied_end",
-        "high_watermark",
         "on_damage",
         "on_due_changed",
         "on_reset",
@@ -106,8 +107,8 @@ class DelayedRecords:
         self._staged: tuple[int, Callable[[int], None]] | None = None
         """CRC of a control batch that is about to be appended, and what applies it, given its base offset."""
         self._expected: tuple[int, int, Sequence[int]] | None = None
-        """Offset and CRC of the batch that delivers these ids, if it follows."""
-        self.high_watermark = 0
+        """Offset and CRC of the batch that delivers these ids, if it follows. The ids are empty for a delivery of this
+        leader, which has removed them before."""
         self.retained_until: tuple[int, int] | None = None
         """While the log is not committed up to the first offset, retention keeps everything from the second one on."""
         self.on_due_changed: Callable[[], None] = _do_nothing
@@ -128,14 +129,17 @@ class DelayedRecords:
         """Whether the view contains the whole log."""
         return self.applied_end >= self._log.end_offset and not self._is_reading
 
-    def ensure_complete(self) -> None:
-        """Raise `CoordinatorLoadInProgress` unless the view contains the whole log."""
-        if not self.is_complete:
-            raise CoordinatorLoadInProgress(f"the delayed records of {self._directory} are being loaded")
-
     def stage(self, crc: int, apply: Callable[[int], None]) -> None:
         """Have `apply(base_offset)` called when the control batch with this CRC is appended, instead of reading it."""
         self._staged = (crc, apply)
+
+    def stage_delivery(self, control_crc: int, batch_crc: int) -> None:
+        """Announce the two batches of a delivery of records that are not in the view any more."""
+
+        def apply(base_offset: int) -> None:
+            self._expected = (base_offset + 1, batch_crc, ())
+
+        self.stage(control_crc, apply)
 
     # Hook methods
 
@@ -143,28 +147,24 @@ class DelayedRecords:
         return None
 
     def on_append(self, header: BatchHeader, base_offset: int) -> None:
-        if self._is_reading:
-            return
-        end_offset = base_offset + header.last_offset_delta + 1
         staged, self._staged = self._staged, None
-        if self.applied_end != base_offset:
+        if self._is_reading or base_offset < self.applied_end:
+            return
+        is_staged = staged is not None and staged[0] == header.crc
+        if self.applied_end != base_offset or (header.is_control and not is_staged):
             self._read_on()
-        elif header.is_control:
-            if staged is not None and staged[0] == header.crc:
+        else:
+            self.applied_end = base_offset + header.last_offset_delta + 1
+            self._unsaved_bytes += header.batch_length
+            if staged is not None and is_staged:
                 self._expected = None
-                self.applied_end = end_offset
                 staged[1](base_offset)
             else:
-                self._read_on()
-        else:
-            self._apply_data_batch(header.crc, base_offset)
-            self.applied_end = end_offset
-        self._unsaved_bytes += header.batch_length
+                self._apply_data_batch(header.crc, base_offset)
         if self._unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self._waiting_snapshot is None:
             self._prepare_snapshot()
 
     def on_committed(self, high_watermark: int) -> None:
-        self.high_watermark = high_watermark
         if self.retained_until is not None and self.retained_until[0] <= high_watermark:
             self.retained_until = None
         if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
@@ -219,6 +219,8 @@ class DelayedRecords:
                 if ids_read >= SLICE_RECORDS:
                     break
                 base_offset = header.base_offset
+                if base_offset > self.applied_end >= log.compaction.state.sparse_end_offset:
+                    raise CorruptLog(f"{self._directory}: offset {self.applied_end} cannot be read")
                 if header.is_control:
                     ids_read += self._apply_control_batch(next(log.batches(base_offset)), base_offset)
                 else:
@@ -246,8 +248,12 @@ class DelayedRecords:
         self._failures += 1
         if self._failures > DAMAGE_RETRIES and isinstance(error, CorruptMessage | CorruptLog):
             self._failures = 0
-            damaged = next(self._log.batch_headers(self.applied_end), None)
-            self.applied_end = self._log.end_offset if damaged is None else damaged.last_offset + 1
+            found = next(self._log.batch_headers(self.applied_end), None)
+            if found is None:
+                self.applied_end = self._log.end_offset
+            else:  # an intact batch after the damage, or the damaged one
+                is_after = found.base_offset > self.applied_end
+                self.applied_end = found.base_offset if is_after else found.last_offset + 1
         self._scheduler.call_later(RETRY_MS, self._read_slice)
 
     def _apply_control_batch(self, batch: bytes, base_offset: int) -> int:
@@ -345,10 +351,10 @@ class DelayedRecords:
 
 
 def locate_records(control: DelayControlRecord, location: int) -> list[PendingRecord]:
-    """Return the pending records of a control record ACCEPTED or CARRIED at offset `location`.
+    """Return the pending records of a control record ACCEPTED or COPIED at offset `location`.
 
     Raises `CorruptMessage`."""
-    header, data = decompress_batch(control.batch, EMBEDDED_BYTES_MAX)
+    header, data = decompress_batch(control.batch, decompressed_bytes_max(control.batch))
     if header.record_count != len(control.ids):
         raise CorruptMessage(f"{header.record_count} records in a control record of {len(control.ids)} ids")
     bounds = record_bounds(data, header.record_count)

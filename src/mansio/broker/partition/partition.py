@@ -394,9 +394,8 @@ class Partition:
 
         An error may leave the first of them in the log. Raises the errors of `append`."""
         self._check_append(internal=True, urgent=True)
-        for check in self._before_append:
-            if isinstance(check, _SessionCheck):
-                check(read_header(batches[0]))
+        for before in self._before_append:
+            before(read_header(batches[0]))
         if self.log.failure is not None:
             raise self._new_log_failed_error(self.log.failure)
         for batch in batches:

@@ -405,7 +405,6 @@ class PartitionSet:
         except OSError as error:
             log.fail(error, f"cannot read the delayed records of {log.directory}")
             return
-        view.high_watermark = partition.high_watermark
         view.on_damage = partition.report_damage
         partition.add_hook(view)
         manager = DelayManager(partition, view)
@@ -449,7 +448,8 @@ class PartitionSet:
         for partition in self._opened.pop(topic.topic_id, {}).values():
             if isinstance(partition, Partition):
                 partition.close(save=False)
-                self._delay_managers.pop(partition, None)
+                if (manager := self._delay_managers.pop(partition, None)) is not None:
+                    self.delayed_delivery.detach(manager)
                 self._group_commit.unregister(partition.log)
                 partition.log.close(save=False)
         # After this, no flush, checkpoint or repair of these logs is in progress.

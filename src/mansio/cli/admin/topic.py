@@ -95,8 +95,8 @@ def create(
 ) -> None:
     """Create a topic."""
     settings = dict(parse_name_values(config or (), "--config"))
-    if delays:
-        settings["mansio.delay.enable"] = "true"
+    if delays and settings.setdefault("mansio.delay.enable", "true") != "true":
+        usage_error("contradicts -c mansio.delay.enable", "--delays")
 
     async def work() -> None:
         async with connect(bootstrap_servers) as client:

@@ -11,7 +11,7 @@ record of a batch is one of:
                named here, so a crash between the two leaves the records pending.
     CANCELLED  ids that are not delivered.
     MOVED      ids and their new due times.
-    CARRIED    copies of pending records from the start of the log, which may then be deleted; their ids stay the same.
+    COPIED     copies of pending records from the start of the log, which may then be deleted; their ids stay the same.
 
 Invariant: all control batches have the timestamp -1, so that searches by timestamp never find them.
 """
@@ -52,15 +52,15 @@ class DelayControlType(IntEnum):
     DELIVERED = 20002
     CANCELLED = 20003
     MOVED = 20004
-    CARRIED = 20005
+    COPIED = 20005
 
 
 class DelayControlRecord(NamedTuple):
     """Content of a control batch.
 
-    `ids`: of pending records; `due_ms`: due times in ms since the Unix epoch, for ACCEPTED, MOVED and CARRIED one per
+    `ids`: of pending records; `due_ms`: due times in ms since the Unix epoch, for ACCEPTED, MOVED and COPIED one per
     id, `NOT_DELAYED_MS` for a record of an accepted batch that is not delayed; `crc`: of the batch with the delivered
-    records; `batch`: with the pending records, for ACCEPTED and CARRIED.
+    records; `batch`: with the pending records, for ACCEPTED and COPIED.
     """
 
     type: DelayControlType
@@ -68,6 +68,15 @@ class DelayControlRecord(NamedTuple):
     due_ms: Sequence[int] = ()
     crc: int = 0
     batch: memoryview = memoryview(b"")
+
+
+DECOMPRESSED_BYTES_MAX: Final = 32 << 20
+"""Maximum decompressed size of a compressed batch with delayed records, because it is decoded on the event loop."""
+
+
+def decompressed_bytes_max(batch: Buffer) -> int:
+    """Return the decompressed size up to which a batch with delayed records is decoded."""
+    return max(DECOMPRESSED_BYTES_MAX, len(batch))
 
 
 def encode_accepted(batch: Buffer, header: BatchHeader, due_ms: Sequence[int]) -> bytes:
@@ -104,10 +113,10 @@ def encode_moved(ids: Sequence[int], due_ms: Sequence[int]) -> bytes:
     return _encode(DelayControlType.MOVED, head + _pack_numbers(ids) + _pack_numbers(due_ms))
 
 
-def encode_carried(ids: Sequence[int], due_ms: Sequence[int], batch: bytes) -> bytes:
+def encode_copied(ids: Sequence[int], due_ms: Sequence[int], batch: bytes) -> bytes:
     """Encode the control batch with copies of pending records; `batch` contains them in the order of `ids`."""
     head = _VALUE_HEAD.pack(VALUE_VERSION, len(ids))
-    return _encode(DelayControlType.CARRIED, head + _pack_numbers(ids) + _pack_numbers(due_ms) + batch)
+    return _encode(DelayControlType.COPIED, head + _pack_numbers(ids) + _pack_numbers(due_ms) + batch)
 
 
 def decode_delay_control(batch: Buffer) -> DelayControlRecord | None:

@@ -1,0 +1,69 @@
+"""`DelayedDelivery`: its memory does not grow with time, and it forgets closed partitions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from mansio.broker.partition.delayed_delivery import OUTDATED_ENTRIES_MAX, DelayedDelivery
+from support.logs import ManualClock, ManualScheduler
+
+if TYPE_CHECKING:
+    from mansio.broker.partition.delay_manager import DelayManager
+
+DISTANT_MS = 365 * 24 * 3_600_000
+
+
+class _Manager:
+    """A partition with one record that is due in a year, and one that is always due soon."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.uncommitted_end = 0
+        self.soon_ms: int | None = None
+        self.distant_ms = clock.wall_ms() + DISTANT_MS
+        self.delivered = 0
+        self.partition = SimpleNamespace(
+            closed=False,
+            is_leader=True,
+            high_watermark=0,
+            log=SimpleNamespace(failure=None),
+            topic="t",
+            index=0,
+        )
+        self.view: Any = SimpleNamespace(pending=self, is_complete=True, on_due_changed=lambda: None)
+
+    @property
+    def next_due_ms(self) -> int:
+        return self.distant_ms if self.soon_ms is None else self.soon_ms
+
+    def deliver_due(self, records_max: int, bytes_max: int) -> int:
+        del records_max, bytes_max
+        if self.soon_ms is None or self.soon_ms > self.clock.wall_ms():
+            return 0
+        self.soon_ms = None
+        self.delivered += 1
+        return 1
+
+
+def test_wake_ups_before_a_distant_due_time_leave_nothing_behind() -> None:
+    clock, scheduler = ManualClock(), ManualScheduler()
+    delivery = DelayedDelivery(clock, cast("Any", scheduler))
+    manager = _Manager(clock)
+    delivery.attach(cast("DelayManager", manager))
+    for _ in range(2_000):
+        manager.soon_ms = clock.wall_ms() + 10
+        manager.view.on_due_changed()
+        clock.seconds += 0.02
+        scheduler.fire()
+    assert manager.delivered == 2_000
+    assert len(delivery._queue) <= 2 + OUTDATED_ENTRIES_MAX + 1
+
+
+def test_a_closed_partition_is_forgotten() -> None:
+    clock, scheduler = ManualClock(), ManualScheduler()
+    delivery = DelayedDelivery(clock, cast("Any", scheduler))
+    manager = _Manager(clock)
+    delivery.attach(cast("DelayManager", manager))
+    delivery.detach(cast("DelayManager", manager))
+    assert delivery._queue == []
