@@ -35,6 +35,14 @@ if TYPE_CHECKING:
         ElectionType,
         PartitionStatus,
     )
+    from mansio.client.admin.delays import (
+        ChangedRecords,
+        DelayAdmin,
+        PendingCounts,
+        PendingPage,
+        PendingRecord,
+        RecordId,
+    )
     from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
     from mansio.client.admin.shares import (
@@ -76,6 +84,7 @@ __all__ = [
     "Backoff",
     "Broker",
     "BrokerStatus",
+    "ChangedRecords",
     "Client",
     "ClusterAdmin",
     "ClusterDescription",
@@ -84,6 +93,7 @@ __all__ = [
     "ConfigEntry",
     "Consumer",
     "DefaultEntity",
+    "DelayAdmin",
     "DelayNotOffered",
     "Delivery",
     "ElectionResult",
@@ -108,6 +118,9 @@ __all__ = [
     "PartitionLag",
     "PartitionMetadata",
     "PartitionStatus",
+    "PendingCounts",
+    "PendingPage",
+    "PendingRecord",
     "Producer",
     "ProducerOptions",
     "Publishable",
@@ -115,6 +128,7 @@ __all__ = [
     "QuotaAdmin",
     "RebalanceCallback",
     "Receiver",
+    "RecordId",
     "RecordMetadata",
     "RedriveResult",
     "ShareAdmin",
@@ -133,6 +147,7 @@ __all__ = [
 
 _ADMIN = "mansio.client.admin.admin"
 _CLUSTER = "mansio.client.admin.cluster"
+_DELAYS = "mansio.client.admin.delays"
 _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
 _SHARES = "mansio.client.admin.shares"
@@ -144,12 +159,14 @@ _LAZY = {
     "Broker": "mansio.node.embedded:EmbeddedBroker",
     "BrokerStatus": _CLUSTER,
     "Client": "mansio.client.client",
+    "ChangedRecords": _DELAYS,
     "ClusterAdmin": _CLUSTER,
     "ClusterDescription": _ADMIN,
     "ClusterStatus": _CLUSTER,
     "CommittedOffset": "mansio.net.offsets",
     "ConfigEntry": _ADMIN,
     "Consumer": "mansio.client.consumer.consumer",
+    "DelayAdmin": _DELAYS,
     "DelayNotOffered": "mansio.errors",
     "Delivery": "mansio.client.producer.accumulator",
     "ElectionType": _CLUSTER,
@@ -174,6 +191,9 @@ _LAZY = {
     "PartitionLag": _ADMIN,
     "PartitionStatus": _CLUSTER,
     "PartitionMetadata": "mansio.net.metadata",
+    "PendingCounts": _DELAYS,
+    "PendingPage": _DELAYS,
+    "PendingRecord": _DELAYS,
     "Producer": "mansio.client.producer.producer",
     "ProducerOptions": "mansio.client.producer.producer",
     "Publishable": _TYPES,
@@ -182,6 +202,7 @@ _LAZY = {
     "DefaultEntity": _QUOTAS,
     "RebalanceCallback": "mansio.client.consumer.consumer",
     "Receiver": "mansio.client.share.receiver",
+    "RecordId": _DELAYS,
     "RecordMetadata": _TYPES,
     "RedriveResult": "mansio.net.redrive",
     "ShareAdmin": _SHARES,

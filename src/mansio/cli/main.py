@@ -19,7 +19,7 @@ import mansio_demo
 from mansio.cli import pipeline
 from mansio.cli.admin import cluster, dlq, group, quota, topic
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
-from mansio.cli.records import consume, produce
+from mansio.cli.records import consume, delayed, produce
 from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
 from mansio.version import __version__
@@ -47,6 +47,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(delayed.app, name="delayed")
 app.add_typer(quota.app, name="quota")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")

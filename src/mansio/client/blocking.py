@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, cast
 from mansio.client import client as asyncio_client
 from mansio.client.admin import admin as asyncio_admin
 from mansio.client.admin import cluster as asyncio_cluster
+from mansio.client.admin import delays as asyncio_delays
 from mansio.client.admin import quotas as asyncio_quotas
 from mansio.client.admin import shares as asyncio_shares
 from mansio.client.consumer import consumer as asyncio_consumer
@@ -67,6 +68,17 @@ class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
     redrive = blocking(asyncio_shares.ShareAdmin.redrive)
 
 
+class DelayAdmin(BlockingProxy[asyncio_delays.DelayAdmin]):
+    """Delayed records of one cluster that are pending; available as `client.admin.delays`."""
+
+    counts = blocking(asyncio_delays.DelayAdmin.counts)
+    list = blocking(asyncio_delays.DelayAdmin.list)
+    describe = blocking(asyncio_delays.DelayAdmin.describe)
+    cancel = blocking(asyncio_delays.DelayAdmin.cancel)
+    reschedule = blocking(asyncio_delays.DelayAdmin.reschedule)
+    deliver_now = blocking(asyncio_delays.DelayAdmin.deliver_now)
+
+
 class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
     """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
 
@@ -86,6 +98,8 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(thread, original.shares)
         """Share groups."""
+        self.delays: DelayAdmin = DelayAdmin(thread, original.delays)
+        """Delayed records that are pending."""
 
     describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
     list_topics = blocking(asyncio_admin.Admin.list_topics)

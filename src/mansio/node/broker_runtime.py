@@ -39,6 +39,7 @@ from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
+from mansio.broker.services.delays import DelayService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
@@ -365,6 +366,12 @@ class BrokerRuntime:
                 bytes_max=settings.socket_request_max_bytes,
             ),
             records=RecordService(
+                self.partitions,
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+                wait_ms_max=settings.produce_wait_ms_max,
+            ),
+            delays=DelayService(
                 self.partitions,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,

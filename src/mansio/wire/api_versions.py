@@ -81,6 +81,8 @@ class ApiKey(IntEnum):
     REDRIVE_RECORDS = 20102
     CHALLENGE_BROKER = 20103
     AUTHENTICATE_BROKER = 20104
+    LIST_DELAYED_RECORDS = 20105
+    ALTER_DELAYED_RECORDS = 20106
 
 
 class Api(NamedTuple):
@@ -406,6 +408,20 @@ _ROWS: Final = (
         brokers_only=True,
         is_advertised=False,
     ),
+    Api(
+        ApiKey.LIST_DELAYED_RECORDS,
+        0,
+        0,
+        "delays.list_delayed_records",
+        note="Mansio's own. Pending records of partitions, by due time, id or key.",
+    ),
+    Api(
+        ApiKey.ALTER_DELAYED_RECORDS,
+        0,
+        0,
+        "delays.alter_delayed_records",
+        note="Mansio's own. Cancels pending records, or changes when they are due.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -490,6 +506,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.REDRIVE_RECORDS: 0,
     ApiKey.CHALLENGE_BROKER: 0,
     ApiKey.AUTHENTICATE_BROKER: 0,
+    ApiKey.LIST_DELAYED_RECORDS: 0,
+    ApiKey.ALTER_DELAYED_RECORDS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

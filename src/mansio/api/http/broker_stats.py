@@ -40,9 +40,18 @@ class LeaderSample(NamedTuple):
     followers: Sequence[FollowerSample]
 
 
+class PendingSample(NamedTuple):
+    """Delayed records of one partition that are pending, at least one. `next_due_s`: time until the first is due, below
+    0 if it is overdue."""
+
+    records: int
+    size_bytes: int
+    next_due_s: float
+
+
 class PartitionSample(NamedTuple):
     """One open partition of this broker at the time of the scrape. `has_failed`: after a storage failure.
-    `replication`: None on a single node and on followers."""
+    `replication`: None on a single node and on followers; `pending`: None without pending records and on followers."""
 
     topic: str
     partition: int
@@ -53,6 +62,7 @@ class PartitionSample(NamedTuple):
     size_bytes: int
     has_failed: bool
     replication: LeaderSample | None = None
+    pending: PendingSample | None = None
 
 
 class Problem(NamedTuple):

@@ -76,6 +76,17 @@ PARTITION_GAUGES: Final = (
     ("partition_leader_epoch", "Leader epoch of the partition.", "leader_epoch"),
 )
 
+PENDING_GAUGES: Final = (
+    ("partition_pending_records", "Delayed records that are pending.", "records"),
+    ("partition_pending_bytes", "Bytes of the delayed records that are pending.", "size_bytes"),
+    (
+        "partition_next_due_seconds",
+        "Time until the next pending record is due; below 0 if it is overdue.",
+        "next_due_s",
+    ),
+)
+"""Gauges of partitions that this broker leads and that have pending records."""
+
 
 @dataclass(slots=True)
 class TopicTotals:
@@ -84,6 +95,7 @@ class TopicTotals:
     partitions: int = 0
     records: int = 0
     size_bytes: int = 0
+    pending_records: int = 0
 
 
 @dataclass(slots=True)
@@ -170,6 +182,12 @@ class Snapshot:
                 "Offsets assigned in the topic's partitions on this broker; the rate is records per second.",
                 "records",
             ),
+            (
+                "gauge",
+                "topic_pending_records",
+                "Delayed records that are pending in the topic's partitions that this broker leads.",
+                "pending_records",
+            ),
         ):
             samples = [({"topic": name_}, getattr(found, attribute)) for name_, found in self.topics.items()]
             yield _family(kind, name, meaning, samples, ("topic",))
@@ -177,6 +195,13 @@ class Snapshot:
             family = GaugeMetricFamily(PREFIX + name, meaning, labels=["topic", "partition"])
             for sample in self.partitions:
                 family.add_metric([sample.topic, str(sample.partition)], float(getattr(sample, attribute)))
+            yield family
+        for name, meaning, attribute in PENDING_GAUGES:
+            family = GaugeMetricFamily(PREFIX + name, meaning, labels=["topic", "partition"])
+            for sample in self.partitions:
+                if sample.pending is not None:
+                    value = float(getattr(sample.pending, attribute))
+                    family.add_metric([sample.topic, str(sample.partition)], value)
             yield family
 
     def _failure_metrics(self) -> Iterable[Metric]:
@@ -325,6 +350,8 @@ async def take_snapshot(
         topic.partitions += 1
         topic.records += sample.end_offset
         topic.size_bytes += sample.size_bytes
+        if sample.pending is not None:
+            topic.pending_records += sample.pending.records
     snapshot.topics_left_out = len(topics_left_out)
     if snapshot.partition_count > bounds.partitions_max:
         snapshot.partitions.clear()  # all or none: the selection must not be arbitrary

@@ -295,6 +295,33 @@ def dead_letter_warnings(broker: RunningBroker) -> Iterator[Problem]:
         )
 
 
+PENDING_WARNING_FRACTION: Final = 0.8
+"""Fraction of a partition's limits on pending records from which a warning is reported."""
+
+
+def _delays(broker: RunningBroker) -> Iterator[Measurement]:
+    yield _counter(
+        "delayed_records_delivered",
+        "Delayed records delivered since the start.",
+        broker.services.partitions.delayed_delivery.delivered_count,
+    )
+
+
+def delay_warnings(broker: RunningBroker) -> Iterator[Problem]:
+    """Return a warning for each partition whose pending records use most of its limits, beyond which the broker refuses
+    delayed records."""
+    for partition in tuple(broker.services.partitions):
+        found = broker.services.delays.sample(partition)
+        if found is not None and found.fraction >= PENDING_WARNING_FRACTION:
+            yield Problem(
+                "delayed_records_near_limit",
+                f"{partition.name}: {found.count:,} delayed records ({found.size_bytes:,} bytes) are pending, "
+                f"{found.fraction:.0%} of mansio.delay.pending.records.max or .bytes.max",
+                partition.topic,
+                partition.index,
+            )
+
+
 METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], ...]] = (
     _records,
     _storage,
@@ -307,6 +334,7 @@ METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], 
     _verification,
     _quotas,
     _log_lines,
+    _delays,
     metrics_cluster.measurements,
     _share_groups,
 )

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from mansio.api.http import metrics_broker, metrics_cluster
-from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, Problem
+from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, PendingSample, Problem
 from mansio.broker.partition.retention_holds import RELEASE_REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import Distribution, Measurement, Phase, RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.delays import PartitionPending
     from mansio.config.settings import Settings
 
 
@@ -96,6 +97,7 @@ class ServiceStats:
             yield Problem("corrupt_batch", detail, topic, index)
         yield from metrics_cluster.warnings(self._broker)
         yield from metrics_broker.dead_letter_warnings(self._broker)
+        yield from metrics_broker.delay_warnings(self._broker)
         yield from _hold_warnings(service)
         for partition in tuple(service.partitions):
             if (truncated := partition.log.recovery.truncated_tail) is not None:
@@ -113,6 +115,7 @@ class ServiceStats:
         if self._broker is None:
             return
         clustered = self.is_in_cluster
+        delays = self._broker.services.delays
         for partition in tuple(self._broker.services.partitions):
             yield PartitionSample(
                 topic=partition.topic,
@@ -124,6 +127,7 @@ class ServiceStats:
                 size_bytes=partition.log.size_bytes,
                 has_failed=partition.log.failure is not None,
                 replication=metrics_cluster.leader_sample(partition) if clustered else None,
+                pending=_pending_sample(delays.sample(partition)),
             )
 
     def group_lags(self) -> Iterator[GroupLag]:
@@ -147,6 +151,12 @@ class ServiceStats:
 
     def distributions(self) -> Iterator[Distribution]:
         return iter(()) if self._broker is None else metrics_broker.distributions(self._broker)
+
+
+def _pending_sample(found: PartitionPending | None) -> PendingSample | None:
+    if found is None or found.next_due_ms is None:
+        return None
+    return PendingSample(found.count, found.size_bytes, (found.next_due_ms - found.now_ms) / 1000)
 
 
 def _hold_warnings(service: BrokerServices) -> Iterator[Problem]:

@@ -110,7 +110,7 @@ class DelayManager:
         )
         if delays is None:
             return None
-        if not view.is_complete:  # producers retry this error, unlike that of `_ensure_usable`
+        if not view.is_complete:  # producers retry this error, unlike that of `ensure_usable`
             raise LeaderNotAvailable(f"{partition.name}: its delayed records are being loaded")
         self._check_limits(delays)
         control = encode_accepted(batch, delays.header, delays.due_ms)
@@ -245,6 +245,12 @@ class DelayManager:
         self.view.on_due_changed()
         return known, end_offset
 
+    def ensure_usable(self) -> None:
+        """Raise `NotLeaderOrFollower`, or `CoordinatorLoadInProgress` while the view is being read."""
+        self.partition.ensure_leader()
+        if not self.view.is_complete:
+            raise CoordinatorLoadInProgress(f"{self.partition.name}: its delayed records are being loaded")
+
     def read(self, record: PendingRecord) -> NewRecord:
         """Return the content of a pending record: (timestamp_ms, key, value, headers).
 
@@ -252,15 +258,9 @@ class DelayManager:
         return _content(self._stored(record.location), record)
 
     def _find(self, ids: Iterable[int]) -> list[PendingRecord]:
-        self._ensure_usable()
+        self.ensure_usable()
         find = self.view.pending.find
         return [record for record_id in dict.fromkeys(ids) if (record := find(record_id)) is not None]
-
-    def _ensure_usable(self) -> None:
-        """Raise `NotLeaderOrFollower`, or `CoordinatorLoadInProgress` while the view is being read."""
-        self.partition.ensure_leader()
-        if not self.view.is_complete:
-            raise CoordinatorLoadInProgress(f"{self.partition.name}: its delayed records are being loaded")
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
         self.view.stage(read_header(control).crc, apply)
@@ -274,7 +274,7 @@ class DelayManager:
         Returns when the copies are committed. Raises the errors of `cancel` and `read`."""
         partition, view = self.partition, self.view
         while True:
-            self._ensure_usable()
+            self.ensure_usable()
             floor = view.retention_floor()
             records = view.pending.located_below(offset, COPIED_RECORDS_MAX)
             if not records:

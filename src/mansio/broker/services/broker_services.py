@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
+    from mansio.broker.services.delays import DelayService
     from mansio.broker.services.elections import ElectionService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
@@ -49,6 +50,7 @@ class BrokerServices:
     publish: PublishService
     fetch: FetchService
     records: RecordService
+    delays: DelayService
     producer_ids: ProducerIdAllocator
     topics: TopicService
     quotas: QuotaService

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from mansio.client import Client
     from mansio.client.admin.admin import TopicDescription
+    from mansio.client.admin.delays import PendingCounts
     from mansio.client.types import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
@@ -52,10 +54,13 @@ SettingsOption = Annotated[
 ]
 
 REPLICAS_MAX = 1_000
+COUNT_TIMEOUT_S: Final = 5.0
+"""How long the deletion of a topic waits for the number of its pending records."""
 BROKER_DEFAULT_COUNT = -1  # in a request: the broker's default
 BEFORE_OPTION_HELP = f"end (all there are), an offset (42), or {TIME_HELP}"
 DELETED_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
 PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "offsets")
+PENDING_COLUMNS = ("partition", "pending", "pending_bytes", "next_due", "overdue_ms")
 
 
 @app.callback()
@@ -147,8 +152,9 @@ def describe(
 ) -> None:
     """Show a topic's partitions and settings.
 
-    OFFSETS is END - START: the number of records, unless compaction or transactions left gaps. The table has the
-    settings that differ from their defaults, JSON all settings.
+    OFFSETS is END - START: the number of records, unless compaction, delayed records or transactions left gaps. The
+    table has the settings that differ from their defaults, JSON all settings. Partitions with pending delayed records
+    are listed below; OVERDUE MS is for how long the earliest has been due.
     """
 
     async def work() -> dict[str, Any]:
@@ -167,6 +173,13 @@ def describe(
         PARTITION_COLUMNS,
         [[format_cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]],
     )
+    pending = [row for row in found["partitions"] if row["pending"]]
+    if pending:
+        print()
+        show_table(
+            PENDING_COLUMNS,
+            [[format_cell(row[column]) for column in PENDING_COLUMNS] for row in pending],
+        )
 
 
 async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
@@ -179,6 +192,7 @@ async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
     starts = await client.admin.list_offsets(every, "earliest")
     ends = await client.admin.list_offsets(every, "latest")
     settings = await client.admin.describe_config(topic)
+    delayed = await client.admin.delays.counts(topic)
     return {
         "name": topic,
         "id": str(UUID(bytes=view.topic_id)),
@@ -197,9 +211,20 @@ async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
                 "start": starts[one].offset,
                 "end": ends[one].offset,
                 "offsets": ends[one].offset - starts[one].offset,
+                **_pending_cells(delayed[partition.index]),
             }
             for one, partition in zip(every, view.partitions, strict=True)
         ],
+    }
+
+
+def _pending_cells(counts: PendingCounts) -> dict[str, Any]:
+    next_due = counts.next_due
+    return {
+        "pending": counts.count,
+        "pending_bytes": counts.size_bytes,
+        "next_due": None if next_due is None else next_due.isoformat(timespec="milliseconds"),
+        "overdue_ms": counts.overdue_ms,
     }
 
 
@@ -289,7 +314,7 @@ def delete(
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Ignore topics that do not exist.")] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete topics with all their records permanently.
+    """Delete topics with all their records permanently; delayed records that are pending are deleted, too, and counted.
 
     A failure does not stop the others; the exit code is 1 then.
     """
@@ -298,15 +323,32 @@ def delete(
         async with connect(bootstrap_servers) as client:
 
             async def delete_one(topic: str) -> None:
+                pending = await _count_pending(client, topic)
                 try:
                     await client.admin.delete_topic(topic)
                 except UnknownTopicOrPartition:
                     if not if_exists:
                         raise
+                    return
+                if pending:
+                    plural = "s were" if pending > 1 else " was"
+                    print(f"{topic}: {pending:,} pending delayed record{plural} deleted", file=sys.stderr)
 
             await run_for_each(topics, delete_one)
 
     run(work())
+
+
+async def _count_pending(client: Client, topic: str) -> int:
+    """Number of delayed records that are pending in a topic; 0 if it is unknown, because a topic whose leaders do not
+    answer can be deleted, too."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(COUNT_TIMEOUT_S):
+            return sum(one.count for one in (await client.admin.delays.counts(topic)).values())
+    except (MansioError, TimeoutError):
+        return 0
 
 
 # -- record deletion --------

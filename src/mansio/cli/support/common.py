@@ -75,7 +75,7 @@ TIME_UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 TIME_MS_MAX = 253_402_300_799_999
 """Milliseconds since the epoch at the end of the year 9999, the maximum of `datetime`."""
 DURATION_PATTERN = re.compile(r"(\d+)(ms|s|m|h|d)")
-RELATIVE_TIME_PATTERN = re.compile(r"-(\d+)(ms|s|m|h|d)")
+RELATIVE_TIME_PATTERN = re.compile(r"([+-]\d+)(ms|s|m|h|d)")
 
 
 def print_error(message: str) -> int:
@@ -162,7 +162,7 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
     """Parse a time to milliseconds since the epoch; a time before the epoch becomes 0.
 
     Accepts milliseconds (`1384992000000`), ISO 8601 (`2013-11-21`, `2013-11-21T10:30:00Z`; without a zone local time),
-    `now`, and a time before now (`-90s`, `-15m`, `-2h`, `-3d`). Raises `ValueError` for other text.
+    `now`, and a time before or after now (`-90s`, `-15m`, `-2h`, `+3d`). Raises `ValueError` for other text.
     """
     now = int(datetime.now(UTC).timestamp() * 1000) if now_ms is None else now_ms
     if text == "now":
@@ -173,7 +173,7 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
         return int(text)
     span = RELATIVE_TIME_PATTERN.fullmatch(text)
     if span:
-        return max(0, now - int(int(span[1]) * TIME_UNIT_SECONDS[span[2]] * 1000))
+        return max(0, now + int(int(span[1]) * TIME_UNIT_SECONDS[span[2]] * 1000))
     return max(0, int(datetime.fromisoformat(text).astimezone().timestamp() * 1000))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mansio.client.admin.cluster import ClusterAdmin
+from mansio.client.admin.delays import DelayAdmin
 from mansio.client.admin.groups import GroupDescription, GroupListings, describe_group, list_groups
 from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.shares import ShareAdmin
@@ -116,6 +117,8 @@ class Admin:
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(cluster)
         """Share groups."""
+        self.delays: DelayAdmin = DelayAdmin(cluster)
+        """Delayed records that are pending."""
 
     # -- topics and cluster --------
 

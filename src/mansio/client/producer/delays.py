@@ -108,7 +108,10 @@ def with_delay_header(
     one of the headers is such a header already."""
     if delay is not None and at is not None:
         raise ValueError("give delay or at, not both")
-    name, value_ms = _delay_header(delay) if delay is not None else _deliver_at_header(at)
+    if delay is not None:
+        name, value_ms = DELAY_HEADER, parse_delay_ms(delay)
+    else:
+        name, value_ms = DELIVER_AT_HEADER, parse_moment_ms(at)
     if headers is None:
         pairs: list[tuple[str, bytes | str | None]] = []
     else:
@@ -119,28 +122,31 @@ def with_delay_header(
     return [*pairs, (name, b"%d" % value_ms)]
 
 
-def _delay_header(delay: timedelta | float) -> tuple[str, int]:
+def parse_delay_ms(delay: timedelta | float) -> int:
+    """Return a delay, a duration or a number of seconds, in ms. Raises `ValueError`."""
     if isinstance(delay, timedelta):
         if timedelta() <= delay <= DELAY_MS_MAX * _MILLISECOND:
-            return DELAY_HEADER, -(-delay // _MILLISECOND)
+            return -(-delay // _MILLISECOND)
     elif not isinstance(delay, int | float) or isinstance(delay, bool):
         raise ValueError(f"delay: not a timedelta or a number of seconds: {delay!r}")
     elif 0 <= delay * 1000 <= DELAY_MS_MAX:
-        return DELAY_HEADER, math.ceil(delay * 1000)
+        return math.ceil(delay * 1000)
     raise ValueError(f"delay: not between 0 and 365 days: {delay}")
 
 
-def _deliver_at_header(at: datetime | None) -> tuple[str, int]:
+def parse_moment_ms(at: datetime | None, name: str = "at") -> int:
+    """Return a moment in ms since the Unix epoch, 0 for one before. `name`: of the argument, for errors. Raises
+    `ValueError` for a naive datetime and for one that is more than 365 days from now."""
     if not isinstance(at, datetime):
-        raise ValueError(f"at: not a datetime: {at!r}")
+        raise ValueError(f"{name}: not a datetime: {at!r}")
     if at.utcoffset() is None:
         raise ValueError(
-            "at: a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()"
+            f"{name}: a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()"
         )
     due_ms = -((_EPOCH - at) // _MILLISECOND)
     if due_ms > time.time() * 1000 + DELAY_MS_MAX:
-        raise ValueError(f"at: more than 365 days from now: {at.isoformat()}")
-    return DELIVER_AT_HEADER, max(0, due_ms)
+        raise ValueError(f"{name}: more than 365 days from now: {at.isoformat()}")
+    return max(0, due_ms)
 
 
 def _check(response: Struct) -> None:

@@ -1,10 +1,11 @@
-"""Schemas of Mansio's own APIs in Kafka's framing: operations on leases that Kafka's protocol lacks, and the
-authentication of brokers.
+"""Schemas of Mansio's own APIs in Kafka's framing: operations on leases and on delayed records, which Kafka's protocol
+lacks, and the authentication of brokers.
 
 `AcknowledgeRecords` acknowledges leased records like ShareAcknowledge, and in addition with the delay of a release, the
 reason of a rejection and the delivery count; it needs no session. `DescribeLeases` returns leases and counts of share
-partitions that a broker leads. `RedriveRecords` makes dead-lettered records available to their group again. All three
-go to the leader of the partition and are advertised in ApiVersions: other clients skip unknown keys (KIP-35).
+partitions that a broker leads. `RedriveRecords` makes dead-lettered records available to their group again.
+`ListDelayedRecords` returns pending records of partitions, `AlterDelayedRecords` cancels or reschedules them. All of
+these go to the leader of the partition and are advertised in ApiVersions: other clients skip unknown keys (KIP-35).
 
 `ChallengeBroker` and `AuthenticateBroker` are the two steps in which a broker and the broker to which it connected
 prove to each other that they know the cluster secret (`state.broker_handshake`). They are not advertised.
@@ -29,6 +30,13 @@ _TEXT: Final = {"kafka_type": "string"}
 _BYTES: Final = {"kafka_type": "bytes"}
 _UUID: Final = {"kafka_type": "uuid"}
 _ERROR: Final = {"kafka_type": "error_code"}
+
+NO_DUE_MS: Final = -1
+"""Due time in a response if there is none."""
+NOW_DUE_MS: Final = -1
+"""Due time in AlterDelayedRecords of records that are delivered now."""
+CANCELLED_DUE_MS: Final = -2
+"""Due time in AlterDelayedRecords of records that are cancelled."""
 
 
 class _Flexible:
@@ -206,6 +214,102 @@ class RedriveRecordsResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRecordsQuery(_Flexible):
+    """Query for pending records of one partition that are due in [`due_from_ms`, `due_to_ms`), in the order of due time
+    and id, behind (`after_due_ms`, `after_id`).
+
+    `ids` None: all ids; otherwise only these, whatever their due time. `key` None: all keys. `records_max`: 0 for the
+    counts only. `value_bytes_max`: longer values are truncated."""
+
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    due_from_ms: int = field(metadata=_INT64)
+    due_to_ms: int = field(metadata=_INT64)
+    after_due_ms: int = field(metadata=_INT64, default=-1)
+    after_id: int = field(metadata=_INT64, default=-1)
+    ids: tuple[int, ...] | None = field(metadata=_INT64, default=None)
+    key: bytes | None = field(metadata=_BYTES, default=None)
+    records_max: int = field(metadata=_INT32)
+    value_bytes_max: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListDelayedRecordsRequest(_Flexible):
+    queries: tuple[PendingRecordsQuery, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRecordHeader(_Flexible):
+    name: str = field(metadata=_TEXT)
+    value: bytes | None = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRecordDescription(_Flexible):
+    """A pending record. `id`: the offset at which it was accepted; `timestamp_ms`: of the producer; `value_size`: of
+    the whole value in bytes, -1 for null; `error_message`: why the stored record cannot be read; it has no content
+    then."""
+
+    id: int = field(metadata=_INT64)
+    due_ms: int = field(metadata=_INT64)
+    timestamp_ms: int = field(metadata=_INT64, default=-1)
+    key: bytes | None = field(metadata=_BYTES, default=None)
+    value: bytes | None = field(metadata=_BYTES, default=None)
+    value_size: int = field(metadata=_INT32, default=-1)
+    headers: tuple[PendingRecordHeader, ...]
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedPendingRecords(_Flexible):
+    """Result of one query. `pending_count`, `pending_bytes`: of the partition; `next_due_ms`: of its earliest record,
+    `NO_DUE_MS` if none is pending; `now_ms`: the leader's wall clock; `after_due_ms` and `after_id`: behind which the
+    next query continues, -1 if `records` has the last one."""
+
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    pending_count: int = field(metadata=_INT64, default=0)
+    pending_bytes: int = field(metadata=_INT64, default=0)
+    next_due_ms: int = field(metadata=_INT64, default=-1)
+    now_ms: int = field(metadata=_INT64, default=-1)
+    records: tuple[PendingRecordDescription, ...]
+    after_due_ms: int = field(metadata=_INT64, default=-1)
+    after_id: int = field(metadata=_INT64, default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListDelayedRecordsResponse(_Flexible):
+    """Response. `results`: in the order of the queries."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    results: tuple[ListedPendingRecords, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterDelayedRecordsRequest(_Flexible):
+    """Request. `due_ms`: the new due time; `CANCELLED_DUE_MS` cancels the records, `NOW_DUE_MS` delivers them now.
+    `timeout_ms`: how long the response waits until the change is committed."""
+
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    ids: tuple[int, ...] = field(metadata=_INT64)
+    due_ms: int = field(metadata=_INT64)
+    timeout_ms: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterDelayedRecordsResponse(_Flexible):
+    """Response. `ids`: of the records that were pending and are changed now."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    ids: tuple[int, ...] = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChallengeBrokerRequest(_Flexible):
     """Request. `nonce`: random bytes of the broker that connects."""
 
@@ -247,6 +351,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: (AcknowledgeRecordsRequest, AcknowledgeRecordsResponse),
     ApiKey.DESCRIBE_LEASES: (DescribeLeasesRequest, DescribeLeasesResponse),
     ApiKey.REDRIVE_RECORDS: (RedriveRecordsRequest, RedriveRecordsResponse),
+    ApiKey.LIST_DELAYED_RECORDS: (ListDelayedRecordsRequest, ListDelayedRecordsResponse),
+    ApiKey.ALTER_DELAYED_RECORDS: (AlterDelayedRecordsRequest, AlterDelayedRecordsResponse),
     ApiKey.CHALLENGE_BROKER: (ChallengeBrokerRequest, ChallengeBrokerResponse),
     ApiKey.AUTHENTICATE_BROKER: (AuthenticateBrokerRequest, AuthenticateBrokerResponse),
 }

@@ -1,0 +1,93 @@
+"""ListDelayedRecords (20105) and AlterDelayedRecords (20106), APIs of Mansio for pending records. Their fields are
+defined in `mansio.wire.apis.mansio_apis`.
+
+Behavior: the leader of a partition answers; each query of a list succeeds or fails on its own. A change is committed
+before it is answered.
+Not obvious: a list ends early with a cursor when it has examined many records, so a result without records is the last
+one only if it has no cursor. Ids that are not pending are missing in the response to a change, which is no error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mansio.broker.services.delays import Cursor, DelayQuery
+from mansio.errors import InvalidRequest, MansioError
+from mansio.wire.apis.mansio_apis import CANCELLED_DUE_MS, NO_DUE_MS, NOW_DUE_MS
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.delays import ListedRecord, PendingPage
+    from mansio.wire.codec.messages import Struct
+
+
+async def list_delayed_records(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Return pending records and their counts."""
+    queries = [
+        DelayQuery(
+            one.topic_id or b"",
+            one.partition_index,
+            one.due_from_ms,
+            one.due_to_ms,
+            Cursor(one.after_due_ms, one.after_id),
+            one.ids,
+            one.key,
+            one.records_max,
+            max(0, one.value_bytes_max),
+        )
+        for one in request.queries
+    ]
+    results: list[dict[str, Any]] = []
+    for result in await service.delays.list_pending(queries):
+        if isinstance(result, MansioError):
+            service.statistics.count_error(context.api_key, result.kafka_code)
+            results.append({"error_code": result.kafka_code, "error_message": result.message, "records": []})
+        else:
+            results.append(_page_fields(result))
+    return {"results": results}
+
+
+def _page_fields(page: PendingPage) -> dict[str, Any]:
+    after = page.next or Cursor(-1, -1)
+    return {
+        "pending_count": page.count,
+        "pending_bytes": page.size_bytes,
+        "next_due_ms": NO_DUE_MS if page.next_due_ms is None else page.next_due_ms,
+        "now_ms": page.now_ms,
+        "records": [_record_fields(record) for record in page.records],
+        "after_due_ms": after.due_ms,
+        "after_id": after.id,
+    }
+
+
+def _record_fields(record: ListedRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "due_ms": record.due_ms,
+        "timestamp_ms": record.timestamp_ms,
+        "key": record.key,
+        "value": record.value,
+        "value_size": record.value_size,
+        "headers": [{"name": name, "value": value} for name, value in record.headers],
+        "error_message": None if record.error is None else record.error.message,
+    }
+
+
+async def alter_delayed_records(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Cancel pending records, or change when they are due."""
+    del context
+    topic_id, partition, due_ms = request.topic_id or b"", request.partition_index, request.due_ms
+    ids, timeout_ms = request.ids, request.timeout_ms
+    if due_ms == CANCELLED_DUE_MS:
+        changed = await service.delays.cancel(topic_id, partition, ids, timeout_ms=timeout_ms)
+    elif due_ms >= NOW_DUE_MS:
+        new_ms = None if due_ms == NOW_DUE_MS else due_ms
+        changed = await service.delays.reschedule(topic_id, partition, ids, new_ms, timeout_ms=timeout_ms)
+    else:
+        raise InvalidRequest(f"the due time {due_ms} is negative")
+    return {"ids": changed}
