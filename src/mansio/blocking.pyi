@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordMetadata, RedriveResult, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
+from mansio import ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelayAdmin, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordMetadata, RedriveResult, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
 from types import TracebackType
 from typing import Literal, Self
 
@@ -32,6 +32,8 @@ class Admin:
     """State of the cluster, and elections."""
     shares: ShareAdmin
     """Share groups."""
+    delays: DelayAdmin
+    """Delayed records that are pending."""
     def describe_cluster(self) -> ClusterDescription:
         """Id and live brokers of the cluster, requested from a broker and not taken from the cache."""
         ...

@@ -47,10 +47,10 @@ from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
-from mansio.broker.services.receive_records import ReceiveService
 from mansio.broker.services.records import RecordService
-from mansio.broker.services.share import ShareService
-from mansio.broker.services.share_offsets import ShareOffsetService
+from mansio.broker.services.share_groups.receive_records import ReceiveService
+from mansio.broker.services.share_groups.share import ShareService
+from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topics import NewTopic, TopicService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value

@@ -11,7 +11,7 @@ from component.services.services_fixtures import run
 from mansio.broker.services import receive_records
 from mansio.broker.services.configs import ConfigAlteration, ConfigResource, ResourceType
 from mansio.broker.services.publish_records import RecordToPublish
-from mansio.broker.services.share import PartitionAcknowledgements
+from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.config.config_def import Change, Operation
 from mansio.errors import InvalidGroupId, InvalidRecord, InvalidRequest, UnknownTopicOrPartition
 from mansio.state.share_partition.types import ACCEPT, RELEASE, AcknowledgementBatch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.receive_records import ReceivedRecord, ReceiveResult
+    from mansio.broker.services.share_groups.receive_records import ReceivedRecord, ReceiveResult
 
 CONFIGS = {
     "share.auto.offset.reset": "earliest",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.services.share import (
+from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
     ReceiveOperation,
     check_partitions_unique,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mansio.broker.services.share import AcknowledgeResult, ReceivedPartition
+    from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
     from mansio.state.consumer_group.types import TopicPartition
 
 

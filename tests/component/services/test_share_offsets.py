@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.services.share_offsets import NO_TOPIC_ID, UNKNOWN_OFFSET_OR_LAG
+from mansio.broker.services.share_groups.share_offsets import NO_TOPIC_ID, UNKNOWN_OFFSET_OR_LAG
 from mansio.errors import GroupIdNotFound, InvalidGroupId, InvalidRequest, UnknownTopicOrPartition
 
 if TYPE_CHECKING:

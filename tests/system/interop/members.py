@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 SESSION_MS = 6_000
+KAFKA_PYTHON_METADATA_MS = 2_000
+"""kafka-python forgets that it needs metadata if the response to an earlier request arrives in that moment: a consumer
+that subscribed then has no partitions until the next refresh, by default for five minutes."""
 HEARTBEAT_MS = 200
 POLL_S = 0.05
 COMMIT_MS = 100
@@ -122,6 +125,7 @@ class KafkaPythonMember(Member):
             auto_commit_interval_ms=COMMIT_MS,
             fetch_max_wait_ms=50,
             reconnect_backoff_max_ms=200,
+            metadata_max_age_ms=KAFKA_PYTHON_METADATA_MS,
             **{"session_timeout_ms": SESSION_MS, **self.options},
         )
         try:

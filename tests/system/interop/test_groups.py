@@ -23,6 +23,7 @@ from support.raw_peer import RawPeer
 from support.waiting import wait_until
 from system.interop.clients import PYTHON_CLIENTS, QUIET, Item, confluent_write
 from system.interop.members import (
+    KAFKA_PYTHON_METADATA_MS,
     MEMBERS,
     ConfluentMember,
     KafkaPythonMember,
@@ -235,6 +236,7 @@ def test_commit_of_an_expelled_member_is_refused(
         enable_auto_commit=False,
         session_timeout_ms=6000,
         heartbeat_interval_ms=200,
+        metadata_max_age_ms=KAFKA_PYTHON_METADATA_MS,
         partition_assignment_strategy=[KafkaPythonRange],
     )
     wait_until(lambda: first.poll(timeout_ms=50) is not None and len(first.assignment()) == 4, 30, "joined")

@@ -214,16 +214,23 @@ class DelayService:
         return await self._commit(found, *manager.cancel(ids), timeout_ms=timeout_ms)
 
     async def reschedule(
-        self, topic_id: bytes, partition: int, ids: Sequence[int], due_ms: int | None, *, timeout_ms: int
+        self,
+        topic_id: bytes,
+        partition: int,
+        ids: Sequence[int],
+        *,
+        due_ms: int | None = None,
+        delay_ms: int = 0,
+        timeout_ms: int,
     ) -> list[int]:
-        """Change when pending records are due, ms since the Unix epoch; None: now. Results and errors as in
-        `cancel`."""
+        """Change when pending records are due: at `due_ms` since the Unix epoch, or `delay_ms` from now. Results and
+        errors as in `cancel`."""
         found, manager = self._check_change(topic_id, partition, ids)
         now_ms = self._clock.wall_ms()
         if due_ms is None:
-            due_ms = now_ms
-        elif not 0 <= due_ms <= now_ms + DELAY_MS_MAX:
-            raise InvalidRequest(f"{found.name}: the due time {due_ms} is not within 365 days from now")
+            due_ms = now_ms + delay_ms
+        if delay_ms < 0 or not 0 <= due_ms <= now_ms + DELAY_MS_MAX:
+            raise InvalidRequest(f"{found.name}: the new due time is not within 365 days from now")
         if manager is None:
             return []
         return await self._commit(found, *manager.reschedule(ids, due_ms), timeout_ms=timeout_ms)

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import sys
+from array import array
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -29,7 +30,7 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows, text_or_base64
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mansio.client import Client
     from mansio.client.admin.delays import ChangedRecords, PendingRecord, RecordId
@@ -61,7 +62,8 @@ LIST_COLUMNS: Final = ("record", "due", "key", "bytes", "value")
 CHANGE_COLUMNS: Final = ("topic", "changed", "not_pending", "unknown")
 DRY_RUN_COLUMNS: Final = ("topic", "records")
 SHOWN_CHARACTERS_MAX: Final = 60
-PAGE_RECORDS: Final = 1_000
+PAGE_RECORDS: Final = 10_000
+CHANGED_RECORDS: Final = 1_000
 NAMED_RECORDS_MAX: Final = 10
 """Maximum number of records that an error names."""
 
@@ -176,9 +178,13 @@ def cancel(
     """
     selection = _parse_selection(records, partition, due_from, due_to, key, every=every)
     _change(
-        topic, selection, lambda client, ids: client.admin.delays.cancel(topic, ids), None, dry_run, output,
+        topic,
+        selection,
+        lambda client, ids: client.admin.delays.cancel(topic, ids),
+        dry_run,
+        output,
         bootstrap_servers,
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -207,23 +213,25 @@ def reschedule(
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Change when pending records are due. Columns and exit code as in `cancel`."""
-    from mansio.client.producer.delays import parse_moment_ms
+    from mansio.client.producer.delays import parse_delay_ms, parse_moment_ms
 
     if (delay is None) == (at is None):
         usage_error("give either a duration or a time", "--delay / --at")
-    if delay is not None:
-        moment = datetime.now(UTC) + timedelta(seconds=parse_duration_s(delay, "--delay"))
-    else:
-        moment = _parse_time(at, "--at") or datetime.now(UTC)
+    seconds = None if delay is None else parse_duration_s(delay, "--delay")
+    moment = _parse_time(at, "--at")
     try:
-        parse_moment_ms(moment)
+        _ = parse_moment_ms(moment) if seconds is None else parse_delay_ms(seconds)
     except ValueError as error:
         usage_error(str(error).partition(": ")[2], "--delay / --at")
     selection = _parse_selection(records, partition, due_from, due_to, key, every=every)
     _change(
-        topic, selection, lambda client, ids: client.admin.delays.reschedule(topic, ids, at=moment), moment, dry_run,
-        output, bootstrap_servers,
-    )  # fmt: skip
+        topic,
+        selection,
+        lambda client, ids: client.admin.delays.reschedule(topic, ids, delay=seconds, at=moment),
+        dry_run,
+        output,
+        bootstrap_servers,
+    )
 
 
 @app.command("deliver-now")
@@ -242,9 +250,13 @@ def deliver_now(
     """Deliver pending records now. Columns and exit code as in `cancel`."""
     selection = _parse_selection(records, partition, due_from, due_to, key, every=every)
     _change(
-        topic, selection, lambda client, ids: client.admin.delays.deliver_now(topic, ids), None, dry_run, output,
+        topic,
+        selection,
+        lambda client, ids: client.admin.delays.deliver_now(topic, ids),
+        dry_run,
+        output,
         bootstrap_servers,
-    )  # fmt: skip
+    )
 
 
 # -- selection --------
@@ -289,16 +301,14 @@ def _parse_time(text: str | None, name: str) -> datetime | None:
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
 
 
-async def _selected(
-    client: Client, topic: str, selection: Selection, ignored_due: datetime | None
-) -> AsyncIterator[list[tuple[int, int]]]:
-    """Yield the ids of the selected records in lists. Records that are due at `ignored_due` are left out, because a
-    change has moved them there."""
-    if selection.records:
-        yield list(selection.records)
-        return
+async def _selected_ids(client: Client, topic: str, selection: Selection) -> dict[int, array[int]]:
+    """The ids of the selected records by partition. All of them, before any is changed, because a change may move a
+    record to a place where the list comes later; eight bytes per record."""
+    found: dict[int, array[int]] = {}
+    for partition, number in selection.records:
+        found.setdefault(partition, array("q")).append(number)
     cursor = None
-    while True:
+    while not selection.records:
         page = await client.admin.delays.list(
             topic,
             partitions=selection.partitions,
@@ -308,10 +318,12 @@ async def _selected(
             limit=PAGE_RECORDS,
             after=cursor,
         )
-        yield [(record.partition, record.id) for record in page.records if record.due != ignored_due]
+        for record in page.records:
+            found.setdefault(record.partition, array("q")).append(record.id)
         if page.next is None:
-            return
+            break
         cursor = page.next
+    return found
 
 
 # -- changes --------
@@ -321,57 +333,45 @@ def _change(
     topic: str,
     selection: Selection,
     change: Callable[[Client, list[tuple[int, int]]], Awaitable[ChangedRecords]],
-    new_due: datetime | None,
     dry_run: bool,
     output: Output,
     bootstrap_servers: str,
 ) -> None:
     """Change the selected records, print how many were changed, and exit."""
-    changed: list[RecordId] = []
-    not_pending: list[RecordId] = []
-    unknown: list[RecordId] = []
-    selected_count = 0
+    results: list[ChangedRecords] = []
 
-    async def work() -> None:
-        nonlocal selected_count
+    async def work() -> int:
         async with connect(bootstrap_servers) as client:
-            pages = _selected(client, topic, selection, _rounded(new_due))
-            async for ids in pages:
-                selected_count += len(ids)
-                if ids and not dry_run:
-                    result = await change(client, ids)
-                    changed.extend(result.changed)
-                    not_pending.extend(result.not_pending)
-                    unknown.extend(result.unknown)
-                if sys.stderr.isatty():
-                    print(f"\r{selected_count:,} records", end="", file=sys.stderr, flush=True)
+            selected = await _selected_ids(client, topic, selection)
+            total = sum(map(len, selected.values()))
+            done = 0
+            for partition, ids in selected.items():
+                for begin in range(0, 0 if dry_run else len(ids), CHANGED_RECORDS):
+                    chunk = [(partition, one) for one in ids[begin : begin + CHANGED_RECORDS]]
+                    results.append(await change(client, chunk))
+                    done += len(chunk)
+                    if sys.stderr.isatty():
+                        print(f"\r{done:,} of {total:,} records", end="", file=sys.stderr, flush=True)
+            return total
 
-    run(work())
-    if sys.stderr.isatty():
+    total = run(work())
+    if results and sys.stderr.isatty():
         print(file=sys.stderr)
     if dry_run:
-        row: dict[str, Any] = {"topic": topic, "records": selected_count}
-        show_rows(output, [row], DRY_RUN_COLUMNS, empty="")
+        show_rows(output, [{"topic": topic, "records": total}], DRY_RUN_COLUMNS, empty="")
         return
-    lists = {"changed": changed, "not_pending": not_pending, "unknown": unknown}
+    lists = {
+        name: [record for one in results for record in getattr(one, name)] for name in CHANGE_COLUMNS[1:]
+    }
     if output is Output.JSON:
         show_json({"topic": topic, **{name: [_name(one) for one in ids] for name, ids in lists.items()}})
     else:
-        counts: dict[str, Any] = {name: len(ids) for name, ids in lists.items()}
+        counts = {name: len(ids) for name, ids in lists.items()}
         show_rows(output, [{"topic": topic, **counts}], CHANGE_COLUMNS, empty="")
-    if unknown:
-        raise typer.Exit(print_error(f"an answer was lost; not pending any more: {_names(unknown)}"))
-    if selection.records and not_pending:
-        raise typer.Exit(print_error(f"not pending: {_names(not_pending)}"))
-
-
-def _rounded(moment: datetime | None) -> datetime | None:
-    """The moment in ms, as brokers store it."""
-    from mansio.client.producer.delays import parse_moment_ms
-
-    if moment is None:
-        return None
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=parse_moment_ms(moment))
+    if lists["unknown"]:
+        raise typer.Exit(print_error(f"an answer was lost; not pending any more: {_names(lists['unknown'])}"))
+    if selection.records and lists["not_pending"]:
+        raise typer.Exit(print_error(f"not pending: {_names(lists['not_pending'])}"))
 
 
 # -- output --------

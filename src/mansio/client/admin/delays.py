@@ -27,7 +27,7 @@ from mansio.errors import (
 from mansio.net.offsets import request_leaders
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.apis.mansio_apis import CANCELLED_DUE_MS, NO_DUE_MS, NOW_DUE_MS
+from mansio.wire.apis.mansio_apis import NO_DUE_MS, DelayChange
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -154,19 +154,23 @@ class DelayAdmin:
             behind = _BEFORE_ALL if begin is None else _position_behind(begin, one.partition)
             left[one] = _query(due_from_ms, due_to_ms, behind, key=key, records_max=limit)
         lists: dict[TopicPartition, list[PendingRecord]] = {one: [] for one in left}
+        has_more = False
         while left:
             for one, result in (await self._list_pending(left)).items():
                 lists[one] += [_record(one, entry) for entry in result.records]
                 behind = (result.after_due_ms, result.after_id)
-                if behind == _BEFORE_ALL or len(lists[one]) >= limit:
+                if behind == _BEFORE_ALL:
+                    del left[one]
+                elif len(lists[one]) >= limit:
+                    has_more = True
                     del left[one]
                 else:
                     left[one] = {**left[one], "after_due_ms": behind[0], "after_id": behind[1]}
         merged = heapq.merge(*lists.values(), key=_sort_key)
-        records = tuple(islice(merged, limit + 1))
-        if len(records) <= limit:
+        records = tuple(islice(merged, limit))
+        if not has_more and sum(map(len, lists.values())) <= limit:
             return PendingPage(records, None)
-        return PendingPage(records[:limit], "-".join(map(str, _sort_key(records[limit - 1]))))
+        return PendingPage(records, "-".join(map(str, _sort_key(records[-1]))))
 
     async def describe(self, topic: str, ids: Iterable[tuple[int, int]]) -> dict[RecordId, PendingRecord]:
         """Pending records (partition, id) with their whole values. Records that are not pending are missing."""
@@ -189,7 +193,7 @@ class DelayAdmin:
 
     async def cancel(self, topic: str, ids: Iterable[tuple[int, int]]) -> ChangedRecords:
         """Cancel pending records (partition, id): they are not delivered. Raises `UnknownTopicOrPartition`."""
-        return await self._change(topic, ids, CANCELLED_DUE_MS)
+        return await self._change(topic, ids, DelayChange.CANCEL)
 
     async def reschedule(
         self,
@@ -199,36 +203,39 @@ class DelayAdmin:
         delay: timedelta | float | None = None,
         at: datetime | None = None,
     ) -> ChangedRecords:
-        """Change when pending records (partition, id) are due: after `delay` from now (a duration or seconds), or `at`
-        a moment with time zone. Raises `UnknownTopicOrPartition`, and `ValueError` for an invalid time or one that is
-        more than 365 days from now."""
+        """Change when pending records (partition, id) are due: `delay` (a duration or seconds) from now by the broker's
+        clock, or `at` a moment with time zone.
+
+        Raises `UnknownTopicOrPartition`, and `ValueError` for an invalid time or one that is more than 365 days from
+        now."""
         if (delay is None) == (at is None):
             raise ValueError("give delay or at")
         if delay is not None:
-            due_ms = int(datetime.now(UTC).timestamp() * 1000) + parse_delay_ms(delay)
-        else:
-            due_ms = parse_moment_ms(at)
-        return await self._change(topic, ids, due_ms)
+            return await self._change(topic, ids, DelayChange.DELIVER_AFTER, parse_delay_ms(delay))
+        return await self._change(topic, ids, DelayChange.DELIVER_AT, parse_moment_ms(at))
 
     async def deliver_now(self, topic: str, ids: Iterable[tuple[int, int]]) -> ChangedRecords:
         """Deliver pending records (partition, id) now. Raises `UnknownTopicOrPartition`."""
-        return await self._change(topic, ids, NOW_DUE_MS)
+        return await self._change(topic, ids, DelayChange.DELIVER_AFTER)
 
-    async def _change(self, topic: str, ids: Iterable[tuple[int, int]], due_ms: int) -> ChangedRecords:
+    async def _change(
+        self, topic: str, ids: Iterable[tuple[int, int]], change: DelayChange, time_ms: int = 0
+    ) -> ChangedRecords:
         changed: list[RecordId] = []
         not_pending: list[RecordId] = []
         unknown: list[RecordId] = []
         for partition, numbers in _by_partition(ids).items():
             await self._partitions(topic, (partition,))
             for chunk in _chunks(numbers):
-                known, is_certain = await self._change_chunk(TopicPartition(topic, partition), chunk, due_ms)
+                fields = {"ids": chunk, "change": change, "time_ms": time_ms, "timeout_ms": CHANGE_TIMEOUT_MS}
+                known, is_certain = await self._change_chunk(TopicPartition(topic, partition), fields)
                 missing = not_pending if is_certain else unknown
                 for number in chunk:
                     (changed if number in known else missing).append(RecordId(partition, number))
         return ChangedRecords(tuple(changed), tuple(not_pending), tuple(unknown))
 
     async def _change_chunk(
-        self, partition: TopicPartition, ids: Sequence[int], due_ms: int
+        self, partition: TopicPartition, change: Mapping[str, Any]
     ) -> tuple[set[int], bool]:
         """Change records of one partition. Return the ids that were pending, and whether the others certainly were not:
         no answer was lost."""
@@ -242,13 +249,8 @@ class DelayAdmin:
         ) -> None:
             nonlocal is_certain
             (one,) = requests
-            fields = {
-                "topic_id": (await cluster.topic(one.topic)).topic_id,
-                "partition_index": one.partition,
-                "ids": ids,
-                "due_ms": due_ms,
-                "timeout_ms": CHANGE_TIMEOUT_MS,
-            }
+            topic_id = (await cluster.topic(one.topic)).topic_id
+            fields = {"topic_id": topic_id, "partition_index": one.partition, **change}
             connection = await cluster.connection(node_id)
             try:
                 response = await connection.request(ApiKey.ALTER_DELAYED_RECORDS, fields)

@@ -18,12 +18,14 @@ The schemas are classes like those of the package kio, from which `messages` com
 
 import uuid
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, ClassVar, Final
 
 from mansio.wire.api_versions import ApiKey
 
 REQUEST: Final = "request"
 
+_INT8: Final = {"kafka_type": "int8"}
 _INT32: Final = {"kafka_type": "int32"}
 _INT64: Final = {"kafka_type": "int64"}
 _TEXT: Final = {"kafka_type": "string"}
@@ -33,10 +35,16 @@ _ERROR: Final = {"kafka_type": "error_code"}
 
 NO_DUE_MS: Final = -1
 """Due time in a response if there is none."""
-NOW_DUE_MS: Final = -1
-"""Due time in AlterDelayedRecords of records that are delivered now."""
-CANCELLED_DUE_MS: Final = -2
-"""Due time in AlterDelayedRecords of records that are cancelled."""
+
+
+class DelayChange(IntEnum):
+    """Changes of pending records in AlterDelayedRecords."""
+
+    CANCEL = 0
+    DELIVER_AT = 1
+    """Deliver at the time `time_ms`, since the Unix epoch."""
+    DELIVER_AFTER = 2
+    """Deliver `time_ms` after the leader has received the request."""
 
 
 class _Flexible:
@@ -289,13 +297,13 @@ class ListDelayedRecordsResponse(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterDelayedRecordsRequest(_Flexible):
-    """Request. `due_ms`: the new due time; `CANCELLED_DUE_MS` cancels the records, `NOW_DUE_MS` delivers them now.
-    `timeout_ms`: how long the response waits until the change is committed."""
+    """Request. `change`: a `DelayChange`; `timeout_ms`: how long the response waits until the change is committed."""
 
     topic_id: uuid.UUID | None = field(metadata=_UUID)
     partition_index: int = field(metadata=_INT32)
     ids: tuple[int, ...] = field(metadata=_INT64)
-    due_ms: int = field(metadata=_INT64)
+    change: int = field(metadata=_INT8)
+    time_ms: int = field(metadata=_INT64, default=0)
     timeout_ms: int = field(metadata=_INT32)
 
 

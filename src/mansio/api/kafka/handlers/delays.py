@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.delays import Cursor, DelayQuery
 from mansio.errors import InvalidRequest, MansioError
-from mansio.wire.apis.mansio_apis import CANCELLED_DUE_MS, NO_DUE_MS, NOW_DUE_MS
+from mansio.wire.apis.mansio_apis import NO_DUE_MS, DelayChange
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
@@ -81,13 +81,15 @@ async def alter_delayed_records(
 ) -> dict[str, Any]:
     """Cancel pending records, or change when they are due."""
     del context
-    topic_id, partition, due_ms = request.topic_id or b"", request.partition_index, request.due_ms
-    ids, timeout_ms = request.ids, request.timeout_ms
-    if due_ms == CANCELLED_DUE_MS:
-        changed = await service.delays.cancel(topic_id, partition, ids, timeout_ms=timeout_ms)
-    elif due_ms >= NOW_DUE_MS:
-        new_ms = None if due_ms == NOW_DUE_MS else due_ms
-        changed = await service.delays.reschedule(topic_id, partition, ids, new_ms, timeout_ms=timeout_ms)
+    topic_id, partition, ids = request.topic_id or b"", request.partition_index, request.ids
+    timeout_ms, time_ms = request.timeout_ms, request.time_ms
+    delays = service.delays
+    if request.change == DelayChange.CANCEL:
+        changed = await delays.cancel(topic_id, partition, ids, timeout_ms=timeout_ms)
+    elif request.change == DelayChange.DELIVER_AT:
+        changed = await delays.reschedule(topic_id, partition, ids, due_ms=time_ms, timeout_ms=timeout_ms)
+    elif request.change == DelayChange.DELIVER_AFTER:
+        changed = await delays.reschedule(topic_id, partition, ids, delay_ms=time_ms, timeout_ms=timeout_ms)
     else:
-        raise InvalidRequest(f"the due time {due_ms} is negative")
+        raise InvalidRequest(f"there is no change {request.change} of delayed records")
     return {"ids": changed}

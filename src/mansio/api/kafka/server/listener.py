@@ -17,7 +17,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from mansio.api.kafka.handlers import fetch, produce, share_fetch
+from mansio.api.kafka.handlers import fetch, produce
+from mansio.api.kafka.handlers.share import share_fetch
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.connection import Connection
 from mansio.api.kafka.server.limits import ServerCounters

@@ -93,7 +93,7 @@ class RequestRouter:
     def _find(self, api_key: int) -> Handler:
         name = SUPPORTED_APIS[ApiKey(api_key)].handler
         assert name is not None
-        module, _, function = name.partition(".")
+        module, _, function = name.rpartition(".")
         handler: Handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
         self._handlers[api_key] = handler
         return handler

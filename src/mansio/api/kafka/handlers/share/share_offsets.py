@@ -10,7 +10,7 @@ from mansio.errors import InvalidRequest, MansioError
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.share_offsets import ShareOffset
+    from mansio.broker.services.share_groups.share_offsets import ShareOffset
     from mansio.wire.codec.messages import Struct
 
 Fields = dict[str, Any]

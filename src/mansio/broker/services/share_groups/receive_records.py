@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.services.caller import ANONYMOUS
-from mansio.broker.services.share import PARTITIONS_MAX, PartitionAcknowledgements, ReceiveOperation
+from mansio.broker.services.share_groups.share import (
+    PARTITIONS_MAX,
+    PartitionAcknowledgements,
+    ReceiveOperation,
+)
 from mansio.errors import InvalidRecord, InvalidRequest, MansioError, NotLeaderOrFollower, Unavailable
 from mansio.state.share_partition.types import GAP, RELEASE, AcknowledgementBatch
 from mansio.wire.batch.record_batch import check_stored_batch, iterate_batches
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.caller import Caller
     from mansio.broker.services.fetch import FetchCounters
     from mansio.broker.services.quotas import QuotaService
-    from mansio.broker.services.share import ReceivedPartition, ShareService
+    from mansio.broker.services.share_groups.share import ReceivedPartition, ShareService
     from mansio.broker.services.topics import TopicService
     from mansio.ports import Clock, Promise, Random, Scheduler
     from mansio.state.consumer_group.types import TopicPartition

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from mansio.broker.services.share import (
+from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
     ReceiveOperation,
     check_partitions_unique,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.pending_response import PendingResponse
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.share import AcknowledgeResult, ReceivedPartition
+    from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
     from mansio.state.consumer_group.types import TopicPartition
     from mansio.wire.apis.share_acknowledge import AckPartition
     from mansio.wire.apis.share_fetch import ShareFetchRequest

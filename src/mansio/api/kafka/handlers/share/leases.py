@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.kafka.handlers.share_fetch import error_for_client
-from mansio.broker.services.share import PartitionAcknowledgements
+from mansio.api.kafka.handlers.share.share_fetch import error_for_client
+from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.state.share_partition.types import AcknowledgementBatch
 from mansio.wire.apis import acknowledge_records as wire
 from mansio.wire.apis.acknowledge_records import AcknowledgedPartition
@@ -21,7 +21,7 @@ from mansio.wire.apis.acknowledge_records import AcknowledgedPartition
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.share import SharePartitionDescription
+    from mansio.broker.services.share_groups.share import SharePartitionDescription
     from mansio.wire.codec.messages import Struct
 
 
