@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, DelayAdmin, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordMetadata, RedriveResult, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
+from mansio import ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
 from types import TracebackType
 from typing import Literal, Self
 
@@ -13,6 +13,7 @@ __all__ = [
     "Client",
     "ClusterAdmin",
     "Consumer",
+    "DelayAdmin",
     "Delivery",
     "Handler",
     "Leased",
@@ -319,6 +320,41 @@ class Consumer:
         ...
 
     def __next__(self) -> Message:
+        ...
+
+class DelayAdmin:
+    """Delayed records of one cluster that are pending; available as `client.admin.delays`."""
+    def counts(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, PendingCounts]:
+        """Pending records of each partition (None: of all). Raises `UnknownTopicOrPartition`."""
+        ...
+
+    def list(self, topic: str, *, partitions: Iterable[int] | None = None, due_from: datetime | None = None, due_to: datetime | None = None, key: bytes | None = None, limit: int = 100, after: str | None = None) -> PendingPage:
+        """The next pending records, at most `limit`, in the order in which they are due.
+
+        `due_from` (inclusive) and `due_to` (exclusive): range of due times, with time zones; `key`: only records with
+        this key, for which the broker reads all records in the range; `after`: `PendingPage.next` of the page before.
+        Values are truncated to 1 KiB, see `describe`. Raises `UnknownTopicOrPartition`, and `ValueError` for an
+        invalid argument."""
+        ...
+
+    def describe(self, topic: str, ids: Iterable[tuple[int, int]]) -> dict[RecordId, PendingRecord]:
+        """Pending records (partition, id) with their whole values. Records that are not pending are missing."""
+        ...
+
+    def cancel(self, topic: str, ids: Iterable[tuple[int, int]]) -> ChangedRecords:
+        """Cancel pending records (partition, id): they are not delivered. Raises `UnknownTopicOrPartition`."""
+        ...
+
+    def reschedule(self, topic: str, ids: Iterable[tuple[int, int]], *, delay: timedelta | float | None = None, at: datetime | None = None) -> ChangedRecords:
+        """Change when pending records (partition, id) are due: `delay` (a duration or seconds) from now by the broker's
+        clock, or `at` a moment with time zone.
+
+        Raises `UnknownTopicOrPartition`, and `ValueError` for an invalid time or one that is more than 365 days from
+        now."""
+        ...
+
+    def deliver_now(self, topic: str, ids: Iterable[tuple[int, int]]) -> ChangedRecords:
+        """Deliver pending records (partition, id) now. Raises `UnknownTopicOrPartition`."""
         ...
 
 class Delivery:

@@ -90,6 +90,7 @@ class Program:
         await self.change_offsets_and_groups()
         await self.receive()
         await self.change_quotas_and_settings()
+        await self.change_pending_records()
         await self.delete()
 
     async def publish(self) -> None:
@@ -269,6 +270,25 @@ class Program:
         assert config["retention.ms"].value == "60000000"
         await done(admin.alter_broker_config(None, {"log.retention.ms": "70000000"}))
         await done(admin.alter_broker_config(None, {"log.retention.ms": None}))
+
+    async def change_pending_records(self) -> None:
+        admin, topic = self.client.admin, f"{self.topic}-delayed"
+        await done(admin.create_topic(topic, partitions=1, config={"mansio.delay.enable": "true"}))
+        delays = admin.delays
+        assert isinstance(delays, mansio.DelayAdmin | mansio.blocking.DelayAdmin)
+        stored = [await done(self.client.publish(topic, b"%d" % n, delay=3600)) for n in range(3)]
+        ids = [mansio.RecordId(one.partition, one.offset) for one in stored]
+        page: mansio.PendingPage = await done(delays.list(topic, limit=2))
+        assert [one.record_id for one in page.records] == ids[:2]
+        found: dict[mansio.RecordId, mansio.PendingRecord] = await done(delays.describe(topic, ids[2:]))
+        assert found[ids[2]].value == b"2"
+        changed: mansio.ChangedRecords = await done(delays.cancel(topic, ids[:1]))
+        assert changed.changed == (ids[0],)
+        await done(delays.reschedule(topic, ids[1:2], delay=7200))
+        await done(delays.deliver_now(topic, ids[2:]))
+        counts: dict[int, mansio.PendingCounts] = await done(delays.counts(topic))
+        assert counts[0].count == 1
+        await done(admin.delete_topic(topic))
 
     async def delete(self) -> None:
         admin = self.client.admin

@@ -149,7 +149,7 @@ class StateNode:
         header = read_request_header(request[4:])
         api = SUPPORTED_APIS[ApiKey(header.api_key)]
         assert api.min_version <= header.api_version <= api.max_version
-        handler = getattr(handlers, (api.handler or "").partition(".")[2])
+        handler = getattr(handlers, (api.handler or "").rpartition(".")[2])
         context = RequestContext(
             header.api_key,
             header.api_version,
