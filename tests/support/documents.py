@@ -22,8 +22,10 @@ class Example(NamedTuple):
 
 def examples(document: str) -> dict[str, Example]:
     """The marked examples of a document, in their order."""
-    text = (ROOT / document).read_text()
-    return {match["name"]: Example(**match.groupdict()) for match in EXAMPLE.finditer(text)}
+    found = [match.groupdict() for match in EXAMPLE.finditer((ROOT / document).read_text())]
+    names = [fields["name"] for fields in found]
+    assert len(set(names)) == len(names), f"{document}: two examples have one name: {names}"
+    return {fields["name"]: Example(**fields) for fields in found}
 
 
 def metrics_of_a_cluster(operations: str) -> set[str]:

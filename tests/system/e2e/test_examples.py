@@ -128,7 +128,7 @@ def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
 def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     found = examples("docs/DELAYS.md")
     *programs, test = found
-    assert programs == ["python", "shell", "confluent", "kafka-python"]
+    assert programs == ["python", "shell", "confluent", "kafka-python", "commands", "admin"]
     for name in programs:
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"
