@@ -27,7 +27,9 @@ class CountedBroker:
     """A connection to a broker whose event loop counts the calls that it makes."""
 
     def __init__(self, broker: mansio.Broker) -> None:
-        self._loop = broker._broker.server.loop
+        started = broker._broker
+        assert started is not None
+        self._loop = started.server.loop
         host, _, port = broker.address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=30)
         self._calls: Counter[str] = Counter()
