@@ -9,6 +9,7 @@ collector's choosing.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.server.limits import ServerLimits
@@ -82,7 +83,20 @@ class DriftingClock:
     def __init__(self, simulation: Simulation, *, rate: float, wall_offset_ms: float) -> None:
         self._simulation = simulation
         self._rate = rate
-        self.wall_offset_ms = wall_offset_ms
+        self._offsets = [(-1.0, wall_offset_ms)]
+
+    @property
+    def wall_offset_ms(self) -> float:
+        return self._offsets[-1][1]
+
+    @wall_offset_ms.setter
+    def wall_offset_ms(self, offset_ms: float) -> None:
+        self._offsets.append((self._simulation.now_ms, offset_ms))
+
+    def wall_offsets_ms(self, first_ms: float, until_ms: float) -> list[float]:
+        """The errors that the wall's time had in a part of the history."""
+        before = max(at for at, (since_ms, _) in enumerate(self._offsets) if since_ms < first_ms or not at)
+        return [offset for since_ms, offset in self._offsets[before:] if since_ms <= until_ms]
 
     def wall_ms(self) -> int:
         return int(WALL_START_MS + self._simulation.now_ms + self.wall_offset_ms)
@@ -152,6 +166,8 @@ class LoopOnPorts:
 class SimulatedBroker:
     """See the module. `listening`: connections are taken."""
 
+    is_clustered = True
+
     server: KafkaServer
     core: BrokerRuntime
     cluster_member: ClusterMember
@@ -196,18 +212,8 @@ class SimulatedBroker:
         world, settings = self.world, settings_of(self.node_id, **self.world.settings)
         self.disk.make_directory(settings.data_dir)
         stack.callback(self.disk.lock(f"{settings.data_dir}/lock").release)
-        random = SimulatedRandom(world.simulation)
-        host_ports = HostPorts(
-            self.disk,
-            self.clock,
-            random,
-            self.scheduler,
-            sync_thread=self._background(),
-            file_thread=self._background(),
-            compaction_thread=self._background(),
-            verification_thread=self._background(),
-            recompression_thread=self._background(),
-        )
+        host_ports = self._host_ports()
+        random = host_ports.random
         door = self.door = SimulatedDoor(world.etcd, self.scheduler, world.etcd_scheduler)
         world.set_up_door(self.node_id, door)
         stack.push_async_callback(door.close)
@@ -236,17 +242,33 @@ class SimulatedBroker:
         core = self.core = BrokerRuntime(settings, host_ports, door, state, self.cluster_member)
         await core.open(stack, self.scheduler.close)
         stack.push_async_callback(self.cluster_member.leave)
+        self._listen()
+        await self.cluster_member.join(*self.server.listener)
+        core.start_background_work()
+        self.ready = True
+
+    def _host_ports(self) -> HostPorts:
+        return HostPorts(
+            self.disk,
+            self.clock,
+            SimulatedRandom(self.world.simulation),
+            self.scheduler,
+            sync_thread=self._background(),
+            file_thread=self._background(),
+            compaction_thread=self._background(),
+            verification_thread=self._background(),
+            recompression_thread=self._background(),
+        )
+
+    def _listen(self) -> None:
         self.server = KafkaServer(
-            core.service,
+            self.core.service,
             LIMITS,
             LoopOnPorts(self.scheduler, self.clock),  # type: ignore[arg-type]  # what of it is used
         )
         self.server.listener = (f"host-{self.node_id}", 9092)
         self.server._sweep_idle()
         self.listening = True
-        await self.cluster_member.join(*self.server.listener)
-        core.start_background_work()
-        self.ready = True
 
     def _background(self) -> SimulatedBackground:
         random = self.world.simulation.random
@@ -272,13 +294,16 @@ class SimulatedBroker:
         service = self.core.service
         self.ready = False
         service.quotas.stop()
-        await self.cluster_member.transfer_leaderships(2000)
+        await self._transfer_leaderships()
         service.fetch.stop()
         self.listening = False
         for connection in list(self.server._connections):
             connection.close()
         self.closed = list(workload_clients.partitions_of(self))
         await self._close(stack)
+
+    async def _transfer_leaderships(self) -> None:
+        await self.cluster_member.transfer_leaderships(2000)
 
     async def _close(self, stack: AsyncExitStack) -> None:
         try:
@@ -332,3 +357,29 @@ class SimulatedBroker:
         late_ms = model.simulation.now_ms - model.renewed_ms[session.lease] - model.ttl_ms[session.lease]
         if late_ms >= 0:
             self.world.checker.broken(f"{self.name} acknowledges {late_ms:.0f} ms after its lease was over")
+
+
+class SingleNode(SimulatedBroker):
+    """A single node: the production `BrokerRuntime` without a cluster. Its metadata are always durable."""
+
+    is_clustered = False
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = replace(settings_of(self.node_id, **self.world.settings), etcd_endpoints="")
+        self.disk.make_directory(settings.data_dir)
+        stack.callback(self.disk.lock(f"{settings.data_dir}/lock").release)
+        host_ports = self._host_ports()
+        store = self.world.metadata.store_client(self.scheduler)
+        stack.push_async_callback(store.close)
+        state = await MetadataImage.load(store, "", host_ports.random)
+        core = self.core = BrokerRuntime(settings, host_ports, store, state)
+        await core.open(stack, self.scheduler.close)
+        self._listen()
+        core.start_background_work()
+        self.ready = True
+
+    async def _transfer_leaderships(self) -> None:
+        """There is no other broker."""
+
+    def _check_session(self) -> None:
+        """There is no session."""

@@ -19,6 +19,7 @@ from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.batch.record_reader import read_records
 from sim import workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
+from sim.delays import is_delay_history
 from support.share_history import Breach, Place, ShareHistory
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ SETTINGS: Final = {
 DEAD_LETTERS: Final = f"dlq.{TOPIC}"
 
 
+def has_share_group(seed: int) -> bool:
+    return seed >= FIRST_SEED and not is_delay_history(seed)
+
+
 def lock_ms_of(world: World) -> int:
     """How long leases last."""
     return LONG_LOCK_MS if world.seed >= LONG_LEASES_FIRST_SEED else LOCK_MS
@@ -62,7 +67,7 @@ def lock_ms_of(world: World) -> int:
 
 def disk_ms_of(seed: int) -> tuple[float, float]:
     """How long syncs take, until everything heals."""
-    return (10.0, 60.0) if seed >= LONG_LEASES_FIRST_SEED else (0.3, 2.5)
+    return (10.0, 60.0) if has_share_group(seed) and seed >= LONG_LEASES_FIRST_SEED else (0.3, 2.5)
 
 
 def shares_of_faults(seed: int) -> dict[str, int]:

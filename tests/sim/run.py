@@ -96,6 +96,7 @@ def run_seed(seed: int, *, more: bool = False) -> Outcome:
         report = "".join(traceback.format_exception(error))
     finally:
         logging.disable(logging.NOTSET)
+    judge = world.delivery or world.delays
     return Outcome(
         seed,
         world.simulation.trace,
@@ -110,7 +111,7 @@ def run_seed(seed: int, *, more: bool = False) -> Outcome:
         stalled,
         report,
         {} if world.more is None else world.more.numbers(),
-        {} if world.delivery is None else world.delivery.history.numbers(),
+        {} if judge is None else judge.history.numbers(),
     )
 
 

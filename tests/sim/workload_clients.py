@@ -53,7 +53,7 @@ def copies(
 def check_durable(world: World, leader: SimulatedBroker, partition: Partition, offset: int) -> None:
     """An acknowledged batch was, or is, on stable storage of every broker that is in sync, and of as many as
     min.insync.replicas says: of a topic that is there. Of one that is being deleted they may have let go already."""
-    if not _is_live(world, leader, partition):
+    if leader.is_clustered and not _is_live(world, leader, partition):
         return
     epoch = partition.log.leader_epochs.epoch_for_offset(offset)
     having = {
@@ -81,6 +81,8 @@ def _is_live(world: World, leader: SimulatedBroker, partition: Partition) -> boo
 
 def _in_sync(world: World, leader: SimulatedBroker, partition: Partition) -> list[int]:
     """What etcd says, as long as it has no newer leader."""
+    if not leader.is_clustered:
+        return []
     key = leader.core.state.keys.partition(partition.topic_id, partition.index)
     entry = world.etcd._entries.get(key)
     document = {} if entry is None else _decoded(key, entry.value)
@@ -100,12 +102,12 @@ def reasons(world: World) -> Iterator[str]:
     for broker in brokers:
         if not (broker.ready and broker.running):
             yield f"{broker.name} is not ready"
-        elif broker.cluster_member.session is None:
+        elif broker.is_clustered and broker.cluster_member.session is None:
             yield f"{broker.name} has no session"
     if not all(broker.ready for broker in brokers):
         return
     state = brokers[0].core.state
-    for topic in state.topics.values():
+    for topic in state.topics.values() if not world.is_single_node else ():
         for index, one in enumerate(topic.partitions):
             if set(one.isr) != set(one.replicas) or one.leader not in one.isr:
                 yield f"{topic.name}-{index}: leader {one.leader}, in sync {one.isr} of {one.replicas}"
@@ -125,6 +127,8 @@ def reasons(world: World) -> Iterator[str]:
             yield f"{reader.name} is at {reader.position} of {end}: {reader.last_error}"
     if world.delivery is not None:
         yield from world.delivery.reasons()
+    if world.delays is not None:
+        yield from world.delays.reasons()
     for client in (*world.committers, *world.members):
         if client.good_at_ms < world.healed_ms:
             yield f"{client.name} got through last at {client.good_at_ms:.0f}: {client.last_error}"
@@ -146,7 +150,7 @@ def check_end(world: World) -> None:
     kept = {
         entry.key.split("/")[4] for entry in world.etcd.list("/mansio/").entries if "/parts/" in entry.key
     }
-    if kept != live:
+    if kept != live and not world.is_single_node:
         world.checker.broken(f"etcd keeps partitions of {sorted(kept - live)}, which are no topics")
     for topic in topics.values():
         for index in range(len(topic.partitions)):
@@ -161,6 +165,6 @@ def check_end(world: World) -> None:
             batches = [list(log.batches(start)) for log in logs]
             if any(one != batches[0] for one in batches):
                 world.checker.broken(f"{topic.name}-{index} is not the same everywhere")
-            if topic.name == TOPIC:
+            if topic.name == TOPIC and world.delays is None:
                 records = [read_records(batch, output_bytes_max=1 << 24) for batch in batches[0]]
                 world.checker.finish(index, [one.value.strip() for batch in records for one in batch])

@@ -8,16 +8,18 @@ client must get through, and all replicas must be the same.
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.services.topics import NewTopic
 from mansio.errors import MansioError, TopicAlreadyExists
 from mansio.metadata.metadata_store import decode
+from mansio.testing.metadata import InMemoryStore
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import delivery, workload_clients
+from sim import delays, delivery, workload_clients
 from sim.admin import Administrator
-from sim.brokers import DriftingClock, SimulatedBroker
+from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
 from sim.clients import TOPIC, Committer, Producer, Reader
 from sim.consumer_members import FIRST_SEED, NextMember
@@ -56,7 +58,9 @@ class World:
         self.delivery: delivery.Delivery | None = None
         self.settings: dict[str, int] = {}
         """Of brokers, beside those of all histories."""
-        if seed >= delivery.FIRST_SEED:
+        if delays.is_delay_history(seed):
+            self.settings = dict(delays.SETTINGS)
+        elif seed >= delivery.FIRST_SEED:
             self.settings = {
                 "share_coordinator_state_topic_num_partitions": delivery.STATE_PARTITIONS,
                 "share_coordinator_snapshot_update_records_per_snapshot": 30,
@@ -72,6 +76,11 @@ class World:
         self.etcd = EtcdModel(self.simulation, SimulatedClock(self.simulation), self.etcd_scheduler)
         self.driver = self.simulation.scheduler("driver")
         self.node_ids = tuple(range(1, self.random.choice((3, 3, 4, 5)) + 1))
+        self.is_single_node = delays.is_single_node(seed)
+        if delays.is_delay_history(seed):
+            self.node_ids = (1,) if self.is_single_node else (1, 2, 3)
+        self.metadata = InMemoryStore(SimulatedClock(self.simulation), self.etcd_scheduler)
+        """What a single node has instead of etcd."""
         self.clocks = {
             node_id: DriftingClock(
                 self.simulation,
@@ -86,9 +95,14 @@ class World:
         self.faults: dict[str, int] = {}
         self.disk_ms = delivery.disk_ms_of(seed)
         self.shares_of_faults = delivery.shares_of_faults(seed)
+        if delays.is_delay_history(seed):
+            self.shares_of_faults = delays.SINGLE_FAULTS if self.is_single_node else delays.CLUSTER_FAULTS
         self.told: list[str] = []
         self.writes_end = self.over = False
         self.clients: list[Any] = []
+        self.producers: list[Producer] = []
+        self.readers: list[Any] = []
+        self.delays = delays.Delays(self) if delays.is_delay_history(seed) else None
         self.healed_ms = self.recovered_ms = 0.0
 
     # The parts
@@ -99,7 +113,8 @@ class World:
 
     def start(self, node_id: int, disk: SimulatedDisk) -> None:
         life = sum(broker.node_id == node_id for broker in self.lives)
-        self.lives.append(SimulatedBroker(self, node_id, disk, life))
+        kind = SingleNode if self.is_single_node else SimulatedBroker
+        self.lives.append(kind(self, node_id, disk, life))
 
     def set_up_door(self, node_id: int, door: SimulatedDoor) -> None:
         """A new life comes into the world as it is."""
@@ -107,6 +122,18 @@ class World:
 
     def wall_ms(self) -> int:
         return int(WALL_START_MS + self.simulation.now_ms)
+
+    def wall_bounds_ms(self, first_ms: float, until_ms: float | None) -> tuple[int, int]:
+        """The earliest and the latest time that any broker's wall clock had in that time; None: until ever."""
+        if until_ms is None:
+            return -(1 << 62), 1 << 62
+        offsets = [
+            offset for clock in self.clocks.values() for offset in clock.wall_offsets_ms(first_ms, until_ms)
+        ]
+        return (
+            int(WALL_START_MS + first_ms + min(offsets)),
+            int(WALL_START_MS + until_ms + max(offsets)) + 1,
+        )
 
     def tell(self, what: str, *known: object) -> None:
         """Kept for whoever reads about a failure."""
@@ -164,7 +191,7 @@ class World:
 
     def move_a_leader(self) -> bool:
         ready = [one for one in self.brokers() if one.ready and one.running and not one.scheduler.paused]
-        if not ready:
+        if not ready or self.is_single_node:
             return False
         broker = self.random.choice(ready)
 
@@ -182,7 +209,7 @@ class World:
     def holds(self, node_id: int) -> bool:
         """Does that broker think that its session lives?"""
         broker = self.network.brokers[node_id]
-        return hasattr(broker, "cluster_member") and broker.cluster_member.is_session_valid()
+        return broker.is_clustered and hasattr(broker, "cluster_member") and broker.cluster_member.is_session_valid()
 
     def is_misled(self, node_id: int) -> bool:
         """Did etcd end that broker's session before its time, and it has not heard of it? It cannot know better."""
@@ -199,7 +226,8 @@ class World:
         gc.collect()
         gc.disable()
         try:
-            self._run()
+            with nullcontext() if self.delays is None else self.delays.watched():
+                self._run()
         except BaseException as error:
             for line in self.told[-40:]:
                 error.add_note(line)
@@ -222,6 +250,9 @@ class World:
         self.healed_ms = self.simulation.now_ms
         self._until(lambda: not any(workload_clients.reasons(self)), HEALED_MS_MAX, "recovery")
         self.recovered_ms = self.simulation.now_ms - self.healed_ms
+        if self.delays is not None:
+            self.delays.drain(self._until)
+            self._until(lambda: not any(workload_clients.reasons(self)), HEALED_MS_MAX, "recovery")
         self.over = True
         self._until(lambda: not any(workload_clients.unlike(self)), HEALED_MS_MAX, "rest")
         workload_clients.check_end(self)
@@ -229,6 +260,8 @@ class World:
             self.more.check()
         if self.delivery is not None:
             self.delivery.check_end()
+        if self.delays is not None:
+            self.delays.check_end()
 
     def _until(self, condition: Callable[[], bool], within_ms: float, what: str) -> None:
         end_ms = self.simulation.now_ms + within_ms
@@ -241,12 +274,15 @@ class World:
 
     def _make_topic(self) -> None:
         broker = self.brokers()[0]
+        replicas, configs = 1 if self.is_single_node else 3, CONFIGS
+        if self.delays is not None:
+            configs = delays.CONFIGS if self.is_single_node else {**CONFIGS, **delays.CONFIGS}
 
         async def make() -> None:
             while True:
                 try:
                     await broker.core.topics.create(
-                        NewTopic(TOPIC, PARTITIONS, 3, configs=tuple(CONFIGS.items()))
+                        NewTopic(TOPIC, PARTITIONS, replicas, configs=tuple(configs.items()))
                     )
                 except TopicAlreadyExists:
                     return
@@ -259,6 +295,9 @@ class World:
         self._until(lambda: TOPIC in broker.core.state.topics, READY_MS_MAX, "topic")
 
     def _begin_clients(self) -> None:
+        if self.delays is not None:
+            self.delays.begin_clients()
+            return
         producers = [
             Producer(self, f"i{index}", index, idempotent=True, pace_ms=60) for index in range(PARTITIONS)
         ]
@@ -277,7 +316,7 @@ class World:
         self.committers = [Committer(self, "g1")]
         kind = Member if self.seed < FIRST_SEED else NextMember
         self.members = [kind(self, "g2", number, self.group) for number in range(2)]
-        if self.seed >= delivery.FIRST_SEED:
+        if delivery.has_share_group(self.seed):
             group = delivery.Settings(self)
             self._until(lambda: group.done, READY_MS_MAX, "settings of the share group")
             self.delivery = delivery.Delivery(self)
@@ -286,6 +325,8 @@ class World:
         if self.writes_end:
             return
         names = [self.only] if self.only else list(FAULTS)
+        if self.is_single_node:
+            names = [name for name in names if name in delays.SINGLE_FAULTS]
         weights = [self.shares_of_faults.get(name, FAULTS[name][1]) for name in names]
         name = self.random.choices(names, weights)[0]
         if FAULTS[name][0](self):
@@ -352,10 +393,12 @@ class World:
     @property
     def committed(self) -> int:
         """Offsets of groups that were acknowledged."""
-        if not hasattr(self, "group"):
+        if self.delays is not None or not hasattr(self, "group"):
             return 0
         return self.group.acknowledged + sum(one.acknowledged for one in self.committers)
 
     @property
     def acknowledged(self) -> int:
+        if self.delays is not None:
+            return sum(producer.acknowledged for producer in self.producers)
         return len(self.checker.acks)

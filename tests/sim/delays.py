@@ -1,0 +1,445 @@
+"""Delayed records in simulated histories: producers delay records, others cancel and move them, readers read.
+
+The topic of these histories accepts delays, and retention deletes its oldest segments, so that pending records are
+copied. Every fourth history has a single node without etcd, the others have a cluster of three. In the end all clocks
+are set beyond the last due time, so that everything is delivered. `sim.delay_history` judges.
+
+Another kind of change of pending records is one more entry of `OPERATIONS`; one whose records the broker makes itself
+has a `DeliveryChecker`, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest.mock import patch
+
+from mansio.broker.partition import delay_manager, delayed_delivery, delayed_records
+from mansio.broker.partition.partition import Partition
+from mansio.errors import MansioError
+from mansio.state.delays import pending_records
+from mansio.wire.apis import fetch as fetch_wire
+from mansio.wire.apis import produce as produce_wire
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
+from mansio.wire.batch.record_reader import read_records
+from sim.clients import (
+    DUPLICATE_SEQUENCE,
+    FETCH_VERSION,
+    LOOK_AGAIN,
+    OFFSET_OUT_OF_RANGE,
+    OUT_OF_ORDER,
+    PRODUCE_VERSION,
+    TOPIC,
+    Client,
+    Producer,
+)
+from sim.delay_history import DelayHistory, Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from mansio.broker.partition.delay_manager import DelayManager
+    from sim.brokers import SimulatedBroker
+    from sim.world import World
+
+FIRST_SEED: Final = 1_000_000
+"""Histories from this seed on are of delayed records only."""
+SINGLE_EVERY: Final = 4
+
+PARTITIONS: Final = 2
+CONFIGS: Final = {
+    "mansio.delay.enable": "true",
+    "segment.bytes": "16384",
+    "index.interval.bytes": "512",
+    "retention.ms": "-1",
+    "retention.bytes": "40000",
+}
+SETTINGS: Final = {"log_retention_check_interval_ms": 3000}
+CONSTANTS: Final = (
+    (delayed_records, "SNAPSHOT_INTERVAL_BYTES", 4000),
+    (delayed_records, "SLICE_BATCHES", 20),
+    (delayed_records, "RETRY_MS", 500),
+    (delayed_delivery, "UNCOMMITTED_RECORDS_MAX", 60),
+    (delayed_delivery, "SLICE_BYTES_MAX", 3000),
+    (delay_manager, "CACHED_BATCHES_MAX", 4),
+    (delay_manager, "COPIED_RECORDS_MAX", 10),
+    (pending_records, "RUN_RECORDS_MAX", 24),
+)
+"""Bounds that a history of some seconds would not reach."""
+
+CHANGED_MAX: Final = 4
+CHANGE_MS_MAX: Final = 2500
+OVERDUE_MS_MAX: Final = 15_000
+DRAIN_MS_MAX: Final = 120_000
+DAY_MS: Final = 24 * 3_600_000
+
+CLUSTER_FAULTS: Final = {"clock jump": 4, "power loss of all": 4, "leader moved": 6, "full disk": 4}
+"""Faults that are drawn more often than in other histories."""
+SINGLE_FAULTS: Final = {
+    "kill": 4,
+    "power loss": 6,
+    "clean restart": 3,
+    "pause": 3,
+    "clock jump": 4,
+    "drop": 2,
+    "delay": 1,
+    "reorder": 2,
+    "duplicate": 3,
+    "failed sync": 2,
+    "full disk": 4,
+    "slow disk": 3,
+}
+"""The faults of a single node."""
+
+
+def is_delay_history(seed: int) -> bool:
+    return seed >= FIRST_SEED
+
+
+def is_single_node(seed: int) -> bool:
+    return is_delay_history(seed) and seed % SINGLE_EVERY == 0
+
+
+class Delays:
+    """The clients of a history of delayed records, and its judge."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.history = DelayHistory(world.checker.broken)
+        self.changers: list[Changer] = []
+
+    def begin_clients(self) -> None:
+        world = self.world
+        world.producers = [
+            DelayedProducer(world, f"{kind}{index}", index, idempotent=kind == "i", pace_ms=pace_ms)
+            for kind, pace_ms in (("i", 60), ("p", 120))
+            for index in range(PARTITIONS)
+        ]
+        world.readers = [DelayedReader(world, f"r{index}", index) for index in range(PARTITIONS)]
+        self.changers = [Changer(world, f"changer {index}", index) for index in range(PARTITIONS)]
+        world.administrator = SimpleNamespace(done=True, made=0)
+        world.committers, world.members = [], []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Smaller bounds, and everything that leaders deliver or delete is seen."""
+        history = self.history
+        append, trim = Partition.append_unchanged, Partition.trim
+
+        def append_unchanged(partition: Partition, batches: Sequence[bytes]) -> int:
+            history.appends(partition, batches)
+            return append(partition, batches)
+
+        def trim_after_reading(partition: Partition, start_offset: int) -> None:
+            if partition.topic == TOPIC:
+                history.read(partition)
+            trim(partition, start_offset)
+
+        with ExitStack() as stack:
+            for module, name, value in CONSTANTS:
+                stack.enter_context(patch.object(module, name, value))
+            stack.enter_context(patch.object(Partition, "append_unchanged", append_unchanged))
+            stack.enter_context(patch.object(Partition, "trim", trim_after_reading))
+            yield
+
+    # Brokers
+
+    def managers(self, index: int) -> list[DelayManager]:
+        """Of the replicas of a partition on brokers that run."""
+        found = []
+        for broker in self.world.brokers():
+            manager = None if broker.closed or not broker.running else find_manager(broker, index)
+            if manager is not None:
+                found.append(manager)
+        return found
+
+    def leader(self, index: int) -> DelayManager | None:
+        return next((one for one in self.managers(index) if one.partition.is_leader), None)
+
+    def reasons(self) -> Iterator[str]:
+        """Why it is not all well: views that are being read, and records that should have been delivered."""
+        for index in range(PARTITIONS):
+            for manager in self.managers(index):
+                partition, pending = manager.partition, manager.view.pending
+                name = f"broker {partition.broker_id}, {partition.name}:"
+                if not manager.view.is_complete:
+                    yield f"{name} the view ends at {manager.view.applied_end} of {partition.end_offset}"
+                due_ms = pending.next_due_ms
+                if partition.is_leader and due_ms is not None:
+                    late_ms = partition.clock.wall_ms() - due_ms
+                    if late_ms > OVERDUE_MS_MAX:
+                        yield f"{name} a record is {late_ms} ms late, {len(pending)} are pending"
+
+    def undelivered(self) -> Iterator[str]:
+        """What is pending yet, and what readers have not read."""
+        for index in range(PARTITIONS):
+            for manager in self.managers(index):
+                if manager.view.pending or not manager.view.is_complete:
+                    yield f"broker {manager.partition.broker_id} has {len(manager.view.pending)} pending in {index}"
+        yield from self.reasons()
+
+    # The end
+
+    def drain(self, until: Callable[[Callable[[], bool], float, str], None]) -> None:
+        """Compare views and logs, set the clocks beyond all due times, and wait until all is delivered."""
+        world = self.world
+        until(lambda: not any(self._busy()), DRAIN_MS_MAX, "rest of changers")
+        latest_ms = world.wall_ms()
+        for index in range(PARTITIONS):
+            for manager in self.managers(index):
+                records = list(manager.view.pending.select(-(1 << 62), 1 << 62))
+                self.history.check_view(manager.partition, {one.id: one.due_ms for one in records})
+                latest_ms = max([latest_ms, *(one.due_ms for one in records)])
+        for clock in world.clocks.values():
+            clock.wall_offset_ms += latest_ms + 1 - world.wall_ms()
+        until(lambda: not any(self.undelivered()), DRAIN_MS_MAX, "delivery")
+
+    def _busy(self) -> Iterator[str]:
+        for changer in self.changers:
+            if not changer.done:
+                yield changer.name
+        yield from self.reasons()
+
+    def check_end(self) -> None:
+        for index in range(PARTITIONS):
+            for manager in self.managers(index):
+                self.history.check_view(manager.partition, {})
+                if manager.partition.is_leader:
+                    self.history.read(manager.partition)
+        self.history.finish()
+
+
+def find_manager(broker: SimulatedBroker, index: int) -> DelayManager | None:
+    """What manages the delayed records of a partition on a broker; None if it is not open there."""
+    if not hasattr(broker, "core"):
+        return None
+    partitions = broker.core.partitions
+    partition = partitions.get(TOPIC, index)
+    return None if partition is None or partition.closed else partitions.delay_manager(partition)
+
+
+class DelayedProducer(Producer):
+    """Writes batches of records with and without delay."""
+
+    def __init__(self, world: World, name: str, index: int, *, idempotent: bool, pace_ms: float) -> None:
+        assert world.delays is not None
+        self.history = world.delays.history
+        self.batch: list[bytes] = []
+        """What is sent until it is acknowledged; an idempotent producer sends the same again."""
+        self.delays: list[tuple[str, int] | None] = []
+        self.first_ms = 0.0
+        super().__init__(world, name, index, idempotent=idempotent, pace_ms=pace_ms)
+
+    async def _send(self, values: list[bytes]) -> bool:
+        if values != self.batch:
+            self.batch, self.delays = values, [self._delay() for _ in values]
+            self.first_ms = self.world.simulation.now_ms
+        batch = build_batch(
+            [
+                (self.world.wall_ms(), None, value, () if delay is None else ((delay[0], b"%d" % delay[1]),))
+                for value, delay in zip(values, self.delays, strict=True)
+            ],
+            codec=self.random.choice((Codec.NONE, Codec.NONE, Codec.GZIP)),
+            producer_id=self.producer[0] if self.idempotent else -1,
+            producer_epoch=self.producer[1] if self.idempotent else -1,
+            base_sequence=self.sequence if self.idempotent else -1,
+        )
+        self.history.sends(self.index, self._sent(until_ms=None))
+        self.world.checker.sent(self.index, values, once=self.idempotent)
+        topics = [(TOPIC, None, [(self.index, batch)])]
+        frame = await self.ask(
+            lambda number: b"".join(
+                produce_wire.encode_request(PRODUCE_VERSION, number, self.name, -1, 2000, topics)
+            )
+        )
+        if frame is None:
+            self.last_error = "no answer"
+            await self.find_leader(self.index)
+            return self.idempotent
+        result = produce_wire.decode_response(PRODUCE_VERSION, frame).topics[0][2][0]
+        if result.error_code == DUPLICATE_SEQUENCE and self.idempotent:
+            self.sequence += len(values)
+            return False
+        if result.error_code == 0:
+            self.acknowledged += len(values)
+            sent = self._sent(until_ms=self.world.simulation.now_ms if self.idempotent else None)
+            self.history.sends(self.index, sent)
+            self.history.acknowledged(self.index, result.base_offset, sent)
+            self.sequence += len(values)
+            return False
+        self.last_error = result.error_code
+        if result.error_code in LOOK_AGAIN:
+            await self.find_leader(self.index)
+        if self.idempotent and result.error_code == OUT_OF_ORDER:
+            self.world.checker.broken(f"{self.name} sent the next sequence and was refused")
+        return self.idempotent
+
+    def _delay(self) -> tuple[str, int] | None:
+        """A header that delays a record; None for no delay."""
+        kind = self.random.random()
+        if kind < 0.3:
+            return None
+        if kind < 0.7:
+            return DELAY_HEADER, self.random.choice((0, 1, self.random.randrange(3000), 40_000))
+        return DELIVER_AT_HEADER, self.world.wall_ms() + self.random.randrange(-1000, 5000)
+
+    def _sent(self, *, until_ms: float | None) -> list[Sent]:
+        """What is sent. A delay begins when a leader receives the record: not before the first attempt, and by its
+        clock. A copy of a request may arrive after the producer has given up."""
+        sent = []
+        for value, delay in zip(self.batch, self.delays, strict=True):
+            due_ms = None
+            if delay is not None:
+                due_ms = (delay[1], delay[1])
+                if delay[0] == DELAY_HEADER:
+                    earliest_ms, latest_ms = self.world.wall_bounds_ms(self.first_ms, until_ms)
+                    due_ms = (earliest_ms + delay[1], latest_ms + delay[1])
+            sent.append(Sent(value, due_ms, self.idempotent))
+        return sent
+
+
+class DelayedReader(Client):
+    """Reads one partition and passes control batches: each offset has one value for ever, and values of idempotent
+    producers come once."""
+
+    def __init__(self, world: World, name: str, index: int) -> None:
+        super().__init__(world, name)
+        self.index = index
+        self.position = 0
+        self.last_error: object = None
+        self.run(self._run())
+
+    async def _run(self) -> None:
+        while not self.world.over:
+            if not await self._read():
+                await self.find_leader(self.index)
+                await self.sleep(self.random.uniform(20, 150))
+            await self.sleep(self.random.uniform(20, 150))
+
+    async def _read(self) -> bool:
+        wanted = fetch_wire.FetchPartition(self.index, -1, self.position, -1, -1, 16384)
+        frame = await self.ask(
+            lambda number: fetch_wire.encode_request(
+                FETCH_VERSION,
+                number,
+                self.name,
+                [(TOPIC, None, [wanted])],
+                max_wait_ms=self.random.choice((0, 100, 400)),
+                min_bytes=1,
+                max_bytes=16384,
+            )
+        )
+        if frame is None:
+            self.last_error = "no answer"
+            return False
+        answer = fetch_wire.decode_response(FETCH_VERSION, frame).topics[0][2][0]
+        if answer.error_code:
+            self.last_error = answer.error_code
+            if answer.error_code == OFFSET_OUT_OF_RANGE and answer.log_start_offset > self.position:
+                self.position = answer.log_start_offset
+            elif answer.error_code == OFFSET_OUT_OF_RANGE:
+                self.position = max(self.position, self._log_start())
+            return False
+        checker = self.world.checker
+        before = self.position
+        for position, header in iterate_batches(answer.records):
+            batch = answer.records[position : position + header.size]
+            if not header.is_control:
+                for record in read_records(batch, output_bytes_max=1 << 20):
+                    if record.offset >= before:
+                        checker.read(self.index, record.offset, record.value.strip(), by=self.name)
+            if header.last_offset >= answer.high_watermark:
+                checker.broken(
+                    f"{self.name} reads {header.last_offset}, the high watermark is {answer.high_watermark}"
+                )
+            self.position = max(self.position, header.last_offset + 1)
+        return True
+
+    def _log_start(self) -> int:
+        assert self.world.delays is not None
+        return max(
+            (one.partition.start_offset for one in self.world.delays.managers(self.index)), default=0
+        )
+
+
+class Operation(NamedTuple):
+    """A change of pending records. `run` returns when it is committed, or raises; `weight`: how often it is drawn."""
+
+    run: Callable[[Changer, DelayManager], Awaitable[None]]
+    weight: int
+
+
+class Changer(Client):
+    """Changes pending records of one partition: on whatever broker thinks that it is the leader."""
+
+    def __init__(self, world: World, name: str, index: int) -> None:
+        super().__init__(world, name)
+        assert world.delays is not None
+        self.delays = world.delays
+        self.history = world.delays.history
+        self.index = index
+        self.done = False
+        self.run(self._run())
+
+    async def _run(self) -> None:
+        while not self.world.writes_end:
+            await self.sleep(self.random.uniform(20, 250))
+            leaders = [one for one in self.delays.managers(self.index) if one.partition.is_leader]
+            if leaders:
+                await self._change(self.random.choice(leaders))
+        self.done = True
+
+    async def _change(self, manager: DelayManager) -> None:
+        """On the broker's own event loop, which may stop meanwhile."""
+        names = list(OPERATIONS)
+        name = self.random.choices(names, [OPERATIONS[one].weight for one in names])[0]
+        broker = self.world.network.brokers[manager.partition.broker_id]
+        ended = self.scheduler.promise()
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        async def work() -> None:
+            try:
+                if not manager.partition.closed:
+                    with suppress(MansioError):
+                        await OPERATIONS[name].run(self, manager)
+            finally:
+                self.scheduler.call_soon(end)
+
+        broker.scheduler.spawn(work(), name=name)
+        timer = self.scheduler.call_later(CHANGE_MS_MAX, end)
+        await ended
+        timer.cancel()
+
+    def choose(self, manager: DelayManager) -> list[int]:
+        """Ids of some records, mostly of those that are due soon or now."""
+        ids = [record.id for record in manager.view.pending.select(-(1 << 62), 1 << 62)]
+        if self.random.random() < 0.7:
+            ids = ids[: 2 * CHANGED_MAX]
+        return self.random.sample(ids, min(len(ids), self.random.randint(1, CHANGED_MAX)))
+
+
+async def cancel(changer: Changer, manager: DelayManager) -> None:
+    ids = changer.choose(manager)
+    changer.history.cancels(changer.index, ids)
+    known, end_offset = manager.cancel(ids)
+    await manager.partition.commit_promise(end_offset)
+    changer.history.is_cancelled(changer.index, known)
+
+
+async def move(changer: Changer, manager: DelayManager) -> None:
+    ids = changer.choose(manager)
+    due_ms = manager.partition.clock.wall_ms() + changer.random.randrange(-500, 6000)
+    number = changer.history.moves(changer.index, ids, due_ms)
+    known, end_offset = manager.reschedule(ids, due_ms)
+    await manager.partition.commit_promise(end_offset)
+    changer.history.is_moved(changer.index, known, number)
+
+
+OPERATIONS: Final[dict[str, Operation]] = {"cancel": Operation(cancel, 2), "move": Operation(move, 3)}
+
