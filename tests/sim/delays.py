@@ -360,9 +360,7 @@ class DelayedReader(Client):
 
     def _log_start(self) -> int:
         assert self.world.delays is not None
-        return max(
-            (one.partition.start_offset for one in self.world.delays.managers(self.index)), default=0
-        )
+        return max((one.partition.start_offset for one in self.world.delays.managers(self.index)), default=0)
 
 
 class Operation(NamedTuple):
@@ -442,4 +440,3 @@ async def move(changer: Changer, manager: DelayManager) -> None:
 
 
 OPERATIONS: Final[dict[str, Operation]] = {"cancel": Operation(cancel, 2), "move": Operation(move, 3)}
-

@@ -209,7 +209,11 @@ class World:
     def holds(self, node_id: int) -> bool:
         """Does that broker think that its session lives?"""
         broker = self.network.brokers[node_id]
-        return broker.is_clustered and hasattr(broker, "cluster_member") and broker.cluster_member.is_session_valid()
+        return (
+            broker.is_clustered
+            and hasattr(broker, "cluster_member")
+            and broker.cluster_member.is_session_valid()
+        )
 
     def is_misled(self, node_id: int) -> bool:
         """Did etcd end that broker's session before its time, and it has not heard of it? It cannot know better."""

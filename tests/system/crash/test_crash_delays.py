@@ -341,3 +341,20 @@ def test_a_clock_that_is_set_back_makes_no_record_early() -> None:
     assert live.manager.deliver_due(10, 1 << 20) == 0
     live.clock.seconds += 99.1
     assert live.manager.deliver_due(10, 1 << 20) == 1
+
+
+@pytest.mark.row("D6")
+def test_deliveries_that_were_truncated_do_not_hold_up_later_ones() -> None:
+    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    for value in (b"one", b"two"):
+        live.partition.append(build_batch([(1000, None, value, ((DELAY_HEADER, b"50"),))]))
+    live.flush()
+    end = live.log.end_offset
+    live.clock.seconds += 1
+    assert live.manager.deliver_due(1, 1 << 20) == 1
+    live.flush()
+    live.log.truncate_to(end)
+    live.view.on_truncate(end)
+    live.scheduler.run()
+    assert live.manager.uncommitted_end == 0, "it is not waited for"
+    assert [*live.pending().values()] == [b"one", b"two"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from mansio.broker.partition.delayed_delivery import OUTDATED_ENTRIES_MAX, DelayedDelivery
+from mansio.broker.partition.delayed_delivery import OUTDATED_ENTRIES_MAX, TIMER_MS_MAX, DelayedDelivery
 from support.logs import ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
     from mansio.broker.partition.delay_manager import DelayManager
 
 DISTANT_MS = 365 * 24 * 3_600_000
+DAY_S = 86_400
 
 
 class _Manager:
@@ -67,3 +68,21 @@ def test_a_closed_partition_is_forgotten() -> None:
     delivery.attach(cast("DelayManager", manager))
     delivery.detach(cast("DelayManager", manager))
     assert delivery._queue == []
+
+
+def test_a_partition_that_is_tried_again_does_not_wait_for_a_clock_that_was_set_back() -> None:
+    """A follower is looked at every second; when it becomes the leader, its records are due."""
+    clock, scheduler = ManualClock(), ManualScheduler()
+    delivery = DelayedDelivery(clock, cast("Any", scheduler))
+    manager = _Manager(clock)
+    clock.seconds += DAY_S
+    manager.partition.is_leader = False
+    manager.soon_ms = clock.wall_ms() - 1_000 * DAY_S
+    delivery.attach(cast("DelayManager", manager))
+    scheduler.fire()  # not the leader: it is tried again a second later
+    clock.seconds -= DAY_S
+    manager.partition.is_leader = True
+    for _ in range(3):
+        clock.seconds += TIMER_MS_MAX / 1000
+        scheduler.fire()
+    assert manager.delivered == 1

@@ -330,9 +330,10 @@ class DelayManager:
             self._cached_bytes -= len(cached.pop(next(iter(cached))).data)
 
     def _forget_stored(self) -> None:
-        """Forget what was read from a part of the log that may be different now."""
+        """Forget what was read from, or appended to, a part of the log that may be different now."""
         self._cached.clear()
         self._cached_bytes = 0
+        self.uncommitted_end = 0
 
     def _log_failure(self, error: MansioError) -> None:
         partition = self.partition

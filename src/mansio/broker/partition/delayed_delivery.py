@@ -5,7 +5,7 @@ partition after the other, so that a million records that are due at one moment 
 
 Invariants:
 * The timer is only a hint: whether a record is due is decided by the wall clock, so a clock that is set back delays
-  records, and one that is set forward is noticed after at most `TIMER_MS_MAX`.
+  records. A clock that was set, forward or back, is noticed after at most `TIMER_MS_MAX`.
 * A partition whose deliveries are not committed gets at most `UNCOMMITTED_RECORDS_MAX` more.
 * A partition that this broker does not lead, or whose log rejects appends, is tried again after `RETRY_MS`.
 """
@@ -54,6 +54,8 @@ class DelayedDelivery:
         self._due: deque[DelayManager] = deque()
         self._timer: Timer | None = None
         self._timer_ms = 0
+        self._latest_ms = 0
+        """Latest time that the wall clock has shown; later than now if it was set back."""
         self._is_running = False
         self._slice_records = 64
         self.delivered_count = 0
@@ -96,6 +98,17 @@ class DelayedDelivery:
         if self._timer is None or wall_ms < self._timer_ms:
             self._set_timer()
 
+    def _retry(self, manager: DelayManager, wait_ms: int) -> None:
+        """Look at a partition again after a time."""
+        self._latest_ms = max(self._latest_ms, self._clock.wall_ms())
+        self._wake_at(manager, self._clock.wall_ms() + wait_ms)
+
+    def _on_clock_set_back(self, now_ms: int) -> None:
+        """Look at every partition again that would wait for what was `RETRY_MS` from a time that will not be soon."""
+        for manager, wall_ms in self._wake_ms.items():
+            self._wake_ms[manager] = min(wall_ms, now_ms + RETRY_MS)
+        self._rebuild_queue()
+
     def _rebuild_queue(self) -> None:
         """Drop the outdated entries. Each wake-up before a distant due time leaves one."""
         self._queue = [
@@ -116,6 +129,9 @@ class DelayedDelivery:
     def _on_timer(self) -> None:
         self._timer = None
         now_ms = self._clock.wall_ms()
+        if now_ms < self._latest_ms:
+            self._on_clock_set_back(now_ms)
+        self._latest_ms = now_ms
         while self._queue and self._queue[0][0] <= now_ms:
             wall_ms, _, manager = heapq.heappop(self._queue)
             if self._wake_ms.get(manager) == wall_ms:
@@ -134,10 +150,10 @@ class DelayedDelivery:
                 self._deliver(manager)
             except MansioError as error:
                 self._log_failure(manager, error)
-                self._wake_at(manager, self._clock.wall_ms() + RETRY_MS)
+                self._retry(manager, RETRY_MS)
             except Exception as error:  # noqa: BLE001  # a defect must not stop the deliveries of other partitions
                 self._log_failure(manager, error)
-                self._wake_at(manager, self._clock.wall_ms() + RETRY_MS)
+                self._retry(manager, RETRY_MS)
         self._is_running = bool(self._due)
         if self._is_running:
             self._scheduler.call_soon(self._run_slice)
@@ -147,7 +163,7 @@ class DelayedDelivery:
         if partition.closed:
             return
         if not partition.is_leader or not manager.view.is_complete or partition.log.failure is not None:
-            self._wake_at(manager, self._clock.wall_ms() + RETRY_MS)
+            self._retry(manager, RETRY_MS)
             return
         if manager.uncommitted_end - partition.high_watermark > UNCOMMITTED_RECORDS_MAX and (
             not partition.when_committed(manager.uncommitted_end, partial(self._on_committed, manager))
@@ -175,8 +191,7 @@ class DelayedDelivery:
             self._slice_records = min(SLICE_RECORDS_MAX, self._slice_records * 5 // 4)
 
     def _on_committed(self, manager: DelayManager, error: MansioError | None) -> None:
-        wait_ms = 0 if error is None else RETRY_MS
-        self._wake_at(manager, self._clock.wall_ms() + wait_ms)
+        self._retry(manager, 0 if error is None else RETRY_MS)
 
     def _log_failure(self, manager: DelayManager, error: Exception) -> None:
         partition = manager.partition
