@@ -10,6 +10,7 @@ has a `DeliveryChecker`, too.
 
 from __future__ import annotations
 
+import errno
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -72,6 +73,9 @@ CONSTANTS: Final = (
 
 CHANGED_MAX: Final = 4
 CHANGE_MS_MAX: Final = 2500
+COPIES_MS_MAX: Final = 10_000
+"""A copy of a request that the network made arrives within this time."""
+
 OVERDUE_MS_MAX: Final = 15_000
 DRAIN_MS_MAX: Final = 120_000
 DAY_MS: Final = 24 * 3_600_000
@@ -110,6 +114,8 @@ class Delays:
         self.world = world
         self.history = DelayHistory(world.checker.broken)
         self.changers: list[Changer] = []
+        self.halved: set[int] = set()
+        """Brokers whose disks refuse the second batch of the next delivery."""
 
     def begin_clients(self) -> None:
         world = self.world
@@ -131,6 +137,9 @@ class Delays:
 
         def append_unchanged(partition: Partition, batches: Sequence[bytes]) -> int:
             history.appends(partition, batches)
+            if len(batches) > 1 and partition.broker_id in self.halved:
+                with self._refuse_second_batch(partition.broker_id):
+                    return append(partition, batches)
             return append(partition, batches)
 
         def trim_after_reading(partition: Partition, start_offset: int) -> None:
@@ -144,6 +153,32 @@ class Delays:
             stack.enter_context(patch.object(Partition, "append_unchanged", append_unchanged))
             stack.enter_context(patch.object(Partition, "trim", trim_after_reading))
             yield
+
+    @contextmanager
+    def _refuse_second_batch(self, node_id: int) -> Iterator[None]:
+        """Let the disk of a broker have space for one more batch, and kill the broker soon."""
+        world, broker = self.world, self.world.network.brokers[node_id]
+        writes = 0
+
+        def refuse(operation: str, path: str) -> int | None:
+            nonlocal writes
+            if operation != "write" or not path.endswith(".log"):
+                return None
+            writes += 1
+            return errno.ENOSPC if writes > 1 else None
+
+        def kill() -> None:
+            if broker.running:
+                broker.die()
+                world.restart_later(broker, ms_max=1500)
+
+        self.halved.discard(node_id)
+        before, broker.disk.fail_when = broker.disk.fail_when, refuse
+        try:
+            yield
+        finally:
+            broker.disk.fail_when = before
+            world.later(kill, 1, 40)
 
     # Brokers
 
@@ -201,6 +236,8 @@ class Delays:
         for changer in self.changers:
             if not changer.done:
                 yield changer.name
+        if self.world.simulation.now_ms < self.world.healed_ms + COPIES_MS_MAX:
+            yield "copies of requests may arrive"
         yield from self.reasons()
 
     def check_end(self) -> None:
@@ -219,6 +256,17 @@ def find_manager(broker: SimulatedBroker, index: int) -> DelayManager | None:
     partitions = broker.core.partitions
     partition = partitions.get(TOPIC, index)
     return None if partition is None or partition.closed else partitions.delay_manager(partition)
+
+
+def halve(world: World) -> bool:
+    """A disk has no space for the second batch of a delivery, and the broker is killed soon after."""
+    assert world.delays is not None
+    world.delays.halved.add(world.random.choice(world.node_ids))
+    return True
+
+
+FAULTS: Final[dict[str, tuple[Callable[[World], bool], int]]] = {"half a delivery": (halve, 5)}
+"""Faults that only these histories have."""
 
 
 class DelayedProducer(Producer):

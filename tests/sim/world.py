@@ -328,12 +328,14 @@ class World:
     def _fault(self) -> None:
         if self.writes_end:
             return
-        names = [self.only] if self.only else list(FAULTS)
-        if self.is_single_node:
-            names = [name for name in names if name in delays.SINGLE_FAULTS]
-        weights = [self.shares_of_faults.get(name, FAULTS[name][1]) for name in names]
+        faults = FAULTS
+        if self.delays is not None:
+            allowed = delays.SINGLE_FAULTS if self.is_single_node else FAULTS
+            faults = {**{name: FAULTS[name] for name in allowed}, **delays.FAULTS}
+        names = [self.only] if self.only else list(faults)
+        weights = [self.shares_of_faults.get(name, faults[name][1]) for name in names]
         name = self.random.choices(names, weights)[0]
-        if FAULTS[name][0](self):
+        if faults[name][0](self):
             self.faults[name] = self.faults.get(name, 0) + 1
             self.tell("fault", name)
         self.driver.call_later(self.random.uniform(0.2, 1.8) * self.pace_ms, self._fault)
