@@ -33,6 +33,15 @@ def partitions_of(broker: SimulatedBroker) -> Iterator[Partition]:
                     yield kept
 
 
+def unopened(broker: SimulatedBroker) -> bool:
+    """Is there a partition that could not be opened?"""
+    return any(
+        not isinstance(kept, Partition)
+        for topic in broker.core.state.topics.values()
+        for kept in broker.core.partitions.partitions_or_errors(topic)
+    )
+
+
 def copies(
     world: World, topic_id: UUID, index: int, brokers: Iterable[SimulatedBroker] = ()
 ) -> list[Partition]:

@@ -366,6 +366,8 @@ class World:
         self.driver.call_later(500, self._look_after)
 
     def _has_failed(self, broker: SimulatedBroker) -> bool:
+        if self.is_single_node and workload_clients.unopened(broker):
+            return True  # a log that could not be opened is tried again by the next start
         return any(partition.log.failure is not None for partition in workload_clients.partitions_of(broker))
 
     def _look_after(self) -> None:

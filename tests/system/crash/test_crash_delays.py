@@ -358,3 +358,25 @@ def test_deliveries_that_were_truncated_do_not_hold_up_later_ones() -> None:
     live.scheduler.run()
     assert live.manager.uncommitted_end == 0, "it is not waited for"
     assert [*live.pending().values()] == [b"one", b"two"]
+
+
+@pytest.mark.row("D6")
+def test_a_record_without_delay_cannot_be_cancelled_while_its_delivery_fails() -> None:
+    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    writes = 0
+
+    def refuse_later(operation: str, path: str) -> int | None:
+        nonlocal writes
+        writes += operation == "write" and path.endswith(".log")
+        return errno.ENOSPC if writes > 1 and operation == "write" else None
+
+    live.disk.fail_when = refuse_later
+    live.partition.append(
+        build_batch([(1000, None, b"now", ()), (1000, None, b"later", ((DELAY_HEADER, b"50"),))])
+    )
+    live.disk.fail_when = None
+    assert sorted(live.pending()) == [0, 1]
+    assert live.manager.cancel([0, 1])[0] == [1]
+    assert live.manager.reschedule([0], 1 << 40)[0] == []
+    live.deliver_all()
+    assert [*live.visible().values()] == [b"now"]

@@ -258,9 +258,11 @@ class DelayManager:
         return _content(self._stored(record.location), record)
 
     def _find(self, ids: Iterable[int]) -> list[PendingRecord]:
+        """Return the pending records with these ids. Not those without delay, whose delivery has failed for now."""
         self.ensure_usable()
         find = self.view.pending.find
-        return [record for record_id in dict.fromkeys(ids) if (record := find(record_id)) is not None]
+        found = [record for record_id in dict.fromkeys(ids) if (record := find(record_id)) is not None]
+        return [record for record in found if record.due_ms != NOT_DELAYED_MS]
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
         self.view.stage(read_header(control).crc, apply)
