@@ -70,6 +70,26 @@ class DelaysNotEnabled(InvalidRequest):
     """The topic does not accept delayed records."""
 
 
+class InvalidSchedule(InvalidRequest):
+    """The schedule has an invalid cron expression, interval or time zone."""
+
+
+class ScheduleNotFound(RequestError):
+    """There is no such schedule."""
+
+    kafka_code = 91  # RESOURCE_NOT_FOUND
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class ScheduleAlreadyExists(RequestError):
+    """There is another schedule with this name."""
+
+    kafka_code = 92  # DUPLICATE_RESOURCE
+    grpc_status = "ALREADY_EXISTS"
+    http_status = 409
+
+
 class DelayNotOffered(UnsupportedVersion):
     """The broker, for example Apache Kafka, does not support retry delays. Call `retry` without `after`."""
 

@@ -32,10 +32,12 @@ class _Manager:
             topic="t",
             index=0,
         )
-        self.view: Any = SimpleNamespace(pending=self, is_complete=True, on_due_changed=lambda: None)
+        self.view: Any = self
+        self.is_complete = True
+        self.on_due_changed = lambda: None
 
     @property
-    def next_due_ms(self) -> int:
+    def next_wake_ms(self) -> int:
         return self.distant_ms if self.soon_ms is None else self.soon_ms
 
     def deliver_due(self, records_max: int, bytes_max: int) -> int:

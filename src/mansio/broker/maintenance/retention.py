@@ -6,8 +6,8 @@ flushed.
 
 Invariants:
 * No record at or above the high watermark or at or above `Partition.retention_floor` is deleted.
-* Pending delayed records are never deleted, and do not count for retention.bytes. Before the segment that contains them
-  is deleted, they are copied to the end of the log.
+* Pending delayed records and schedules are never deleted, and do not count for retention.bytes. Before the segment that
+  contains them is deleted, they are copied to the end of the log.
 * Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
   contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
 * A check examines the segments that it deletes and one more, and yields the event loop after `SLICE_SECONDS`.
@@ -154,7 +154,7 @@ class RetentionManager:
         delays = self._delay_manager(partition)
         retention_bytes = settings.retention_bytes
         if by_size and delays is not None:
-            retention_bytes += delays.view.pending.size_bytes
+            retention_bytes += delays.view.pending.size_bytes + delays.view.schedules.size_bytes
 
         def find(floor_offset: int) -> ExpiredSegments:
             return find_expired(
@@ -171,8 +171,8 @@ class RetentionManager:
         found = find(high_watermark if floor is None else min(floor, high_watermark))
         if found.end_offset > log.start_offset:
             self._delete_expired(partition, found)
-        if delays is not None and delays.view.pending:
-            # What only pending records keep is deleted by a later check, when they have been copied.
+        if delays is not None and not delays.view.is_empty:
+            # What only pending records and schedules keep is deleted by a later check, when they have been copied.
             expired = find(high_watermark)
             if expired.end_offset > found.end_offset:
                 if expired.includes_active:
@@ -182,7 +182,7 @@ class RetentionManager:
                 )
 
     async def _release(self, partition: Partition, delays: DelayManager, offset: int) -> None:
-        """Copy the pending records below an offset to the end of the log."""
+        """Copy the pending records and schedules below an offset to the end of the log."""
         try:
             await delays.release_below(offset)
         except MansioError as error:

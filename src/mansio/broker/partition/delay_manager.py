@@ -1,4 +1,5 @@
-"""Delayed records of one partition on its leader: acceptance, delivery, cancellation, rescheduling.
+"""Delayed records of one partition on its leader: acceptance, delivery, cancellation, rescheduling. Schedules of the
+partition are those of its `ScheduleManager`.
 
 Everything is written to the partition's own log as control batches, so replication, recovery and a change of leader
 need nothing else (docs/adr/0017-delayed-records-in-the-log.md). Followers only have the view (`DelayedRecords`).
@@ -20,6 +21,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.partition.schedule_manager import ScheduleManager
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CorruptMessage,
@@ -84,16 +86,17 @@ class _StoredRecords(NamedTuple):
 class DelayManager:
     """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
 
-    __slots__ = ("_cached", "_cached_bytes", "partition", "uncommitted_end", "view")
+    __slots__ = ("_cached", "_cached_bytes", "partition", "schedules", "uncommitted_end", "view")
 
     def __init__(self, partition: Partition, view: DelayedRecords) -> None:
         self.partition = partition
         self.view = view
         view.on_reset = self._forget_stored
+        self.schedules = ScheduleManager(partition, view)
         self._cached: dict[int, _StoredRecords] = {}
         self._cached_bytes = 0
         self.uncommitted_end = 0
-        """End offset of the last delivery."""
+        """End offset of the last delivery or firing."""
 
     # Acceptance
 
@@ -159,11 +162,24 @@ class DelayManager:
     # Delivery
 
     def deliver_due(self, records_max: int, bytes_max: int) -> int:
-        """Deliver the records that are due, at most `records_max` and `bytes_max`; return how many.
+        """Deliver the records, or fire the schedules, that are due first, at most `records_max` and `bytes_max`; return
+        the number of records.
 
-        Raises the errors of `Partition.append_unchanged`; the records are then still pending."""
+        Raises the errors of `Partition.append_unchanged`; the records and the schedules are then due as before."""
         now_ms = self.partition.clock.wall_ms()
-        due = self.view.pending.take_due(now_ms, records_max, bytes_max)
+        view = self.view
+        record_ms, schedule_ms = view.pending.next_due_ms, view.schedules.next_wake_ms
+        if (
+            schedule_ms is not None
+            and schedule_ms <= now_ms
+            and (record_ms is None or schedule_ms < record_ms)
+        ):
+            until_ms = now_ms if record_ms is None else min(now_ms, record_ms - 1)
+            count = self.schedules.fire_due(until_ms, records_max, bytes_max)
+            self.uncommitted_end = self.partition.end_offset
+            return count
+        limit_ms = now_ms if schedule_ms is None else min(now_ms, schedule_ms)
+        due = view.pending.take_due(limit_ms, records_max, bytes_max)
         if due:
             self._deliver(due, now_ms)
         return len(due)
@@ -271,7 +287,8 @@ class DelayManager:
     # Retention
 
     async def release_below(self, offset: int) -> None:
-        """Copy the pending records below an offset to the end of the log, so that retention can delete that part.
+        """Copy the pending records and schedules below an offset to the end of the log, so that retention can delete
+        that part.
 
         Returns when the copies are committed. Raises the errors of `cancel` and `read`."""
         partition, view = self.partition, self.view
@@ -279,9 +296,9 @@ class DelayManager:
             self.ensure_usable()
             floor = view.retention_floor()
             records = view.pending.located_below(offset, COPIED_RECORDS_MAX)
-            if not records:
+            end_offset = self._copy(records) if records else self.schedules.copy_below(offset)
+            if end_offset is None:
                 break
-            end_offset = self._copy(records)
             view.retained_until = (end_offset, offset if floor is None else floor)
             await partition.scheduler.sleep(0)
         await partition.commit_promise(partition.end_offset)

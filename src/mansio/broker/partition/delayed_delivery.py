@@ -1,4 +1,4 @@
-"""Delivery of delayed records when they are due, for all partitions that this broker leads.
+"""Delivery of delayed records when they are due, and firing of schedules, for all partitions that this broker leads.
 
 One timer wakes for the earliest due time of all partitions. What is due is delivered in slices of about `SLICE_MS`, one
 partition after the other, so that a million records that are due at one moment delay no other request for longer.
@@ -42,7 +42,7 @@ UNCOMMITTED_RECORDS_MAX: Final = 20_000
 
 
 class DelayedDelivery:
-    """Delivers the due records of a broker's partitions. All methods run on the broker's event loop."""
+    """Delivers what is due in a broker's partitions. All methods run on the broker's event loop."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class DelayedDelivery:
         self._is_running = False
         self._slice_records = 64
         self.delivered_count = 0
-        """Number of delayed records delivered since the broker started."""
+        """Number of delayed records and records of schedules delivered since the broker started."""
 
     def attach(self, manager: DelayManager) -> None:
         """Deliver the records of a partition from now on."""
@@ -81,7 +81,7 @@ class DelayedDelivery:
             self._timer = None
 
     def _on_due_changed(self, manager: DelayManager) -> None:
-        due_ms = manager.view.pending.next_due_ms
+        due_ms = manager.view.next_wake_ms
         if due_ms is not None:
             self._wake_at(manager, due_ms)
 
@@ -159,7 +159,7 @@ class DelayedDelivery:
             self._scheduler.call_soon(self._run_slice)
 
     def _deliver(self, manager: DelayManager) -> None:
-        partition, pending = manager.partition, manager.view.pending
+        partition = manager.partition
         if partition.closed:
             return
         if not partition.is_leader or not manager.view.is_complete or partition.log.failure is not None:
@@ -175,7 +175,7 @@ class DelayedDelivery:
         took_ms = (self._clock.monotonic() - began) * 1000
         if count >= self._slice_records:
             self._adapt_slice(took_ms)
-        next_ms = pending.next_due_ms
+        next_ms = manager.view.next_wake_ms
         if next_ms is None:
             return
         if next_ms <= self._clock.wall_ms():

@@ -1,8 +1,9 @@
-"""Pending records of one partition as a view of its log (`PartitionHook`), on leaders and followers.
+"""Pending records and schedules of one partition as a view of its log (`PartitionHook`), on leaders and followers.
 
-The view applies the control batches of delayed records (`mansio.wire.batch.delay_control_records`) in the order of the
-log. What the leader writes is applied as it is appended; everything else is read from the log, in slices, until the
-view has reached the end of the log. Snapshots shorten the next start.
+The view applies the control batches of delayed records (`mansio.wire.batch.delay_control_records`) and of schedules
+(`mansio.wire.batch.schedule_control_records`) in the order of the log. What the leader writes is applied as it is
+appended; everything else is read from the log, in slices, until the view has reached the end of the log. Snapshots
+shorten the next start.
 
     log start ---- applied (in the view) ---- applied_end ---- read by the next slices ---- log end
 
@@ -10,22 +11,25 @@ Invariants:
 * The view contains the log below `applied_end` and nothing else; a part of the log that was truncated is not in it.
 * A snapshot contains the state at an offset below which the log was committed when the snapshot was written. Without
   one, the view is rebuilt from the whole log.
-* Retention keeps each control batch that contains a pending record, and everything that is not applied yet.
-* Delivered records are removed from the view only when the batch that contains them is in the log: see DELIVERED. No
-  snapshot is taken between the two batches of a delivery.
+* Retention keeps each control batch that contains a pending record or a schedule, and everything that is not applied
+  yet.
+* Delivered records are removed from the view, and firings applied to it, only when the batch that contains them is in
+  the log: see DELIVERED and FIRED. No snapshot is taken between the two batches.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CorruptLog, CorruptMessage, MansioError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.delays.pending_records import PendingRecord, PendingRecords
+from mansio.state.schedules.schedules import Schedules
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
 from mansio.wire.batch.delay_control_records import (
     DelayControlType,
@@ -34,6 +38,7 @@ from mansio.wire.batch.delay_control_records import (
 )
 from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import decompress_batch, record_bounds
+from mansio.wire.batch.schedule_control_records import ScheduleControlType, decode_schedule_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,9 +46,11 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Background, Disk, Scheduler
     from mansio.state.delays.pending_records import FrozenRecords
+    from mansio.state.schedules.schedules import FrozenSchedules
     from mansio.storage.log import Log
     from mansio.wire.batch.delay_control_records import DelayControlRecord
     from mansio.wire.batch.record_batch import BatchHeader
+    from mansio.wire.batch.schedule_control_records import Firing, ScheduleControlRecord
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +70,24 @@ DAMAGE_RETRIES: Final = 6
 
 SNAPSHOT_SUFFIX: Final = ".delays"
 _MAGIC: Final = b"MDELAYS\n"
-_VERSION: Final = 1
+_VERSION: Final = 2
+_VERSION_WITHOUT_SCHEDULES: Final = 1
 _END_OFFSET: Final = struct.Struct(">q")
+_SIZE: Final = struct.Struct(">I")  # of the schedules in a snapshot
+
+
+class _Snapshot(NamedTuple):
+    """The state at an offset, for a file that another thread writes."""
+
+    end_offset: int
+    records: FrozenRecords
+    schedules: FrozenSchedules
 
 
 class DelayedRecords:
-    """`PartitionHook` with the pending records of a partition. All methods run on the broker's event loop."""
+    """`PartitionHook` with the pending records and schedules of a partition.
+
+    All methods run on the broker's event loop."""
 
     __slots__ = (
         "_background",
@@ -90,6 +109,7 @@ class DelayedRecords:
         "on_reset",
         "pending",
         "retained_until",
+        "schedules",
     )
 
     def __init__(self, disk: Disk, background: Background, scheduler: Scheduler, log: Log) -> None:
@@ -103,31 +123,47 @@ class DelayedRecords:
         self._failures = 0
         self._unsaved_bytes = 0
         self._saved_end_offset = -1
-        self._waiting_snapshot: tuple[int, FrozenRecords] | None = None
+        self._waiting_snapshot: _Snapshot | None = None
         self._staged: tuple[int, Callable[[int], None]] | None = None
         """CRC of a control batch that is about to be appended, and what applies it, given its base offset."""
-        self._expected: tuple[int, int, Sequence[int]] | None = None
-        """Offset and CRC of the batch that delivers these ids, if it follows. The ids are empty for a delivery of this
-        leader, which has removed them before."""
+        self._expected: tuple[int, int, Callable[[], object]] | None = None
+        """Offset and CRC of the second batch of a delivery or of firings, and what applies them if it follows."""
         self.retained_until: tuple[int, int] | None = None
         """While the log is not committed up to the first offset, retention keeps everything from the second one on."""
         self.on_due_changed: Callable[[], None] = _do_nothing
-        """Called when the earliest due time may be earlier than before, or when the view has become complete."""
+        """Called when the earliest due time may be earlier than before, or when the view has become complete. See
+        `next_wake_ms`."""
         self.on_reset: Callable[[], None] = _do_nothing
         """Called when a part of the log was truncated."""
         self.on_damage: Callable[[int, MansioError], None] = _ignore_damage
         """Called with the offset of a batch that cannot be read."""
         self.pending = PendingRecords()
+        self.schedules = Schedules()
         self.applied_end = 0
         self._load()
         if self._saved_end_offset < 0 and not self._names():
             # From now on `has_delay_snapshot` is true for the directory. Nothing is pending below the log's start.
-            self._save(log.start_offset, self.pending.freeze(), durable=True)
+            self._save(
+                _Snapshot(log.start_offset, self.pending.freeze(), self.schedules.freeze()), durable=True
+            )
 
     @property
     def is_complete(self) -> bool:
         """Whether the view contains the whole log."""
         return self.applied_end >= self._log.end_offset and not self._is_reading
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is pending and there is no schedule."""
+        return not self.pending and not self.schedules
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """When the earliest pending record or schedule is due, ms since the Unix epoch; None if there is none."""
+        record_ms, schedule_ms = self.pending.next_due_ms, self.schedules.next_wake_ms
+        if record_ms is None or schedule_ms is None:
+            return schedule_ms if record_ms is None else record_ms
+        return min(record_ms, schedule_ms)
 
     def stage(self, crc: int, apply: Callable[[int], None]) -> None:
         """Have `apply(base_offset)` called when the control batch with this CRC is appended, instead of reading it."""
@@ -135,9 +171,15 @@ class DelayedRecords:
 
     def stage_delivery(self, control_crc: int, batch_crc: int) -> None:
         """Announce the two batches of a delivery of records that are not in the view any more."""
+        self._stage_pair(control_crc, batch_crc, _do_nothing)
 
+    def stage_firings(self, control_crc: int, batch_crc: int, firings: Sequence[Firing]) -> None:
+        """Announce the two batches of firings. They are applied when the second one is appended."""
+        self._stage_pair(control_crc, batch_crc, partial(self.schedules.apply_firings, firings))
+
+    def _stage_pair(self, control_crc: int, batch_crc: int, on_second: Callable[[], object]) -> None:
         def apply(base_offset: int) -> None:
-            self._expected = (base_offset + 1, batch_crc, ())
+            self._expected = (base_offset + 1, batch_crc, on_second)
 
         self.stage(control_crc, apply)
 
@@ -167,10 +209,10 @@ class DelayedRecords:
     def on_committed(self, high_watermark: int) -> None:
         if self.retained_until is not None and self.retained_until[0] <= high_watermark:
             self.retained_until = None
-        if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
-            end_offset, records = self._waiting_snapshot
+        snapshot = self._waiting_snapshot
+        if snapshot is not None and snapshot.end_offset <= high_watermark:
             self._waiting_snapshot = None
-            self._background.submit(lambda: self._save(end_offset, records), self._log_save_error)
+            self._background.submit(lambda: self._save(snapshot), self._log_save_error)
 
     def on_trim(self, start_offset: int) -> None:
         """Do nothing: `retention_floor` keeps what is needed."""
@@ -180,6 +222,7 @@ class DelayedRecords:
         self._remove_snapshots_beyond(end_offset)
         self._waiting_snapshot = self.retained_until = self._staged = self._expected = None
         self.pending = PendingRecords()
+        self.schedules = Schedules()
         self.on_reset()
         self._load()
 
@@ -187,7 +230,8 @@ class DelayedRecords:
         return None
 
     def retention_floor(self) -> int | None:
-        floor = self.pending.lowest_location()
+        locations = (self.pending.lowest_location(), self.schedules.lowest_location())
+        floor = min((location for location in locations if location is not None), default=None)
         if not self.is_complete and (floor is None or self.applied_end < floor):
             floor = self.applied_end
         if self.retained_until is not None and (floor is None or self.retained_until[1] < floor):
@@ -199,7 +243,7 @@ class DelayedRecords:
         log, end_offset = self._log, self.applied_end
         is_durable = end_offset == log.end_offset == log.durable_end_offset and log.failure is None
         if is_durable and self._expected is None and end_offset != self._saved_end_offset:
-            self._save(end_offset, self.pending.freeze())
+            self._save(_Snapshot(end_offset, self.pending.freeze(), self.schedules.freeze()))
 
     # Application of the log
 
@@ -262,10 +306,12 @@ class DelayedRecords:
         self._expected = None
         control = decode_delay_control(batch)
         if control is None:
-            return 0
+            of_schedules = decode_schedule_control(batch)
+            return 0 if of_schedules is None else self._apply_schedules(of_schedules, base_offset)
         pending = self.pending
         if control.type is DelayControlType.DELIVERED:
-            self._expected = (base_offset + 1, control.crc, control.ids)
+            on_second = partial(pending.remove_delivered, control.ids)
+            self._expected = (base_offset + 1, control.crc, on_second)
         elif control.type is DelayControlType.CANCELLED:
             for record_id in control.ids:
                 pending.remove(record_id)
@@ -282,17 +328,31 @@ class DelayedRecords:
                 pending.replace(record)
         return len(control.ids)
 
+    def _apply_schedules(self, control: ScheduleControlRecord, base_offset: int) -> int:
+        """Apply a control batch of schedules; return the number of schedules and firings in it."""
+        schedules = self.schedules
+        if control.type is ScheduleControlType.FIRED:
+            on_second = partial(schedules.apply_firings, control.firings)
+            self._expected = (base_offset + 1, control.crc, on_second)
+        for schedule_id in control.ids:
+            schedules.remove(schedule_id)
+        for schedule in control.schedules:
+            schedules.put(schedule, base_offset)
+        return len(control.ids) + len(control.schedules) + len(control.firings)
+
     def _apply_data_batch(self, crc: int, base_offset: int) -> None:
         expected, self._expected = self._expected, None
         if expected is not None and expected[:2] == (base_offset, crc):
-            self.pending.remove_delivered(expected[2])
+            expected[2]()
 
     # Snapshots
 
     def _prepare_snapshot(self) -> None:
         if self._expected is None and not self._is_reading:
             self._unsaved_bytes = 0
-            self._waiting_snapshot = (self.applied_end, self.pending.freeze())
+            self._waiting_snapshot = _Snapshot(
+                self.applied_end, self.pending.freeze(), self.schedules.freeze()
+            )
 
     def _names(self) -> list[str]:
         """Return the names of the snapshots, newest first; a name is a zero-padded offset with a suffix."""
@@ -318,13 +378,24 @@ class DelayedRecords:
         for name in self._names():
             path = f"{self._directory}/{name}"
             try:
-                payload = decode_checksummed(_MAGIC, _VERSION, self._disk.read_file(path))
+                data = self._disk.read_file(path)
+                payload = decode_checksummed(_MAGIC, _VERSION, data)
+                position = _END_OFFSET.size
+                schedules = Schedules()
                 if payload is None:
-                    raise CorruptLog(f"{path} is damaged")
+                    payload = decode_checksummed(_MAGIC, _VERSION_WITHOUT_SCHEDULES, data)
+                    if payload is None:
+                        raise CorruptLog(f"{path} is damaged")
+                else:
+                    (size,) = _SIZE.unpack_from(payload, position)
+                    begin = position + _SIZE.size
+                    position = begin + size
+                    schedules = Schedules.from_bytes(payload[begin:position])
                 (end_offset,) = _END_OFFSET.unpack_from(payload)
                 if not log.start_offset <= end_offset <= log.end_offset:
                     continue  # what was pending then and still is was copied to a later part of the log
-                self.pending = PendingRecords.from_bytes(payload[_END_OFFSET.size :])
+                self.pending = PendingRecords.from_bytes(payload[position:])
+                self.schedules = schedules
             except (CorruptLog, OSError, struct.error) as error:
                 logger.warning("delay_snapshot_read_failed", extra=fields(path=path, reason=error))
                 continue
@@ -334,8 +405,12 @@ class DelayedRecords:
         if self._is_reading:
             self._scheduler.call_soon(self._read_slice)
 
-    def _save(self, end_offset: int, records: FrozenRecords, *, durable: bool = False) -> None:
-        payload = _END_OFFSET.pack(end_offset) + records.to_bytes()
+    def _save(self, snapshot: _Snapshot, *, durable: bool = False) -> None:
+        end_offset, records, schedules = snapshot
+        encoded = schedules.to_bytes()
+        payload = b"".join(
+            (_END_OFFSET.pack(end_offset), _SIZE.pack(len(encoded)), encoded, records.to_bytes())
+        )
         target = f"{self._directory}/{end_offset:020d}{SNAPSHOT_SUFFIX}"
         data = encode_checksummed(_MAGIC, _VERSION, payload)
         write_file_atomically(self._disk, target, data, durable=durable)

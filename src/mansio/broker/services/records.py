@@ -273,7 +273,7 @@ class RecordService:
         for each in deletions:
             partition = self._partitions.get(each.topic, each.partition)
             delays = None if partition is None else self._partitions.delay_manager(partition)
-            if partition is None or delays is None or not delays.view.pending:
+            if partition is None or delays is None or delays.view.is_empty:
                 continue
             before_offset = each.before_offset
             if before_offset == HIGH_WATERMARK:

@@ -1,8 +1,7 @@
 """Control batches by which a partition's log stores delayed records (docs/FILE_FORMAT.md).
 
 Kafka's clients skip control batches whose type they do not know, and replication, recovery and truncation treat them
-like any other batch. The key of a control record is its version and type, 16 bits each (KIP-98); the value of the first
-record of a batch is one of:
+like any other batch. The value of the first record of a batch is one of:
 
     ACCEPTED   the batch of a producer with delayed records, and when each of its records is due. The control batch has
                the producer's id, epoch and sequence and one record per record of the producer, so that it takes the
@@ -12,8 +11,6 @@ record of a batch is one of:
     CANCELLED  ids that are not delivered.
     MOVED      ids and their new due times.
     COPIED     copies of pending records from the start of the log, which may then be deleted; their ids stay the same.
-
-Invariant: all control batches have the timestamp -1, so that searches by timestamp never find them.
 """
 
 from __future__ import annotations
@@ -22,8 +19,14 @@ import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import CorruptMessage, InvalidRecord
-from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, read_header, read_varint
+from mansio.errors import CorruptMessage
+from mansio.wire.batch.control_records import (
+    NO_TIMESTAMP_MS,
+    control_key,
+    encode_control_batch,
+    read_control_record,
+)
+from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,15 +34,10 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer
     from mansio.wire.batch.record_batch import BatchHeader, NewRecord
 
-CONTROL_VERSION: Final = 0
 VALUE_VERSION: Final = 1
 
-_KEY: Final = struct.Struct(">hh")
 _VALUE_HEAD: Final = struct.Struct(">BI")  # version, number of ids or due times
 _CRC: Final = struct.Struct(">I")
-
-NO_TIMESTAMP_MS: Final = -1
-"""Timestamp of a record without one, as in Kafka."""
 
 NOT_DELAYED_MS: Final = -1
 """Due time of a record without delay in an accepted batch."""
@@ -82,7 +80,7 @@ def decompressed_bytes_max(batch: Buffer) -> int:
 def encode_accepted(batch: Buffer, header: BatchHeader, due_ms: Sequence[int]) -> bytes:
     """Encode the control batch for a producer's batch whose records are due at `due_ms`."""
     value = b"".join((_VALUE_HEAD.pack(VALUE_VERSION, len(due_ms)), _pack_numbers(due_ms), batch))
-    key = _KEY.pack(CONTROL_VERSION, DelayControlType.ACCEPTED)
+    key = control_key(DelayControlType.ACCEPTED)
     records: list[NewRecord] = [(NO_TIMESTAMP_MS, key, value, ())]
     records += [(NO_TIMESTAMP_MS, key, b"", ())] * (len(due_ms) - 1)
     return build_batch(
@@ -96,7 +94,7 @@ def encode_accepted(batch: Buffer, header: BatchHeader, due_ms: Sequence[int]) -
 
 def encode_delivered(ids: Sequence[int], crc: int) -> bytes:
     """Encode the control batch that precedes the batch with this CRC, which contains the records `ids`."""
-    return _encode(
+    return encode_control_batch(
         DelayControlType.DELIVERED,
         _VALUE_HEAD.pack(VALUE_VERSION, len(ids)) + _pack_numbers(ids) + _CRC.pack(crc),
     )
@@ -104,19 +102,23 @@ def encode_delivered(ids: Sequence[int], crc: int) -> bytes:
 
 def encode_cancelled(ids: Sequence[int]) -> bytes:
     """Encode the control batch that cancels the pending records `ids`."""
-    return _encode(DelayControlType.CANCELLED, _VALUE_HEAD.pack(VALUE_VERSION, len(ids)) + _pack_numbers(ids))
+    return encode_control_batch(
+        DelayControlType.CANCELLED, _VALUE_HEAD.pack(VALUE_VERSION, len(ids)) + _pack_numbers(ids)
+    )
 
 
 def encode_moved(ids: Sequence[int], due_ms: Sequence[int]) -> bytes:
     """Encode the control batch that changes the due times of the pending records `ids`."""
     head = _VALUE_HEAD.pack(VALUE_VERSION, len(ids))
-    return _encode(DelayControlType.MOVED, head + _pack_numbers(ids) + _pack_numbers(due_ms))
+    return encode_control_batch(DelayControlType.MOVED, head + _pack_numbers(ids) + _pack_numbers(due_ms))
 
 
 def encode_copied(ids: Sequence[int], due_ms: Sequence[int], batch: bytes) -> bytes:
     """Encode the control batch with copies of pending records; `batch` contains them in the order of `ids`."""
     head = _VALUE_HEAD.pack(VALUE_VERSION, len(ids))
-    return _encode(DelayControlType.COPIED, head + _pack_numbers(ids) + _pack_numbers(due_ms) + batch)
+    return encode_control_batch(
+        DelayControlType.COPIED, head + _pack_numbers(ids) + _pack_numbers(due_ms) + batch
+    )
 
 
 def decode_delay_control(batch: Buffer) -> DelayControlRecord | None:
@@ -124,17 +126,14 @@ def decode_delay_control(batch: Buffer) -> DelayControlRecord | None:
 
     Raises `CorruptMessage` if a batch of these types has another content."""
     header = read_header(batch)
+    found = read_control_record(batch)
+    if found is None or found.type not in _TYPES:
+        return None
+    kind, value = DelayControlType(found.type), found.value
     try:
-        key, value = _read_first_record(memoryview(batch)[HEADER_BYTES:])
-        if len(key) != _KEY.size:
-            return None
-        version, number = _KEY.unpack(key)
-        if version != CONTROL_VERSION or number not in _TYPES:
-            return None
-        kind = DelayControlType(number)
         value_version, count = _VALUE_HEAD.unpack_from(value)
         if value_version != VALUE_VERSION:
-            raise CorruptMessage(f"version {value_version} of a control record of type {number} is unknown")
+            raise CorruptMessage(f"version {value_version} of a control record of type {kind} is unknown")
         position = _VALUE_HEAD.size
         if kind is DelayControlType.ACCEPTED:
             due_ms, position = _unpack_numbers(value, position, count)
@@ -153,15 +152,9 @@ def decode_delay_control(batch: Buffer) -> DelayControlRecord | None:
         return DelayControlRecord(kind, ids, due_ms, 0, _embedded(value, position))
     except struct.error as error:
         raise CorruptMessage("a control record of delayed records is too short") from error
-    except (IndexError, InvalidRecord) as error:
-        raise CorruptMessage("the first record of a control batch cannot be decoded") from error
 
 
 _TYPES: Final = frozenset(DelayControlType)
-
-
-def _encode(kind: DelayControlType, value: bytes) -> bytes:
-    return build_batch([(NO_TIMESTAMP_MS, _KEY.pack(CONTROL_VERSION, kind), value, ())], control=True)
 
 
 def _pack_numbers(numbers: Sequence[int]) -> bytes:
@@ -173,23 +166,6 @@ def _unpack_numbers(value: memoryview, position: int, count: int) -> tuple[tuple
     if end > len(value):
         raise CorruptMessage(f"{count} numbers in a control record of {len(value)} bytes")
     return struct.unpack_from(f">{count}q", value, position), end
-
-
-def _read_first_record(data: memoryview) -> tuple[memoryview, memoryview]:
-    """Key and value of the first of the uncompressed records `data`; empty if they are null."""
-    _, position = read_varint(data, 0)
-    position += 1  # attributes
-    for _ in range(2):  # timestamp delta and offset delta
-        _, position = read_varint(data, position)
-    parts = []
-    for _ in range(2):
-        length, position = read_varint(data, position)
-        end = position + max(length, 0)
-        if end > len(data):
-            raise InvalidRecord("a record is longer than its batch")
-        parts.append(data[position:end])
-        position = end
-    return parts[0], parts[1]
 
 
 def _embedded(value: memoryview, position: int) -> memoryview:
