@@ -1,13 +1,15 @@
-"""Crash test of delayed records: after a power failure between any two disk changes, each record that was durably
-accepted is either pending or in the log once, unless it was cancelled."""
+"""Crash test of delayed records and schedules: after a power failure between any two disk changes, each record that was
+durably accepted is either pending or in the log once, unless it was cancelled, and each firing of a schedule is in the
+log once."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -17,19 +19,24 @@ from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_records import DelayedRecords
 from mansio.broker.partition.partition import Partition
+from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.config import topic_config
 from mansio.errors import DiskFull
 from mansio.state.replica import ReplicationProgress
+from mansio.state.schedules import recurrence
 from mansio.storage.flush.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.delay_headers import DELAY_HEADER
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.schedule_control_records import CatchUp, Schedule
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from mansio.wire.batch.record_reader import Record
 
 ROOT = "/data"
 DIRECTORY = "/data/p"
@@ -39,7 +46,7 @@ SETTINGS = LogSettings(
 RULES = AppendRules(
     1 << 20, TimestampType.CREATE, 1 << 60, 1 << 60, accepts_delays=True, inspects_records=True
 )
-FAR_S = 10_000.0
+FAR_S = 4.0
 UNKNOWN_OFFSET = 1 << 62
 
 
@@ -79,8 +86,16 @@ class _Scheduler(ManualScheduler):
             self.soon.pop(0)()
 
 
+class Fired(NamedTuple):
+    """A record of a schedule in the log."""
+
+    number: int
+    due_ms: int
+    timestamp_ms: int
+
+
 class DelayedPartition:
-    """A partition with delayed records on a simulated disk."""
+    """A partition with delayed records and schedules on a simulated disk."""
 
     def __init__(self, disk: SimulatedDisk, seconds: float) -> None:
         self.disk = disk
@@ -119,14 +134,30 @@ class DelayedPartition:
             self.background.run_all()
         self.scheduler.run()
 
+    def _records(self) -> Iterator[Record]:
+        """Each record that consumers see."""
+        for batch in self.log.batches(self.log.start_offset):
+            if not read_header(batch).is_control:
+                yield from read_records(batch, output_bytes_max=1 << 20)
+
     def visible(self) -> dict[int, bytes]:
-        """Offset -> value of each record that consumers see."""
+        """Offset -> value of each record that consumers see, without those of schedules."""
         return {
             record.offset: record.value or b""
-            for batch in self.log.batches(self.log.start_offset)
-            if not read_header(batch).is_control
-            for record in read_records(batch, output_bytes_max=1 << 20)
+            for record in self._records()
+            if SCHEDULE_HEADER not in dict(record.headers)
         }
+
+    def fired(self) -> dict[str, list[Fired]]:
+        """Name -> records of each schedule that consumers see."""
+        found: dict[str, list[Fired]] = {}
+        for record in self._records():
+            headers = dict(record.headers)
+            name = headers.get(SCHEDULE_HEADER)
+            if name is not None:
+                numbers = int(headers[FIRING_HEADER] or 0), int(headers[DUE_HEADER] or 0)
+                found.setdefault(name.decode(), []).append(Fired(*numbers, record.timestamp_ms))
+        return found
 
     def pending(self) -> dict[int, bytes]:
         """Id -> value of each pending record."""
@@ -137,8 +168,9 @@ class DelayedPartition:
 
     def deliver_all(self) -> None:
         self.clock.seconds += FAR_S
-        while self.manager.deliver_due(7, 400):
-            pass
+        now_ms = self.clock.wall_ms()
+        while (wake_ms := self.view.next_wake_ms) is not None and wake_ms <= now_ms:
+            self.manager.deliver_due(50, 4_000)
 
 
 class Workload:
@@ -154,15 +186,25 @@ class Workload:
         """Values that were delivered before the log start moved beyond them."""
         self.known: dict[int, bytes] = {}
         """What consumers saw before the current step."""
+        self.schedules: dict[str, Schedule] = {}
+        """The state of each schedule after its last change."""
+        self.stored: dict[str, int] = {}
+        """Name -> offset below which the log is durable once the last change of a schedule cannot be lost."""
+        self.deleted: set[str] = set()
+        self.was_paused: set[str] = set()
+        self.fired: dict[str, int] = {}
+        """Name -> number of the last firing that consumers have seen."""
         self.number = 0
         self.refused = 0
         """Deliveries of which only the first batch was appended."""
+        self.firings = 0
+        self._change_schedules()
 
     def step(self) -> None:
         chance, live = self.chance, self.live
         name = chance.choices(
-            ["produce", "advance", "deliver", "cancel", "move", "flush", "background", "carry"],
-            [8, 5, 8, 2, 3, 5, 3, 2],
+            ["produce", "advance", "deliver", "cancel", "move", "flush", "background", "carry", "schedule"],
+            [8, 6, 9, 2, 3, 5, 3, 2, 3],
         )[0]
         if name == "produce":
             self._produce()
@@ -173,6 +215,8 @@ class Workload:
                 self._deliver_on_full_disk()
             else:
                 live.manager.deliver_due(chance.randrange(1, 9), 300)
+        elif name == "schedule":
+            self._change_schedules()
         elif name in ("cancel", "move"):
             ids = [*live.pending()]
             if ids:
@@ -203,6 +247,67 @@ class Workload:
             if start > live.partition.start_offset:
                 live.partition.trim(start)
                 live.flush()
+
+    def _change_schedules(self) -> None:
+        chance, live = self.chance, self.live
+        manager = live.manager.schedules
+        existing = [name for name in self.schedules if name not in self.deleted]
+        if len(existing) < 3:
+            name = f"s{len(self.schedules)}"
+            self.stored[name] = UNKNOWN_OFFSET
+            self.schedules[name] = new = Schedule(
+                UUID(int=len(self.schedules) + 1),
+                name,
+                "",
+                chance.randrange(20, 200),
+                "",
+                chance.choice([*CatchUp]),
+                None,
+                bytes(chance.randrange(100)),
+                (),
+                0,
+                0,
+            )
+            self.schedules[name], self.stored[name] = manager.create(new)
+            return
+        name = chance.choice(existing)
+        self.stored[name] = UNKNOWN_OFFSET
+        if chance.random() < 0.2:
+            self.deleted.add(name)
+            _, self.stored[name] = manager.delete(name)
+        elif self.schedules[name].is_paused:
+            self.schedules[name], self.stored[name] = manager.resume(name)
+        else:
+            self.was_paused.add(name)
+            self.schedules[name], self.stored[name] = manager.pause(name)
+
+    def _check_schedules(self, after: DelayedPartition, durable_end: int) -> None:
+        """Each firing is in the log once, and the state of each schedule is that of the log."""
+        fired = after.fired()
+        states = {one.name: one for one in after.view.schedules}
+        for name, records in fired.items():
+            every_ms, catch_up = self.schedules[name].every_ms, self.schedules[name].catch_up
+            numbers = [one.number for one in records]
+            assert numbers == [*range(numbers[0], numbers[0] + len(numbers))], f"firings {numbers} of {name}"
+            assert numbers[0] <= 1 + (self.fired.get(name, 0) if after.log.start_offset else 0)
+            steps = [later.due_ms - one.due_ms for one, later in itertools.pairwise(records)]
+            assert all(step > 0 and step % every_ms == 0 for step in steps), f"{name} fired twice: {steps}"
+            if catch_up is CatchUp.ALL and name not in self.was_paused:
+                assert {*steps} <= {every_ms}, f"{name} lost a firing: {steps}"
+            assert all(one.timestamp_ms >= one.due_ms for one in records), f"{name} fired early"
+            if name in states:
+                state = states[name]
+                assert state.firings == numbers[-1], (
+                    f"{name}: {state.firings} firings, {numbers[-1]} in the log"
+                )
+                assert state.is_paused or state.next_due_ms > records[-1].due_ms
+                if catch_up is CatchUp.ALL and name not in self.was_paused:
+                    assert state.next_due_ms == records[-1].due_ms + every_ms
+        for name, end_offset in self.stored.items():
+            if end_offset <= durable_end:
+                assert (name in states) == (name not in self.deleted), f"{name} is lost, or was deleted"
+                assert name in self.deleted or states[name].is_paused == self.schedules[name].is_paused
+                assert name in self.deleted or states[name].value == self.schedules[name].value
 
     def _deliver_on_full_disk(self) -> None:
         """Deliver while the disk has space for the first of the two batches of a delivery only."""
@@ -247,6 +352,7 @@ class Workload:
         for delivered in (False, True):
             if delivered:
                 after.deliver_all()
+            self._check_schedules(after, durable_end)
             seen = Counter(after.visible().values())
             assert all(count == 1 for count in seen.values()), f"delivered twice: {seen}"
             waiting = {*after.pending().values()}
@@ -268,10 +374,13 @@ class Workload:
 @pytest.fixture(autouse=True)
 def _frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delayed_records, "SNAPSHOT_INTERVAL_BYTES", 300)
+    monkeypatch.setattr(recurrence, "INTERVAL_MS_MIN", 1)
+    monkeypatch.setattr(recurrence, "LATE_MS_MAX", 300)
 
 
-def run(seed: int, steps: int, every: int) -> tuple[int, int]:
-    """Run a workload, check every so many disk changes, and return the number of checks and of refused deliveries."""
+def run(seed: int, steps: int, every: int) -> tuple[int, int, int]:
+    """Run a workload, check every so many disk changes, and return the number of checks, of refused deliveries, and of
+    firings of schedules."""
     workload = Workload(seed)
     seen = checked = 0
     found: list[AssertionError] = []
@@ -295,22 +404,29 @@ def run(seed: int, steps: int, every: int) -> tuple[int, int]:
         assert not found, f"seed {seed}, step {step}, change {seen}: {found[0]}"
         start = workload.live.log.start_offset
         workload.trimmed |= {value for offset, value in workload.known.items() if offset < start}
-    return checked, workload.refused
+        for name, records in workload.live.fired().items():
+            workload.fired[name] = records[-1].number
+            workload.firings = max(workload.firings, sum(workload.fired.values()))
+    return checked, workload.refused, workload.firings
 
 
 @pytest.mark.row("D6")
 def test_no_power_failure_loses_or_doubles_a_delayed_record() -> None:
-    checks, refused = map(sum, zip(*(run(seed, 60, every=5) for seed in range(1, 7)), strict=True))
+    checks, refused, firings = map(sum, zip(*(run(seed, 60, every=5) for seed in range(1, 7)), strict=True))
     assert checks > 80
     assert refused > 3
+    assert firings > 30
 
 
 @pytest.mark.full
 @pytest.mark.row("D6")
 def test_no_power_failure_loses_or_doubles_a_delayed_record_in_long_runs() -> None:
-    checks, refused = map(sum, zip(*(run(seed, 150, every=2) for seed in range(100, 130)), strict=True))
+    checks, refused, firings = map(
+        sum, zip(*(run(seed, 150, every=2) for seed in range(100, 130)), strict=True)
+    )
     assert checks > 2_500
     assert refused > 50
+    assert firings > 1_000
 
 
 @pytest.mark.row("D6")
