@@ -46,7 +46,7 @@ SETTINGS = LogSettings(
 RULES = AppendRules(
     1 << 20, TimestampType.CREATE, 1 << 60, 1 << 60, accepts_delays=True, inspects_records=True
 )
-FAR_S = 4.0
+FAR_S = 2.0
 UNKNOWN_OFFSET = 1 << 62
 
 
@@ -169,8 +169,12 @@ class DelayedPartition:
     def deliver_all(self) -> None:
         self.clock.seconds += FAR_S
         now_ms = self.clock.wall_ms()
-        while (wake_ms := self.view.next_wake_ms) is not None and wake_ms <= now_ms:
+        for _ in range(1_000):
+            wake_ms = self.view.next_wake_ms
+            if wake_ms is None or wake_ms > now_ms:
+                return
             self.manager.deliver_due(50, 4_000)
+        raise AssertionError("what is due does not become less")
 
 
 class Workload:
@@ -422,11 +426,11 @@ def test_no_power_failure_loses_or_doubles_a_delayed_record() -> None:
 @pytest.mark.row("D6")
 def test_no_power_failure_loses_or_doubles_a_delayed_record_in_long_runs() -> None:
     checks, refused, firings = map(
-        sum, zip(*(run(seed, 150, every=2) for seed in range(100, 130)), strict=True)
+        sum, zip(*(run(seed, 150, every=2) for seed in range(100, 120)), strict=True)
     )
-    assert checks > 2_500
-    assert refused > 50
-    assert firings > 1_000
+    assert checks > 1_700
+    assert refused > 35
+    assert firings > 400
 
 
 @pytest.mark.row("D6")
