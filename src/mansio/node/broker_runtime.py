@@ -48,6 +48,7 @@ from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
+from mansio.broker.services.schedules import ScheduleService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
@@ -372,6 +373,12 @@ class BrokerRuntime:
                 wait_ms_max=settings.produce_wait_ms_max,
             ),
             delays=DelayService(
+                self.partitions,
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+                wait_ms_max=settings.produce_wait_ms_max,
+            ),
+            schedules=ScheduleService(
                 self.partitions,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,

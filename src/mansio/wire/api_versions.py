@@ -83,6 +83,8 @@ class ApiKey(IntEnum):
     AUTHENTICATE_BROKER = 20104
     LIST_DELAYED_RECORDS = 20105
     ALTER_DELAYED_RECORDS = 20106
+    LIST_SCHEDULES = 20107
+    ALTER_SCHEDULES = 20108
 
 
 class Api(NamedTuple):
@@ -422,6 +424,20 @@ _ROWS: Final = (
         "delays.alter_delayed_records",
         note="Mansio's own. Cancels pending records, or changes when they are due.",
     ),
+    Api(
+        ApiKey.LIST_SCHEDULES,
+        0,
+        0,
+        "schedules.list_schedules",
+        note="Mansio's own. Recurring schedules of partitions, with their next due times.",
+    ),
+    Api(
+        ApiKey.ALTER_SCHEDULES,
+        0,
+        0,
+        "schedules.alter_schedules",
+        note="Mansio's own. Creates, pauses, resumes or deletes a recurring schedule; idempotent.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -508,6 +524,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.AUTHENTICATE_BROKER: 0,
     ApiKey.LIST_DELAYED_RECORDS: 0,
     ApiKey.ALTER_DELAYED_RECORDS: 0,
+    ApiKey.LIST_SCHEDULES: 0,
+    ApiKey.ALTER_SCHEDULES: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -285,7 +285,7 @@ class Workload:
             self.was_paused.add(name)
             self.schedules[name], self.stored[name] = manager.pause(name)
 
-    def _check_schedules(self, after: DelayedPartition, durable_end: int) -> None:
+    def check_schedules(self, after: DelayedPartition, durable_end: int) -> None:
         """Each firing is in the log once, and the state of each schedule is that of the log."""
         fired = after.fired()
         states = {one.name: one for one in after.view.schedules}
@@ -356,7 +356,7 @@ class Workload:
         for delivered in (False, True):
             if delivered:
                 after.deliver_all()
-            self._check_schedules(after, durable_end)
+            self.check_schedules(after, durable_end)
             seen = Counter(after.visible().values())
             assert all(count == 1 for count in seen.values()), f"delivered twice: {seen}"
             waiting = {*after.pending().values()}
@@ -405,6 +405,7 @@ def run(seed: int, steps: int, every: int) -> tuple[int, int, int]:
     for step in range(steps):
         workload.known = workload.live.visible()
         workload.step()
+        workload.check_schedules(workload.live, 0)
         assert not found, f"seed {seed}, step {step}, change {seen}: {found[0]}"
         start = workload.live.log.start_offset
         workload.trimmed |= {value for offset, value in workload.known.items() if offset < start}

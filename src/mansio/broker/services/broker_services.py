@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.records import RecordService
+    from mansio.broker.services.schedules import ScheduleService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
@@ -51,6 +52,7 @@ class BrokerServices:
     fetch: FetchService
     records: RecordService
     delays: DelayService
+    schedules: ScheduleService
     producer_ids: ProducerIdAllocator
     topics: TopicService
     quotas: QuotaService

@@ -1,11 +1,13 @@
-"""Schemas of Mansio's own APIs in Kafka's framing: operations on leases and on delayed records, which Kafka's protocol
-lacks, and the authentication of brokers.
+"""Schemas of Mansio's own APIs in Kafka's framing: operations on leases, delayed records and schedules, which Kafka's
+protocol lacks, and the authentication of brokers.
 
 `AcknowledgeRecords` acknowledges leased records like ShareAcknowledge, and in addition with the delay of a release, the
 reason of a rejection and the delivery count; it needs no session. `DescribeLeases` returns leases and counts of share
 partitions that a broker leads. `RedriveRecords` makes dead-lettered records available to their group again.
-`ListDelayedRecords` returns pending records of partitions, `AlterDelayedRecords` cancels or reschedules them. All of
-these go to the leader of the partition and are advertised in ApiVersions: other clients skip unknown keys (KIP-35).
+`ListDelayedRecords` returns pending records of partitions, `AlterDelayedRecords` cancels or reschedules them.
+`ListSchedules` returns the recurring schedules of partitions, `AlterSchedules` creates, pauses, resumes or deletes one.
+All of these go to the leader of the partition and are advertised in ApiVersions: other clients skip unknown keys
+(KIP-35).
 
 `ChallengeBroker` and `AuthenticateBroker` are the two steps in which a broker and the broker to which it connected
 prove to each other that they know the cluster secret (`state.broker_handshake`). They are not advertised.
@@ -25,6 +27,7 @@ from mansio.wire.api_versions import ApiKey
 
 REQUEST: Final = "request"
 
+_BOOL: Final = {"kafka_type": "bool"}
 _INT8: Final = {"kafka_type": "int8"}
 _INT32: Final = {"kafka_type": "int32"}
 _INT64: Final = {"kafka_type": "int64"}
@@ -45,6 +48,15 @@ class DelayChange(IntEnum):
     """Deliver at the time `time_ms`, since the Unix epoch."""
     DELIVER_AFTER = 2
     """Deliver `time_ms` after the leader has received the request."""
+
+
+class ScheduleChange(IntEnum):
+    """Changes of schedules in AlterSchedules."""
+
+    CREATE = 0
+    PAUSE = 1
+    RESUME = 2
+    DELETE = 3
 
 
 class _Flexible:
@@ -318,6 +330,101 @@ class AlterDelayedRecordsResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulesQuery(_Flexible):
+    """Query for the schedules of one partition. `name` None: all."""
+
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    name: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSchedulesRequest(_Flexible):
+    """Request. `times_max`: number of due times per schedule; `value_bytes_max`: longer values are truncated."""
+
+    queries: tuple[SchedulesQuery, ...]
+    times_max: int = field(metadata=_INT32)
+    value_bytes_max: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRecordHeader(_Flexible):
+    name: str = field(metadata=_TEXT)
+    value: bytes | None = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleDescription(_Flexible):
+    """A schedule. `cron`: "" if it has an interval; `every_ms`: 0 if it has a cron expression; `catch_up`: 0 none, 1
+    the last one, 2 all missed firings; `next_due_ms`: `NO_DUE_MS` if it is paused or never fires again, `next_times_ms`
+    continues it; `firings`: number of records that it has appended; `value_size`: of the whole value in bytes, -1 for
+    null; `error_message`: why it cannot fire at present."""
+
+    id: uuid.UUID | None = field(metadata=_UUID)
+    name: str = field(metadata=_TEXT)
+    cron: str = field(metadata=_TEXT)
+    every_ms: int = field(metadata=_INT64)
+    timezone: str = field(metadata=_TEXT)
+    catch_up: int = field(metadata=_INT8)
+    key: bytes | None = field(metadata=_BYTES)
+    value: bytes | None = field(metadata=_BYTES)
+    value_size: int = field(metadata=_INT32)
+    headers: tuple[ScheduleRecordHeader, ...]
+    created_ms: int = field(metadata=_INT64)
+    is_paused: bool = field(metadata=_BOOL)
+    next_due_ms: int = field(metadata=_INT64)
+    next_times_ms: tuple[int, ...] = field(metadata=_INT64, default=())
+    firings: int = field(metadata=_INT64)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSchedules(_Flexible):
+    """Result of one query, sorted by name."""
+
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    schedules: tuple[ScheduleDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSchedulesResponse(_Flexible):
+    """Response. `results`: in the order of the queries."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    results: tuple[ListedSchedules, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterSchedulesRequest(_Flexible):
+    """Request. `change`: a `ScheduleChange` of the schedule `name`; the fields from `id` to `headers` are those of
+    `ScheduleDescription`, for CREATE only; `timeout_ms`: how long the response waits until the change is committed."""
+
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    change: int = field(metadata=_INT8)
+    name: str = field(metadata=_TEXT)
+    id: uuid.UUID | None = field(metadata=_UUID, default=None)
+    cron: str = field(metadata=_TEXT, default="")
+    every_ms: int = field(metadata=_INT64, default=0)
+    timezone: str = field(metadata=_TEXT, default="")
+    catch_up: int = field(metadata=_INT8, default=0)
+    key: bytes | None = field(metadata=_BYTES, default=None)
+    value: bytes | None = field(metadata=_BYTES, default=None)
+    headers: tuple[ScheduleRecordHeader, ...] = ()
+    timeout_ms: int = field(metadata=_INT32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterSchedulesResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChallengeBrokerRequest(_Flexible):
     """Request. `nonce`: random bytes of the broker that connects."""
 
@@ -361,6 +468,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.REDRIVE_RECORDS: (RedriveRecordsRequest, RedriveRecordsResponse),
     ApiKey.LIST_DELAYED_RECORDS: (ListDelayedRecordsRequest, ListDelayedRecordsResponse),
     ApiKey.ALTER_DELAYED_RECORDS: (AlterDelayedRecordsRequest, AlterDelayedRecordsResponse),
+    ApiKey.LIST_SCHEDULES: (ListSchedulesRequest, ListSchedulesResponse),
+    ApiKey.ALTER_SCHEDULES: (AlterSchedulesRequest, AlterSchedulesResponse),
     ApiKey.CHALLENGE_BROKER: (ChallengeBrokerRequest, ChallengeBrokerResponse),
     ApiKey.AUTHENTICATE_BROKER: (AuthenticateBrokerRequest, AuthenticateBrokerResponse),
 }
