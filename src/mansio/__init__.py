@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
+    from mansio.client.admin.schedules import Schedule, ScheduleAdmin
     from mansio.client.admin.shares import (
         LeasedRange,
         LeaseHolder,
@@ -131,6 +132,8 @@ __all__ = [
     "RecordId",
     "RecordMetadata",
     "RedriveResult",
+    "Schedule",
+    "ScheduleAdmin",
     "ShareAdmin",
     "ShareGroupDescription",
     "ShareLeases",
@@ -150,6 +153,7 @@ _CLUSTER = "mansio.client.admin.cluster"
 _DELAYS = "mansio.client.admin.delays"
 _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
+_SCHEDULES = "mansio.client.admin.schedules"
 _SHARES = "mansio.client.admin.shares"
 _TYPES = "mansio.client.types"
 _LAZY = {
@@ -205,6 +209,8 @@ _LAZY = {
     "RecordId": _DELAYS,
     "RecordMetadata": _TYPES,
     "RedriveResult": "mansio.net.redrive",
+    "Schedule": _SCHEDULES,
+    "ScheduleAdmin": _SCHEDULES,
     "ShareAdmin": _SHARES,
     "ShareGroupDescription": _SHARES,
     "ShareLeases": _SHARES,

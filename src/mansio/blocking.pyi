@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
+from mansio import ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ScheduleAdmin, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
 from types import TracebackType
 from typing import Literal, Self
 
@@ -35,6 +35,8 @@ class Admin:
     """Share groups."""
     delays: DelayAdmin
     """Delayed records that are pending."""
+    schedules: ScheduleAdmin
+    """Recurring schedules."""
     def describe_cluster(self) -> ClusterDescription:
         """Id and live brokers of the cluster, requested from a broker and not taken from the cache."""
         ...

@@ -25,6 +25,7 @@ from mansio.client.admin import admin as asyncio_admin
 from mansio.client.admin import cluster as asyncio_cluster
 from mansio.client.admin import delays as asyncio_delays
 from mansio.client.admin import quotas as asyncio_quotas
+from mansio.client.admin import schedules as asyncio_schedules
 from mansio.client.admin import shares as asyncio_shares
 from mansio.client.consumer import consumer as asyncio_consumer
 from mansio.client.producer import producer as asyncio_producer
@@ -79,6 +80,17 @@ class DelayAdmin(BlockingProxy[asyncio_delays.DelayAdmin]):
     deliver_now = blocking(asyncio_delays.DelayAdmin.deliver_now)
 
 
+class ScheduleAdmin(BlockingProxy[asyncio_schedules.ScheduleAdmin]):
+    """Recurring schedules of one cluster; available as `client.admin.schedules`."""
+
+    create = blocking(asyncio_schedules.ScheduleAdmin.create)
+    list = blocking(asyncio_schedules.ScheduleAdmin.list)
+    describe = blocking(asyncio_schedules.ScheduleAdmin.describe)
+    pause = blocking(asyncio_schedules.ScheduleAdmin.pause)
+    resume = blocking(asyncio_schedules.ScheduleAdmin.resume)
+    delete = blocking(asyncio_schedules.ScheduleAdmin.delete)
+
+
 class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
     """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
 
@@ -100,6 +112,8 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         """Share groups."""
         self.delays: DelayAdmin = DelayAdmin(thread, original.delays)
         """Delayed records that are pending."""
+        self.schedules: ScheduleAdmin = ScheduleAdmin(thread, original.schedules)
+        """Recurring schedules."""
 
     describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
     list_topics = blocking(asyncio_admin.Admin.list_topics)

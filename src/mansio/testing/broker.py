@@ -207,7 +207,10 @@ class TestBroker:
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:
         assert self._host is not None
-        await self._host.time.advance(duration_ms, include_sessions=include_sessions)
+        delivery = self._running().service.partitions.delayed_delivery
+        await self._host.time.advance(
+            duration_ms, include_sessions=include_sessions, next_wake_ms=lambda: delivery.next_wake_ms
+        )
 
     def _end_thread(self) -> None:
         assert self._loop is not None
@@ -241,8 +244,8 @@ class BrokerClock:
     ) -> None:
         """Advance the clock by the sum of the arguments; a number is in seconds.
 
-        Everything that becomes due happens in the order of its time: leases end, retries are offered again, retention
-        deletes. Returns when the broker is idle. Members of groups keep their sessions, because their heartbeats come
+        Everything that becomes due happens in the order of its time: delayed records are delivered, schedules fire,
+        leases end, retries are offered again, retention deletes. Returns when the broker is idle. Members of groups keep their sessions, because their heartbeats come
         in real time; with `sessions` these end as well if they are due.
 
         Raises:

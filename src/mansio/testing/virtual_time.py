@@ -226,18 +226,30 @@ class VirtualTime:
         self.session_clock = SessionClock(self.clock)
         self.scheduler = VirtualScheduler(loop, self.clock)
 
-    async def advance(self, duration_ms: float, *, include_sessions: bool) -> None:
+    async def advance(
+        self,
+        duration_ms: float,
+        *,
+        include_sessions: bool,
+        next_wake_ms: Callable[[], int | None] = lambda: None,
+    ) -> None:
         """Advance the time by `duration_ms`, fire all timers that become due, and wait until the broker is idle.
 
         In an advance of more than `EXACT_MS_MAX` a timer may fire up to `duration_ms / STEPS_MAX` after its due time,
-        so that periodic work does not run for each of its periods.
+        so that periodic work does not run for each of its periods. No step passes the time that `next_wake_ms` returns,
+        by the wall clock: that of the next delayed record or schedule.
         """
         scheduler = self.scheduler
         await scheduler.wait_until_idle()
         end_ms = self.clock.monotonic() * 1000 + duration_ms
         step_ms = duration_ms / STEPS_MAX if duration_ms > EXACT_MS_MAX else 0.0
         while (due_ms := scheduler.next_due_ms()) is not None and due_ms <= end_ms:
-            self._move_to(min(due_ms + step_ms, end_ms), include_sessions=include_sessions)
+            target_ms = min(due_ms + step_ms, end_ms)
+            wake_ms = next_wake_ms()
+            if wake_ms is not None:
+                wake_ms += round(self.clock.monotonic() * 1000) - self.clock.wall_ms()
+                target_ms = max(due_ms, min(target_ms, wake_ms))
+            self._move_to(target_ms, include_sessions=include_sessions)
             scheduler.fire_due()
             await scheduler.wait_until_idle(quick=True)
         self._move_to(end_ms, include_sessions=include_sessions)

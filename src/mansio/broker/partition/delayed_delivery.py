@@ -80,6 +80,11 @@ class DelayedDelivery:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def next_wake_ms(self) -> int | None:
+        """When the next partition is looked at, or earlier, ms since the Unix epoch; None if nothing is pending."""
+        return self._queue[0][0] if self._queue else None
+
     def _on_due_changed(self, manager: DelayManager) -> None:
         due_ms = manager.view.next_wake_ms
         if due_ms is not None:

@@ -182,6 +182,8 @@ class ScheduleManager:
         schedules = view.schedules
         if schedules.find(name) is not None:
             return
+        if schedule.id in schedules:
+            raise InvalidSchedule(f"the id of the schedule {name!r} is used by another one")
         if len(schedules) >= SCHEDULES_MAX:
             raise PolicyViolation(f"{partition.name} has {SCHEDULES_MAX} schedules, which is the limit")
         if schedules.size_bytes + record_bytes(schedule) > SCHEDULES_BYTES_MAX:

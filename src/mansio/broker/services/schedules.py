@@ -1,4 +1,4 @@
-"""Schedule service: lists, creates, pauses, resumes and deletes recurring schedules of partitions that this broker leads.
+"""Schedule service: lists, creates, pauses, resumes and deletes schedules of partitions that this broker leads.
 
 Invariants:
 * A change is reported only after its control batch is committed. Each change can be repeated.

@@ -13,6 +13,7 @@ from mansio.client.admin.cluster import ClusterAdmin
 from mansio.client.admin.delays import DelayAdmin
 from mansio.client.admin.groups import GroupDescription, GroupListings, describe_group, list_groups
 from mansio.client.admin.quotas import QuotaAdmin
+from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.consumer.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
@@ -119,6 +120,8 @@ class Admin:
         """Share groups."""
         self.delays: DelayAdmin = DelayAdmin(cluster)
         """Delayed records that are pending."""
+        self.schedules: ScheduleAdmin = ScheduleAdmin(cluster)
+        """Recurring schedules."""
 
     # -- topics and cluster --------
 

@@ -44,6 +44,9 @@ class Schedules:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, schedule_id: UUID) -> bool:
+        return schedule_id in self._entries
+
     def __iter__(self) -> Iterator[Schedule]:
         return (entry.schedule for entry in self._entries.values())
 

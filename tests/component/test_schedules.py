@@ -1,0 +1,369 @@
+"""Recurring schedules on a test broker: when they fire, how often, and what keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+import mansio
+from mansio.broker.partition import schedule_manager
+from mansio.errors import (
+    DelaysNotEnabled,
+    MessageTooLarge,
+    PolicyViolation,
+    ScheduleAlreadyExists,
+    ScheduleNotFound,
+)
+from mansio.testing import TestBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio import Message
+
+pytestmark = pytest.mark.row("D6")
+
+TOPIC = "reports"
+BERLIN = ZoneInfo("Europe/Berlin")
+HOUR_MS = 3_600_000
+DELAYS = {"mansio.delay.enable": "true"}
+
+
+@pytest.fixture
+def broker() -> Iterator[TestBroker]:
+    with TestBroker() as running:
+        running.client().admin.create_topic(
+            TOPIC, partitions=1, config={**DELAYS, "retention.ms": "-1", "retention.bytes": "-1"}
+        )
+        yield running
+
+
+def create(broker: TestBroker, name: str = "daily", topic: str = TOPIC, **options: Any) -> mansio.Schedule:
+    return broker.client().admin.schedules.create(topic, name, options.pop("value", b"v"), **options)
+
+
+def visible(broker: TestBroker, topic: str = TOPIC) -> list[Message]:
+    """All records of a topic that a consumer receives."""
+    with broker.client().consume(topic, to_end=True) as consumer:
+        return list(consumer)
+
+
+def due_times(broker: TestBroker, topic: str = TOPIC) -> list[int]:
+    """Due times of the records of schedules, in the order of the log."""
+    return [int(dict(message.headers)["mansio-schedule-due-ms"] or 0) for message in visible(broker, topic)]
+
+
+def local(milliseconds: int, zone: ZoneInfo = BERLIN) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, zone).strftime("%m-%d %H:%M %z")
+
+
+def advance_to(broker: TestBroker, moment: datetime) -> None:
+    broker.clock.advance(moment.timestamp() - broker.clock.time_ms() / 1000)
+
+
+def next_change(broker: TestBroker, *, forward: bool) -> datetime:
+    """The next moment at which Berlin's clocks are set forward or back."""
+    moment = datetime.fromtimestamp(broker.clock.time_ms() // HOUR_MS * HOUR_MS / 1000, UTC)
+    while True:
+        later = moment + timedelta(hours=1)
+        difference = later.astimezone(BERLIN).utcoffset() - moment.astimezone(BERLIN).utcoffset()  # type: ignore[operator]
+        moment = later
+        if difference and (difference > timedelta()) is forward:
+            return moment
+
+
+class TestFiring:
+    def test_a_schedule_publishes_its_record_again_and_again(self, broker: TestBroker) -> None:
+        created = create(broker, key="k", headers={"kind": "report"}, every=900)
+        began_ms = broker.clock.time_ms()
+        broker.clock.advance(minutes=46)
+        found = visible(broker)
+        assert len(found) == 3
+        for number, message in enumerate(found, 1):
+            headers = dict(message.headers)
+            due_ms = int(headers["mansio-schedule-due-ms"] or 0)
+            assert (message.key, message.value) == (b"k", b"v")
+            assert headers["kind"] == b"report"
+            assert headers["mansio-schedule"] == b"daily"
+            assert headers["mansio-schedule-firing"] == b"%d" % number
+            assert 0 <= began_ms + number * 900_000 - due_ms < 5_000
+            assert 0 <= message.timestamp_ms - due_ms < 5_000, "never early"
+        state = broker.client().admin.schedules.describe(TOPIC, "daily")
+        assert state.firings == 3
+        assert state.next_times == tuple(created.created + timedelta(minutes=15 * n) for n in range(4, 9))
+
+    @pytest.mark.parametrize("forward", [True, False], ids=["forward", "back"])
+    def test_schedules_follow_changes_of_daylight_saving(self, broker: TestBroker, forward: bool) -> None:
+        change = next_change(broker, forward=forward)
+        day = change.astimezone(BERLIN).strftime("%m-%d")
+        advance_to(broker, change - timedelta(hours=4))
+        for name, cron in (("night", "30 2 * * *"), ("morning", "0 9 * * *"), ("hourly", "0 * * * *")):
+            create(broker, name, cron=cron, timezone="Europe/Berlin")
+        broker.client().publish(TOPIC, b"delayed", at=change + timedelta(minutes=45))
+        advance_to(broker, change + timedelta(hours=8))
+        fired: dict[str, list[str]] = {}
+        timestamps = []
+        for message in visible(broker):
+            headers = dict(message.headers)
+            due = headers.get("mansio-schedule-due-ms") or headers["mansio-due-at-ms"]
+            timestamps.append(int(due or 0))
+            fired.setdefault((headers.get("mansio-schedule") or b"").decode(), []).append(
+                local(int(due or 0))
+            )
+        assert timestamps == sorted(timestamps), (
+            "schedules and delayed records in the order of their due times"
+        )
+        if forward:
+            assert fired["night"] == [f"{day} 03:00 +0200"]
+            assert fired["morning"] == [f"{day} 09:00 +0200"]
+            hours = [f"{day} 00:00 +0100", f"{day} 01:00 +0100", f"{day} 03:00 +0200", f"{day} 04:00 +0200"]
+        else:
+            assert fired["night"] == [f"{day} 02:30 +0200"]
+            assert fired["morning"] == [f"{day} 09:00 +0100"]
+            hours = [f"{day} 01:00 +0200", f"{day} 02:00 +0200", f"{day} 02:00 +0100", f"{day} 03:00 +0100"]
+        assert [one for one in fired["hourly"] if one in hours] == hours
+        assert len(fired["hourly"]) == len({*fired["hourly"]})
+
+    def test_a_long_advance_fires_each_time(self, broker: TestBroker) -> None:
+        create(broker, cron="0 9 * * mon-fri", timezone="Europe/Berlin")
+        broker.clock.advance(days=21)
+        fired = [datetime.fromtimestamp(due_ms / 1000, BERLIN) for due_ms in due_times(broker)]
+        assert 14 <= len(fired) <= 16
+        assert all((one.hour, one.minute) == (9, 0) and one.weekday() < 5 for one in fired)
+
+    def test_a_schedule_fires_after_the_setting_was_turned_off(self, broker: TestBroker) -> None:
+        create(broker, every=3600)
+        broker.client().admin.alter_topic_config(TOPIC, {"mansio.delay.enable": "false"})
+        broker.restart()
+        broker.clock.advance(minutes=61)
+        assert len(visible(broker)) == 1
+        with pytest.raises(DelaysNotEnabled):
+            create(broker, "other", every=3600)
+
+
+class TestCatchUp:
+    @pytest.mark.parametrize(("catch_up", "missed"), [("none", []), ("last", [5]), ("all", [1, 2, 3, 4, 5])])
+    def test_missed_firings_are_caught_up_as_required(
+        self, broker: TestBroker, catch_up: Any, missed: list[int]
+    ) -> None:
+        created = create(broker, every=600, catch_up=catch_up)
+        with broker.faults.full_disk():
+            broker.clock.advance(minutes=55)
+        broker.clock.advance(minutes=6)
+        created_ms = round(created.created.timestamp() * 1000)
+        assert [(due_ms - created_ms) // 600_000 for due_ms in due_times(broker)] == [*missed, 6]
+        numbers = [dict(one.headers)["mansio-schedule-firing"] for one in visible(broker)]
+        assert numbers == [b"%d" % number for number in range(1, len(missed) + 2)]
+
+    def test_thousands_of_missed_firings_are_fired_once_each(self, broker: TestBroker) -> None:
+        create(broker, every=1, catch_up="all")
+        with broker.faults.full_disk():
+            broker.clock.advance(hours=1)
+        broker.clock.advance(seconds=2)
+        found = due_times(broker)
+        assert len(found) >= 3_601
+        assert found == [found[0] + 1_000 * number for number in range(len(found))]
+
+
+class TestChanges:
+    def test_a_paused_schedule_does_not_fire(self, broker: TestBroker) -> None:
+        created = create(broker, every=600, catch_up="all")
+        schedules = broker.client().admin.schedules
+        schedules.pause(TOPIC, "daily")
+        schedules.pause(TOPIC, "daily")
+        paused = schedules.describe(TOPIC, "daily")
+        assert (paused.is_paused, paused.next_due) == (True, None)
+        broker.clock.advance(minutes=25)
+        broker.restart()
+        broker.clock.advance(minutes=1)
+        assert visible(broker) == []
+        schedules = broker.client().admin.schedules
+        schedules.resume(TOPIC, "daily")
+        broker.clock.advance(minutes=5)
+        created_ms = round(created.created.timestamp() * 1000)
+        assert due_times(broker) == [created_ms + 1_800_000]
+
+    def test_a_deleted_schedule_is_gone_and_its_name_is_free(self, broker: TestBroker) -> None:
+        create(broker, every=600)
+        schedules = broker.client().admin.schedules
+        broker.clock.advance(minutes=11)
+        schedules.delete(TOPIC, "daily")
+        for call in (schedules.delete, schedules.pause, schedules.resume, schedules.describe):
+            with pytest.raises(ScheduleNotFound, match="daily"):
+                call(TOPIC, "daily")
+        broker.restart()
+        broker.clock.advance(minutes=30)
+        assert len(visible(broker)) == 1
+        create(broker, every=60)
+        broker.clock.advance(seconds=61)
+        assert len(visible(broker)) == 2
+
+    def test_creating_the_same_again_changes_nothing(self, broker: TestBroker) -> None:
+        first = create(broker, every=600, key="k", headers={"h": "x"})
+        broker.clock.advance(minutes=11)
+        again = create(broker, every=600, key="k", headers={"h": "x"})
+        assert (again.id, again.created, again.firings) == (first.id, first.created, 1)
+        for options in ({"every": 601}, {"every": 600, "value": b"w"}, {"every": 600, "catch_up": "all"}):
+            with pytest.raises(ScheduleAlreadyExists, match="mansio schedule delete daily"):
+                create(broker, key="k", headers={"h": "x"}, **options)
+        assert [one.name for one in broker.client().admin.schedules.list(TOPIC)] == ["daily"]
+
+    def test_a_name_is_unique_in_a_topic_with_many_partitions(self, broker: TestBroker) -> None:
+        admin = broker.client().admin
+        admin.create_topic("wide", partitions=8, config=DELAYS)
+        by_key = create(broker, "a", "wide", key="tea", every=60)
+        by_name = create(broker, "b", "wide", every=60)
+        chosen = create(broker, "c", "wide", every=60, partition=5)
+        assert broker.client().publish("wide", b"x", key="tea").partition == by_key.partition
+        assert chosen.partition == 5
+        assert create(broker, "b", "wide", every=60).id == by_name.id
+        with pytest.raises(ScheduleAlreadyExists):
+            create(broker, "b", "wide", key="another key", every=60)
+        with pytest.raises(ScheduleAlreadyExists):
+            create(broker, "c", "wide", every=60, partition=4)
+        admin.create_partitions("wide", 20)
+        assert create(broker, "b", "wide", every=60).id == by_name.id
+        assert [one.name for one in admin.schedules.list("wide")] == ["a", "b", "c"]
+
+    def test_the_asyncio_client_manages_schedules(self, broker: TestBroker) -> None:
+        async def use() -> list[str]:
+            async with mansio.connect(broker.bootstrap_servers) as client:
+                schedules = client.admin.schedules
+                await schedules.create(TOPIC, "a", "v", cron="0 9 * * *", timezone="Europe/Berlin")
+                await schedules.create(TOPIC, "b", "v", every=timedelta(minutes=5))
+                await schedules.pause(TOPIC, "a")
+                await schedules.resume(TOPIC, "a")
+                await schedules.delete(TOPIC, "b")
+                described = await schedules.describe(TOPIC, "a", times=7)
+                assert len(described.next_times) == 7
+                assert described.next_times[0].astimezone(BERLIN).hour == 9
+                return [one.name for one in await schedules.list(TOPIC)]
+
+        assert asyncio.run(use()) == ["a"]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"cron": "99 * * * *"}, "bad minute"),
+            ({"cron": "* * * * * *"}, "6 fields"),
+            ({"cron": "0 0 30 2 *"}, "bad day-of-month"),
+            ({"cron": "0 9 * * *", "timezone": "Europe/Bern"}, "time zone 'Europe/Bern' is unknown"),
+            ({"every": 60, "timezone": "Europe/Berlin"}, "no time zone"),
+            ({"every": 0.5}, "at least 1 second"),
+            ({"every": timedelta(days=367)}, "366 days"),
+            ({}, "either a cron expression or an interval"),
+            ({"cron": "0 9 * * *", "every": 60}, "either a cron expression or an interval"),
+            ({"every": 60, "name": ""}, "name"),
+            ({"every": 60, "name": "a\nb"}, "name"),
+            ({"every": 60, "headers": {"mansio-delay-ms": "5"}}, "mansio-delay-ms"),
+            ({"every": 60, "catch_up": "some"}, "none, last or all"),
+        ],
+    )
+    def test_an_invalid_schedule_is_one_line(
+        self, broker: TestBroker, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(InvalidSchedule, match=message) as caught:
+            create(broker, **options)
+        assert "\n" not in caught.value.message
+        assert broker.client().admin.schedules.list(TOPIC) == []
+
+    def test_a_topic_without_delays_is_refused_with_the_command(self, broker: TestBroker) -> None:
+        broker.client().admin.create_topic("plain", partitions=1)
+        with pytest.raises(DelaysNotEnabled, match=r"mansio topic alter plain -c mansio\.delay"):
+            create(broker, topic="plain", every=60)
+
+    def test_limits(self, broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(MessageTooLarge, match=r"max\.message\.bytes"):
+            create(broker, every=60, value=bytes(1_048_560))
+        monkeypatch.setattr(schedule_manager, "SCHEDULES_MAX", 2)
+        for name in "ab":
+            create(broker, name, every=60)
+        with pytest.raises(PolicyViolation, match="2 schedules"):
+            create(broker, "c", every=60)
+        create(broker, "b", every=60)
+        monkeypatch.setattr(schedule_manager, "SCHEDULES_MAX", 9)
+        monkeypatch.setattr(schedule_manager, "SCHEDULES_BYTES_MAX", 100)
+        with pytest.raises(PolicyViolation, match="MiB"):
+            create(broker, "c", every=60, value=bytes(100))
+
+
+class TestDurability:
+    def test_each_firing_is_appended_once_whenever_the_broker_restarts(self, broker: TestBroker) -> None:
+        chance = random.Random(3)
+        periods = {"a": 30, "b": 45, "c": 600}
+        created = {name: create(broker, name, every=every, catch_up="all") for name, every in periods.items()}
+        create(broker, "minutely", cron="* * * * *", timezone="Asia/Kathmandu", catch_up="all")
+        for _ in range(25):
+            broker.clock.advance(chance.randrange(0, 120))
+            if chance.random() < 0.4:
+                broker.restart()
+        broker.clock.advance(60)
+        found: dict[str, list[tuple[int, int]]] = {}
+        for message in visible(broker):
+            headers = dict(message.headers)
+            number, due_ms = (int(headers[f"mansio-schedule-{name}"] or 0) for name in ("firing", "due-ms"))
+            found.setdefault((headers["mansio-schedule"] or b"").decode(), []).append((number, due_ms))
+            assert message.timestamp_ms >= due_ms
+        for name, every in periods.items():
+            created_ms = round(created[name].created.timestamp() * 1000)
+            count = (broker.clock.time_ms() - created_ms) // (every * 1000)
+            expected = [(number, created_ms + number * every * 1000) for number in range(1, count + 1)]
+            assert found[name] == expected or found[name] == expected[:-1]
+        minutes = [due_ms // 60_000 for _, due_ms in found["minutely"]]
+        assert minutes == [*range(minutes[0], minutes[0] + len(minutes))]
+
+    def test_a_full_disk_delays_a_firing(self, broker: TestBroker) -> None:
+        create(broker, every=60)
+        with broker.faults.full_disk():
+            broker.clock.advance(seconds=65)
+        broker.clock.advance(seconds=5)
+        assert len(visible(broker)) == 1
+
+
+class TestRetention:
+    def test_schedules_outlive_the_records_around_them(self, broker: TestBroker) -> None:
+        config = {**DELAYS, "retention.ms": str(HOUR_MS), "segment.ms": "600000", "segment.bytes": "1048576"}
+        broker.client().admin.create_topic("old", partitions=1, config=config)
+        created = create(broker, topic="old", every=4 * 3600, headers={"kept": "yes"})
+        broker.client().publish("old", b"gone")
+        broker.clock.advance(hours=13)
+        partition = mansio.TopicPartition("old", 0)
+        start = broker.client().admin.list_offsets([partition], "earliest")[partition].offset
+        assert start > 4
+        broker.restart()
+        broker.clock.advance(hours=3, minutes=10)
+        state = broker.client().admin.schedules.describe("old", "daily")
+        assert (state.id, state.firings, state.created) == (created.id, 4, created.created)
+        (message,) = visible(broker, "old")
+        assert (message.value, dict(message.headers)["kept"]) == (b"v", b"yes")
+
+    def test_a_deletion_on_request_keeps_schedules(self, broker: TestBroker) -> None:
+        create(broker, every=3600)
+        broker.client().publish(TOPIC, b"deleted")
+        broker.client().admin.delete_records([TOPIC], before="end")
+        assert visible(broker) == []
+        broker.restart()
+        broker.clock.advance(minutes=61)
+        assert [message.value for message in visible(broker)] == [b"v"]
+
+
+def test_every_kind_of_consumer_gets_each_firing_once(broker: TestBroker) -> None:
+    create(broker, every=60)
+    with broker.client().receive(TOPIC, group="workers") as receiver:
+        assert receiver.poll(0) == []
+        broker.clock.advance(minutes=3, seconds=1)
+        received: Counter[bytes | None] = Counter()
+        for message in receiver:
+            received[dict(message.headers)["mansio-schedule-firing"]] += 1
+            message.ack()
+            if sum(received.values()) == 3:
+                break
+    assert received == {b"1": 1, b"2": 1, b"3": 1}
