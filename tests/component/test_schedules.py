@@ -15,6 +15,7 @@ import mansio
 from mansio.broker.partition import schedule_manager
 from mansio.errors import (
     DelaysNotEnabled,
+    InvalidSchedule,
     MessageTooLarge,
     PolicyViolation,
     ScheduleAlreadyExists,
@@ -164,10 +165,10 @@ class TestCatchUp:
     def test_thousands_of_missed_firings_are_fired_once_each(self, broker: TestBroker) -> None:
         create(broker, every=1, catch_up="all")
         with broker.faults.full_disk():
-            broker.clock.advance(hours=1)
+            broker.clock.advance(minutes=20)
         broker.clock.advance(seconds=2)
         found = due_times(broker)
-        assert len(found) >= 3_601
+        assert len(found) >= 1_201
         assert found == [found[0] + 1_000 * number for number in range(len(found))]
 
 
@@ -356,10 +357,11 @@ class TestRetention:
 
 
 def test_every_kind_of_consumer_gets_each_firing_once(broker: TestBroker) -> None:
-    create(broker, every=60)
-    with broker.client().receive(TOPIC, group="workers") as receiver:
-        assert receiver.poll(0) == []
-        broker.clock.advance(minutes=3, seconds=1)
+    create(broker, every=600)
+    broker.clock.advance(minutes=31)
+    client = broker.client()
+    client.admin.alter_group_config("workers", {"share.auto.offset.reset": "earliest"})
+    with client.receive(TOPIC, group="workers") as receiver:
         received: Counter[bytes | None] = Counter()
         for message in receiver:
             received[dict(message.headers)["mansio-schedule-firing"]] += 1
