@@ -19,6 +19,7 @@ from mansio.client.blocking import (
     Delivery,
     Producer,
     QuotaAdmin,
+    ScheduleAdmin,
     ShareAdmin,
     connect,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Producer",
     "QuotaAdmin",
     "Receiver",
+    "ScheduleAdmin",
     "ShareAdmin",
     "connect",
 ]

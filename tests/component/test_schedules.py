@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import re
+import subprocess
+import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -369,3 +373,39 @@ def test_every_kind_of_consumer_gets_each_firing_once(broker: TestBroker) -> Non
             if sum(received.values()) == 3:
                 break
     assert received == {b"1": 1, b"2": 1, b"3": 1}
+
+
+def test_the_command_line_manages_schedules(broker: TestBroker) -> None:
+    def command(*arguments: str, code: int = 0) -> str:
+        words = [sys.executable, "-m", "mansio", "schedule", *arguments, "-b", broker.bootstrap_servers]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert code == 0 or done.stderr.count("\n") == 1, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    weekdays = ("create", "report", "-t", TOPIC, "--cron", "0 9 * * mon-fri", "--timezone", "Europe/Berlin")
+    shown = command(*weekdays, "--value", "go", "-H", "a=b", "-k", "k")
+    assert len(re.findall(r"^next +\d{4}-\d\d-\d\dT09:00:00\+0[12]:00$", shown, re.MULTILINE)) == 5
+    assert command(*weekdays, "--value", "go", "-H", "a=b", "-k", "k") == shown
+    command("create", "tick", "-t", TOPIC, "--every", "15m", "--catch-up", "last")
+    listed = command("list").splitlines()
+    assert len(listed) == 11
+    assert re.search(r"^report +reports +0 9 \* \* mon-fri Europe/Berlin +none +0 +\d{4}-", listed[1])
+    assert re.search(r"^tick +reports +every 15m +last +0 +\d{4}-.*Z$", listed[6])
+    command("pause", "report", "-t", TOPIC)
+    assert "paused" in command("describe", "report", "-t", TOPIC)
+    broker.clock.advance(minutes=16)
+    rows = json.loads(command("list", "-t", TOPIC, "-o", "json"))
+    assert [(row["name"], row["paused"], row["firings"], len(row["next"])) for row in rows] == [
+        ("report", True, 0, 0),
+        ("tick", False, 1, 5),
+    ]
+    command("resume", "report", "-t", TOPIC)
+    command("delete", "report", "-t", TOPIC)
+    assert "no schedule 'report'" in command("describe", "report", "-t", TOPIC, code=1)
+    assert "bad minute" in command("create", "x", "-t", TOPIC, "--cron", "99 * * * *", code=1)
+    assert "exists with another definition" in command(
+        "create", "tick", "-t", TOPIC, "--every", "16m", code=1
+    )
+    for wrong in (["--cron", "0 9 * * *", "--every", "1m"], ["--every", "soon"], []):
+        command("create", "x", "-t", TOPIC, *wrong, code=2)

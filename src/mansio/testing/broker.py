@@ -245,8 +245,9 @@ class BrokerClock:
         """Advance the clock by the sum of the arguments; a number is in seconds.
 
         Everything that becomes due happens in the order of its time: delayed records are delivered, schedules fire,
-        leases end, retries are offered again, retention deletes. Returns when the broker is idle. Members of groups keep their sessions, because their heartbeats come
-        in real time; with `sessions` these end as well if they are due.
+        leases end, retries are offered again, retention deletes. Returns when the broker is idle. Members of groups
+        keep their sessions, because their heartbeats come in real time; with `sessions` these end as well if they are
+        due.
 
         Raises:
             ValueError: The sum is negative.
