@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
     from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
-    from mansio.client.admin.schedules import Schedule, ScheduleAdmin
+    from mansio.client.admin.schedules import CatchUp, Schedule, ScheduleAdmin
     from mansio.client.admin.shares import (
         LeasedRange,
         LeaseHolder,
@@ -85,6 +85,7 @@ __all__ = [
     "Backoff",
     "Broker",
     "BrokerStatus",
+    "CatchUp",
     "ChangedRecords",
     "Client",
     "ClusterAdmin",
@@ -209,6 +210,7 @@ _LAZY = {
     "RecordId": _DELAYS,
     "RecordMetadata": _TYPES,
     "RedriveResult": "mansio.net.redrive",
+    "CatchUp": _SCHEDULES,
     "Schedule": _SCHEDULES,
     "ScheduleAdmin": _SCHEDULES,
     "ShareAdmin": _SHARES,

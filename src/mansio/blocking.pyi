@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, ScheduleAdmin, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
+from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
 from types import TracebackType
 from typing import Literal, Self
 
@@ -21,6 +21,7 @@ __all__ = [
     "Producer",
     "QuotaAdmin",
     "Receiver",
+    "ScheduleAdmin",
     "ShareAdmin",
     "connect",
 ]
@@ -536,6 +537,42 @@ class Receiver:
         ...
 
     def __next__(self) -> Leased:
+        ...
+
+class ScheduleAdmin:
+    """Recurring schedules of one cluster; available as `client.admin.schedules`."""
+    def create(self, topic: str, name: str, value: bytes | str | None, *, cron: str | None = None, every: timedelta | float | None = None, timezone: str | None = None, catch_up: CatchUp = "none", key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None) -> Schedule:
+        """Publish a record again and again: when `cron` (five fields) matches the wall clock of `timezone` (an IANA
+        name; None for UTC), or `every` so many seconds from now on.
+
+        `catch_up`: whether none, the last or all firings are caught up that were missed by more than a minute. Without
+        `partition`, the key chooses it as a producer does, or else the name. A schedule that exists with the same
+        definition is returned.
+
+        Raises `InvalidSchedule`, `DelaysNotEnabled` if the topic lacks `mansio.delay.enable=true`,
+        `ScheduleAlreadyExists` if there is another one with this name, and `UnknownTopicOrPartition`."""
+        ...
+
+    def list(self, topic: str, *, times: int = 5) -> Sequence[Schedule]:
+        """The schedules of a topic, sorted by name, each with its next `times` due times. Values are truncated to
+        1 KiB, see `describe`. Raises `UnknownTopicOrPartition`."""
+        ...
+
+    def describe(self, topic: str, name: str, *, times: int = 5) -> Schedule:
+        """A schedule with its whole value and its next `times` due times. Raises `ScheduleNotFound`."""
+        ...
+
+    def pause(self, topic: str, name: str) -> None:
+        """Stop the firings of a schedule. Raises `ScheduleNotFound`."""
+        ...
+
+    def resume(self, topic: str, name: str) -> None:
+        """Let a paused schedule fire again, from its next due time on; firings in the pause are not caught up. Raises
+        `ScheduleNotFound`."""
+        ...
+
+    def delete(self, topic: str, name: str) -> None:
+        """Delete a schedule; its records stay. Raises `ScheduleNotFound`."""
         ...
 
 class ShareAdmin:

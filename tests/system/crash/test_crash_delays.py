@@ -30,7 +30,7 @@ from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.delay_headers import DELAY_HEADER
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
-from mansio.wire.batch.schedule_control_records import CatchUp, Schedule
+from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Workload:
                 "",
                 chance.randrange(20, 200),
                 "",
-                chance.choice([*CatchUp]),
+                chance.choice([*CatchUpMode]),
                 None,
                 bytes(chance.randrange(100)),
                 (),
@@ -296,7 +296,7 @@ class Workload:
             assert numbers[0] <= 1 + (self.fired.get(name, 0) if after.log.start_offset else 0)
             steps = [later.due_ms - one.due_ms for one, later in itertools.pairwise(records)]
             assert all(step > 0 and step % every_ms == 0 for step in steps), f"{name} fired twice: {steps}"
-            if catch_up is CatchUp.ALL and name not in self.was_paused:
+            if catch_up is CatchUpMode.ALL and name not in self.was_paused:
                 assert {*steps} <= {every_ms}, f"{name} lost a firing: {steps}"
             assert all(one.timestamp_ms >= one.due_ms for one in records), f"{name} fired early"
             if name in states:
@@ -305,7 +305,7 @@ class Workload:
                     f"{name}: {state.firings} firings, {numbers[-1]} in the log"
                 )
                 assert state.is_paused or state.next_due_ms > records[-1].due_ms
-                if catch_up is CatchUp.ALL and name not in self.was_paused:
+                if catch_up is CatchUpMode.ALL and name not in self.was_paused:
                     assert state.next_due_ms == records[-1].due_ms + every_ms
         for name, end_offset in self.stored.items():
             if end_offset <= durable_end:

@@ -11,7 +11,7 @@ from mansio.errors import CorruptMessage
 from mansio.wire.batch.delay_control_records import decode_delay_control, encode_cancelled
 from mansio.wire.batch.record_batch import build_batch, check_batch
 from mansio.wire.batch.schedule_control_records import (
-    CatchUp,
+    CatchUpMode,
     Firing,
     Schedule,
     ScheduleControlType,
@@ -31,7 +31,7 @@ SCHEDULES = st.builds(
     cron=st.text(max_size=20),
     every_ms=INT64,
     timezone=st.text(max_size=20),
-    catch_up=st.sampled_from(CatchUp),
+    catch_up=st.sampled_from(CatchUpMode),
     key=CONTENT,
     value=CONTENT,
     headers=st.lists(st.tuples(st.text(max_size=5), CONTENT), max_size=3).map(tuple),

@@ -31,7 +31,7 @@ from mansio.net.offsets import request_leaders
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.mansio_apis import NO_DUE_MS, ScheduleChange
-from mansio.wire.batch.schedule_control_records import CatchUp
+from mansio.wire.batch.schedule_control_records import CatchUpMode
 from mansio.wire.murmur2 import partition_for_key
 from mansio.wire.topic_partition import TopicPartition
 
@@ -53,7 +53,7 @@ _WHOLE_VALUE: Final = (1 << 31) - 1
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
-CatchUpName = Literal["none", "last", "all"]
+CatchUp = Literal["none", "last", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Schedule:
     cron: str | None
     every: timedelta | None
     timezone: str
-    catch_up: CatchUpName
+    catch_up: CatchUp
     key: bytes | None
     value: bytes | None
     value_size: int | None
@@ -104,7 +104,7 @@ class ScheduleAdmin:
         cron: str | None = None,
         every: timedelta | float | None = None,
         timezone: str | None = None,
-        catch_up: CatchUpName = "none",
+        catch_up: CatchUp = "none",
         key: bytes | str | None = None,
         headers: HeadersLike | None = None,
         partition: int | None = None,
@@ -281,7 +281,7 @@ def _schedule(partition: TopicPartition, entry: Any) -> Schedule:
         entry.cron or None,
         entry.every_ms * _MILLISECOND if entry.every_ms else None,
         entry.timezone,
-        get_args(CatchUpName)[entry.catch_up],
+        get_args(CatchUp)[entry.catch_up],
         entry.key,
         entry.value,
         None if entry.value_size < 0 else entry.value_size,
@@ -321,8 +321,8 @@ def _zone_name(timezone: str | None, cron: str | None) -> str:
     return timezone
 
 
-def _catch_up(name: str) -> CatchUp:
+def _catch_up(name: str) -> CatchUpMode:
     try:
-        return CatchUp[name.upper()]
+        return CatchUpMode[name.upper()]
     except (AttributeError, KeyError):
         raise InvalidSchedule(f"catch_up is none, last or all, not {name!r}") from None

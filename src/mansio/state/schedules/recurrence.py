@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidSchedule
-from mansio.wire.batch.schedule_control_records import CatchUp
+from mansio.wire.batch.schedule_control_records import CatchUpMode
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -107,14 +107,14 @@ class Step(NamedTuple):
     next_due_ms: int | None
 
 
-def next_step(recurrence: Recurrence, due_ms: int, now_ms: int, catch_up: CatchUp) -> Step:
+def next_step(recurrence: Recurrence, due_ms: int, now_ms: int, catch_up: CatchUpMode) -> Step:
     """Return what happens to a schedule whose due time has come. Repeated until the next due time is later than now.
 
     Raises `InvalidSchedule`, for example if the machine does not have the time zone."""
     missed_before_ms = now_ms - LATE_MS_MAX
-    if due_ms >= missed_before_ms or catch_up is CatchUp.ALL:
+    if due_ms >= missed_before_ms or catch_up is CatchUpMode.ALL:
         return Step(due_ms, recurrence.next_after(due_ms))
-    if catch_up is CatchUp.NONE:
+    if catch_up is CatchUpMode.NONE:
         return Step(None, recurrence.next_after(missed_before_ms - 1))
     last_ms = recurrence.last_before(missed_before_ms, due_ms)
     return Step(last_ms, recurrence.next_after(last_ms))

@@ -50,7 +50,7 @@ class ScheduleControlType(IntEnum):
     UNSCHEDULED = 20008
 
 
-class CatchUp(IntEnum):
+class CatchUpMode(IntEnum):
     """Which missed firings are caught up, for example after the broker was down: none, the last one, or all."""
 
     NONE = 0
@@ -71,7 +71,7 @@ class Schedule(NamedTuple):
     cron: str
     every_ms: int
     timezone: str
-    catch_up: CatchUp
+    catch_up: CatchUpMode
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
@@ -187,7 +187,7 @@ def decode_schedules(value: memoryview) -> list[Schedule]:
                 cron,
                 every_ms,
                 timezone,
-                CatchUp(catch_up),
+                CatchUpMode(catch_up),
                 record.key,
                 record.value,
                 tuple(record.headers),

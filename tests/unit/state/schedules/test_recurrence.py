@@ -19,7 +19,7 @@ from mansio.state.schedules.recurrence import (
     find_zone,
     next_step,
 )
-from mansio.wire.batch.schedule_control_records import CatchUp
+from mansio.wire.batch.schedule_control_records import CatchUpMode
 
 BERLIN = "Europe/Berlin"
 DAY_MS = 86_400_000
@@ -152,11 +152,11 @@ SCHEDULES = st.one_of(
 @given(
     SCHEDULES,
     MOMENTS,
-    st.sampled_from(CatchUp),
+    st.sampled_from(CatchUpMode),
     st.lists(st.one_of(st.integers(0, 90_000), st.integers(0, 5 * DAY_MS)), min_size=1, max_size=8),
 )
 def test_catch_up_agrees_with_a_list_of_all_due_times(
-    recurrence: Recurrence, begin_ms: int, catch_up: CatchUp, absences_ms: list[int]
+    recurrence: Recurrence, begin_ms: int, catch_up: CatchUpMode, absences_ms: list[int]
 ) -> None:
     """The broker looks at the schedule at some moments only. Compared with a list of due times up to each of them."""
     due_ms = recurrence.next_after(begin_ms)
@@ -171,9 +171,9 @@ def test_catch_up_agrees_with_a_list_of_all_due_times(
             known_ms = next_ms
             if len(expected) + len(missed) > 2_000:
                 return
-        if catch_up is CatchUp.ALL:
+        if catch_up is CatchUpMode.ALL:
             expected = missed + expected
-        elif catch_up is CatchUp.LAST:
+        elif catch_up is CatchUpMode.LAST:
             expected = missed[-1:] + expected
         fired: list[int] = []
         while due_ms is not None and due_ms <= now_ms:
@@ -188,9 +188,9 @@ def test_catch_up_agrees_with_a_list_of_all_due_times(
 def test_ten_missed_years_are_skipped_in_few_steps() -> None:
     now_ms = ms("2036-01-01T00:00:30+00:00")
     minutely = cron("* * * * *", BERLIN)
-    step = next_step(minutely, ms("2026-01-01T00:00+00:00"), now_ms, CatchUp.LAST)
+    step = next_step(minutely, ms("2026-01-01T00:00+00:00"), now_ms, CatchUpMode.LAST)
     assert step == (ms("2035-12-31T23:59+00:00"), ms("2036-01-01T00:00+00:00"))
-    step = next_step(minutely, ms("2026-01-01T00:00+00:00"), now_ms, CatchUp.NONE)
+    step = next_step(minutely, ms("2026-01-01T00:00+00:00"), now_ms, CatchUpMode.NONE)
     assert step == (None, ms("2036-01-01T00:00+00:00"))
 
 

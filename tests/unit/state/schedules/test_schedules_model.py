@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog
 from mansio.state.schedules.schedules import OUTDATED_ENTRIES_MAX, Schedules, record_bytes
-from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUp, Firing, Schedule
+from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Firing, Schedule
 
 MOMENTS = st.just(NOT_DUE_MS) | st.integers(0, 40)
 NUMBERS = st.integers(0, 6)
@@ -33,7 +33,7 @@ def schedule(number: int, next_due_ms: int, firings: int = 0) -> Schedule:
         "* * * * *",
         0,
         "Europe/Berlin",
-        CatchUp.LAST,
+        CatchUpMode.LAST,
         None,
         b"v" * number,
         (("h", None),),

@@ -15,7 +15,7 @@ from uuid import UUID
 from mansio.broker.services.schedules import ScheduleQuery
 from mansio.errors import InvalidRequest, MansioError
 from mansio.wire.apis.mansio_apis import ScheduleChange
-from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUp, Schedule
+from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Schedule
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
@@ -88,7 +88,7 @@ async def alter_schedules(
 def _new_schedule(request: Struct) -> Schedule:
     if request.id is None:
         raise InvalidRequest("a new schedule has an id")
-    if request.catch_up not in {*CatchUp}:
+    if request.catch_up not in {*CatchUpMode}:
         raise InvalidRequest(f"there is no catch-up {request.catch_up}")
     return Schedule(
         UUID(bytes=request.id),
@@ -96,7 +96,7 @@ def _new_schedule(request: Struct) -> Schedule:
         request.cron,
         request.every_ms,
         request.timezone,
-        CatchUp(request.catch_up),
+        CatchUpMode(request.catch_up),
         request.key,
         request.value,
         tuple((header.name, header.value) for header in request.headers),
