@@ -91,6 +91,7 @@ class Program:
         await self.receive()
         await self.change_quotas_and_settings()
         await self.change_pending_records()
+        await self.manage_schedules()
         await self.delete()
 
     async def publish(self) -> None:
@@ -288,6 +289,25 @@ class Program:
         await done(delays.deliver_now(topic, ids[2:]))
         counts: dict[int, mansio.PendingCounts] = await done(delays.counts(topic))
         assert counts[0].count == 1
+        await done(admin.delete_topic(topic))
+
+    async def manage_schedules(self) -> None:
+        admin, topic = self.client.admin, f"{self.topic}-scheduled"
+        await done(admin.create_topic(topic, partitions=1, config={"mansio.delay.enable": "true"}))
+        schedules = admin.schedules
+        assert isinstance(schedules, mansio.ScheduleAdmin | mansio.blocking.ScheduleAdmin)
+        catch_up: mansio.CatchUp = "last"
+        created: mansio.Schedule = await done(
+            schedules.create(
+                topic, "report", b"v", cron="0 9 * * mon-fri", timezone="Europe/Berlin", catch_up=catch_up
+            )
+        )
+        assert created.next_due == created.next_times[0]
+        await done(schedules.pause(topic, "report"))
+        assert (await done(schedules.describe(topic, "report"))).is_paused
+        await done(schedules.resume(topic, "report"))
+        assert [one.name for one in await done(schedules.list(topic))] == ["report"]
+        await done(schedules.delete(topic, "report"))
         await done(admin.delete_topic(topic))
 
     async def delete(self) -> None:
