@@ -6,6 +6,7 @@ from __future__ import annotations
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from nightly.planted.planted import Defect
 from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
+from nightly.planted.schedule_defects import MORE_SCHEDULE_DEFECTS
 from nightly.planted.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
 from nightly.planted.share_state_defects import MORE_SHARE_STATE_DEFECTS, SHARE_STATE_DEFECTS
 
@@ -599,4 +600,5 @@ MORE = (
     *MORE_SHARE_DEFECTS,
     *MORE_SHARE_STATE_DEFECTS,
     *MORE_GROUP_DEFECTS,
+    *MORE_SCHEDULE_DEFECTS,
 )

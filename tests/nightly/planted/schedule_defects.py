@@ -1,0 +1,82 @@
+"""Defects of one line in recurring schedules that their tests have to find."""
+
+from __future__ import annotations
+
+from nightly.planted.planted import Defect
+
+CRASH = ("tests/system/crash/test_crash_delays.py",)
+OWNERS = ("tests/unit/broker/test_schedule_owners.py",)
+RECURRENCE = ("tests/unit/state/schedules/test_recurrence.py",)
+
+MORE_SCHEDULE_DEFECTS = (
+    Defect(
+        "schedule fired by two owners: replicas do not apply firings",
+        "broker/partition/delayed_records.py",
+        "on_second = partial(schedules.apply_firings, control.firings)",
+        "on_second = _do_nothing",
+        OWNERS,
+    ),
+    Defect(
+        "schedule fired by two owners: firings that were truncated stay applied",
+        "broker/partition/delayed_records.py",
+        "self._remove_snapshots_beyond(end_offset)",
+        "return",
+        OWNERS,
+    ),
+    Defect(
+        "a firing counts without its record",
+        "broker/partition/delayed_records.py",
+        "on_second = partial(schedules.apply_firings, control.firings)",
+        "on_second = partial(schedules.apply_firings, control.firings); on_second()",
+        CRASH,
+    ),
+    Defect(
+        "a leader applies a firing before its record is in the log",
+        "broker/partition/schedule_manager.py",
+        "self._view.stage_firings(read_header(control).crc, batch_crc, firings)",
+        "self._view.schedules.apply_firings(firings)",
+        CRASH,
+    ),
+    Defect(
+        "the number of a firing is not kept",
+        "state/schedules/schedules.py",
+        "schedule = entry.schedule._replace(firings=firing.number, next_due_ms=firing.next_due_ms)",
+        "schedule = entry.schedule._replace(next_due_ms=firing.next_due_ms)",
+        CRASH,
+    ),
+    Defect(
+        "snapshots have no schedules",
+        "broker/partition/delayed_records.py",
+        "self.schedules = schedules",
+        "pass",
+        CRASH,
+    ),
+    Defect(
+        "retention deletes schedules",
+        "broker/partition/delayed_records.py",
+        "locations = (self.pending.lowest_location(), self.schedules.lowest_location())",
+        "locations = (self.pending.lowest_location(), None)",
+        CRASH,
+    ),
+    Defect(
+        "a schedule fires early",
+        "broker/partition/schedule_manager.py",
+        "queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms)]",
+        "queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms + 300)]",
+        CRASH,
+    ),
+    Defect(
+        "a late firing moves the next one",
+        "state/schedules/recurrence.py",
+        "return Step(due_ms, recurrence.next_after(due_ms))",
+        "return Step(due_ms, recurrence.next_after(now_ms))",
+        RECURRENCE,
+    ),
+    Defect(
+        "the second of two equal hours is due in the past",
+        "state/schedules/recurrence.py",
+        "if found_ms > moment_ms:",
+        "if found_ms:",
+        RECURRENCE,
+    ),
+)

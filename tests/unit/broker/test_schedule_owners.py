@@ -1,0 +1,155 @@
+"""Schedules of replicas on virtual time: a leader that was replaced fires, too, and each firing is in the log once."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from mansio.broker.partition.delay_manager import DelayManager
+from mansio.broker.partition.delayed_delivery import DelayedDelivery
+from mansio.broker.partition.delayed_records import DelayedRecords
+from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
+from mansio.errors import MansioError
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
+from support.replicas import TOPIC, Cluster, Node
+
+if TYPE_CHECKING:
+    from mansio.broker.partition.partition import Partition
+
+EVERY_MS = 1_000
+
+
+class ScheduledCluster(Cluster):
+    """Three brokers whose partition has schedules."""
+
+    def __init__(self, seed: int) -> None:
+        self.managers: dict[int, DelayManager] = {}
+        super().__init__(seed=seed, configs={"mansio.delay.enable": "true"})
+        for node_id in self.node_ids:
+            self.attach(self[node_id])
+        self.run_for(1_000)
+
+    def attach(self, node: Node) -> None:
+        """Keep track of schedules on a broker, as `PartitionSet` does."""
+        partition = node.partitions[TOPIC.bytes, 0]
+        partition.rules = partition.rules._replace(accepts_delays=True)
+        view = DelayedRecords(node.disk, node.background, node.scheduler, partition.log)
+        partition.add_hook(view)
+        manager = DelayManager(partition, view)
+        DelayedDelivery(node.clock, node.scheduler).attach(manager)
+        self.managers[node.node_id] = manager
+
+    def restart(self, node_id: int) -> Node:
+        node = super().restart(node_id)
+        self.attach(node)
+        return node
+
+
+def schedule(number: int, catch_up: CatchUpMode = CatchUpMode.ALL) -> Schedule:
+    return Schedule(UUID(int=number), f"s{number}", "", EVERY_MS, "", catch_up, None, b"v", (), 0, 0)
+
+
+def firings(partition: Partition) -> dict[str, list[tuple[int, int]]]:
+    """Number and due time of each record of a schedule in the log."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for batch in partition.log.batches(partition.start_offset):
+        for record in read_records(batch, output_bytes_max=1 << 20):
+            headers = dict(record.headers)
+            if SCHEDULE_HEADER in headers:
+                name = (headers[SCHEDULE_HEADER] or b"").decode()
+                found.setdefault(name, []).append(
+                    (int(headers[FIRING_HEADER] or 0), int(headers[DUE_HEADER] or 0))
+                )
+                assert record.timestamp_ms >= int(headers[DUE_HEADER] or 0), "fired early"
+    return found
+
+
+def check(cluster: ScheduledCluster, created: dict[str, Schedule]) -> int:
+    """All replicas have the same log, in which each firing is once. Returns the number of firings."""
+    cluster.check_same()
+    fired = firings(cluster[1].partition)
+    for name, one in created.items():
+        numbers = fired.get(name, [])
+        expected = [(number, one.created_ms + number * EVERY_MS) for number in range(1, len(numbers) + 1)]
+        assert numbers == expected, f"{name}: {numbers}"
+    for manager in cluster.managers.values():
+        states = {one.name: one.firings for one in manager.view.schedules}
+        assert states == {name: len(fired.get(name, [])) for name in created}
+    return sum(map(len, fired.values()))
+
+
+def test_a_leader_that_was_replaced_fires_for_nothing() -> None:
+    cluster = ScheduledCluster(seed=1)
+    created, _ = cluster.managers[1].schedules.create(schedule(1))
+    cluster.run_for(2_500)
+    cluster.network.isolate(1)
+    before = len(firings(cluster[1].partition)["s1"])
+    cluster.elect(2, isr=(2, 3))
+    cluster.tell(2, 3)
+    cluster.run_for(3_000)
+    old, new = firings(cluster[1].partition)["s1"], firings(cluster[2].partition)["s1"]
+    assert len(old) > before, "the former leader fires as long as it knows no other"
+    assert old[-1] in new, "and so does the new leader, the same firings"
+    assert cluster[1].partition.high_watermark < cluster[1].partition.end_offset
+    cluster.network.cut.clear()
+    cluster.tell()
+    cluster.run_for(2_000)
+    cluster.run_until(cluster.settled)
+    assert check(cluster, {"s1": created}) >= 7
+    cluster.elect(1)
+    cluster.tell()
+    cluster.run_for(3_000)
+    cluster.run_until(cluster.settled)
+    assert check(cluster, {"s1": created}) >= 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_firing_is_in_the_log_once_whichever_replicas_lead(seed: int) -> None:
+    chance = random.Random(seed)
+    cluster = ScheduledCluster(seed)
+    created: dict[str, Schedule] = {}
+    leader = 1
+    for number in range(1, 4):
+        one, end_offset = cluster.managers[1].schedules.create(schedule(number))
+        created[one.name] = one
+        cluster.run_until(lambda end_offset=end_offset: cluster[1].partition.high_watermark >= end_offset)
+    for _ in range(8):
+        cluster.run_for(chance.uniform(0, 2_500))
+        event = chance.choice(["isolate", "kill", "power", "move"])
+        isr = cluster.state().isr
+        others = [node_id for node_id in isr if node_id != leader]
+        if not others:
+            cluster.run_for(5_000)
+            continue
+        chosen = chance.choice(others)
+        if event == "isolate":
+            cluster.network.isolate(leader)
+            cluster.elect(chosen, isr=others)
+            cluster.tell(*(node_id for node_id in cluster.node_ids if node_id != leader))
+            cluster.run_for(chance.uniform(500, 2_500))
+            cluster.network.cut.clear()
+        elif event == "move":
+            cluster.elect(chosen)
+        else:
+            cluster.kill(leader, power=event == "power")
+            cluster.elect(chosen, isr=others)
+            cluster.tell()
+            cluster.run_for(chance.uniform(0, 1_500))
+            cluster.restart(leader)
+        leader = chosen
+        cluster.tell()
+        cluster.run_until(lambda: len(cluster.state().isr) == 3, 60_000)
+    cluster.run_for(3_000)
+    cluster.run_until(cluster.settled)
+    assert check(cluster, created) > 30
+
+
+def test_a_leader_that_leaves_fails_the_creation() -> None:
+    cluster = ScheduledCluster(seed=2)
+    with pytest.raises(MansioError):
+        cluster.managers[2].schedules.create(schedule(1))
+    assert not cluster.managers[2].view.schedules
