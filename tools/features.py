@@ -108,13 +108,12 @@ PARTLY = {
     "P2": "over the Kafka protocol, by Mansio's client",
     "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",
     "D1": "acquiring records one at a time is slow, batches are fast",
-    "D6": "delayed records; recurring schedules, and lists and changes of pending records, are not there yet",
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
     "S0": "into a topic at least once; into an Iceberg table or Parquet files exactly once",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
-    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, quota, pipeline, config, data, doctor, "
-    "demo",
+    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, pipeline, config, "
+    "data, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",
     "A9": "a systemd unit; a container file that has not been built yet; no Helm chart",
 }

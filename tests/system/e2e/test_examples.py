@@ -137,6 +137,18 @@ def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: P
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
 
+def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
+    found = examples("docs/SCHEDULES.md")
+    assert [*found] == ["shell", "python", "fixture"]
+    for name, words in {"shell": "0 9 * * mon-fri Europe/Berlin", "python": "b'1' b'pulse'\n"}.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+    (tmp_path / "test_schedules.py").write_text(found["fixture"].code)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
+
+
 def test_no_document_installs_mansio_from_an_index() -> None:
     """The name is another distribution's there. With an extra the command is right where a wheel is installed."""
     listed = subprocess.check_output(

@@ -77,6 +77,7 @@ class TestDaylightSaving:
             ("15,45 2 * * *", ["00:15", "00:45"]),
             ("0 * * * *", ["23:00", "00:00", "01:00", "02:00", "03:00"]),
             ("*/30 2 * * *", ["00:00", "00:30", "01:00", "01:30"]),
+            ("0,30 2,3 * * *", ["00:00", "00:30", "02:00", "02:30"]),
         ],
     )
     def test_the_clock_is_set_back(self, expression: str, expected: list[str]) -> None:
@@ -87,6 +88,25 @@ class TestDaylightSaving:
         assert found == ["08:00", "07:00", "07:00"]
         found = times(cron("0 9 * * mon-fri", BERLIN), "2026-10-23T00:00+00:00", "2026-10-28T00:00+00:00")
         assert found == ["07:00", "08:00", "08:00"]
+
+    @pytest.mark.parametrize(
+        ("expression", "days"),
+        [
+            ("0 0 L * *", [31, 28, 31]),
+            ("0 0 * * 5L", [30, 27, 27]),
+            ("0 0 * * mon#2", [12, 9, 9]),
+            ("0 0 13 * fri", [2, 9, 13, 16, 23, 30]),
+            ("0 0 1,15 * *", [1, 15, 1, 15]),
+        ],
+    )
+    def test_days_of_the_month_and_of_the_week(self, expression: str, days: list[int]) -> None:
+        moment_ms, found = ms("2025-12-31T12:00+00:00"), []
+        while len(found) < len(days):
+            next_ms = cron(expression).next_after(moment_ms)
+            assert next_ms is not None
+            moment_ms = next_ms
+            found.append(datetime.fromtimestamp(next_ms / 1000, UTC).day)
+        assert found == days
 
     def test_an_interval_ignores_daylight_saving(self) -> None:
         hourly = Recurrence("", 3_600_000, "", ms("2026-03-28T23:10+00:00"))
