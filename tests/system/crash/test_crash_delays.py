@@ -501,3 +501,19 @@ def test_a_record_without_delay_cannot_be_cancelled_while_its_delivery_fails() -
     assert live.manager.reschedule([0], 1 << 40)[0] == []
     live.deliver_all()
     assert [*live.visible().values()] == [b"now"]
+
+
+@pytest.mark.row("D6")
+def test_a_clock_that_is_set_back_makes_no_schedule_fire_early_or_twice() -> None:
+    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    new = Schedule(UUID(int=1), "s", "", 1_000, "", CatchUpMode.ALL, None, b"v", (), 0, 0)
+    live.manager.schedules.create(new)
+    live.clock.seconds += 1
+    assert live.manager.deliver_due(10, 1 << 20) == 1
+    live.clock.seconds -= 100
+    for _ in range(101):
+        assert live.manager.deliver_due(10, 1 << 20) == 0
+        live.clock.seconds += 1
+    assert live.manager.deliver_due(10, 1 << 20) == 1
+    (one, other) = live.fired()["s"]
+    assert (one.number, other.number, other.due_ms - one.due_ms) == (1, 2, 1_000)
