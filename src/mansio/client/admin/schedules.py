@@ -54,6 +54,7 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 CatchUp = Literal["none", "last", "all"]
+"""Which firings of a schedule are caught up that were missed by more than a minute."""
 
 
 @dataclass(frozen=True, slots=True)
