@@ -80,11 +80,11 @@ def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> None:
         with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.create_topic(TOPIC, partitions=PARTITIONS, config={"mansio.delay.enable": "true"})
         created_ms = create_schedules(broker.bootstrap_servers, 40)
+        phases = [moment_ms % 1000 / 1000 for moment_ms in created_ms.values()]
         for _ in range(kills):
-            # around the moment at which all of them fire
-            began = time.monotonic()
-            phase = 1 - time.time() % 1 + chance.uniform(-0.05, 0.25)
-            wait_until(lambda began=began, phase=phase: time.monotonic() - began >= phase, 10, "a moment")
+            # up to 50 ms after a moment at which one of them fires
+            wanted = time.time() + (chance.choice(phases) - time.time()) % EVERY_S
+            wait_until(lambda wanted=wanted: time.time() >= wanted, 10, "the moment")
             broker.kill()
             broker.start()
         now_ms = int(time.time() * 1000)
