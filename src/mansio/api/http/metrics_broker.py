@@ -302,7 +302,7 @@ PENDING_WARNING_FRACTION: Final = 0.8
 def _delays(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter(
         "delayed_records_delivered",
-        "Delayed records delivered since the start.",
+        "Delayed records, and records of schedules, delivered since the start.",
         broker.services.partitions.delayed_delivery.delivered_count,
     )
 
