@@ -1,6 +1,6 @@
 """Share partitions compared with a model that has one entry per offset, with crashes that lose unsynced updates.
 
-Two groups work on one topic partition side by side, one in order and one not. `History` knows what members were told,
+Three groups work on one topic partition side by side: without order, in order, and in order by key. `History` knows what members were told,
 through all restarts: nobody gets what another still has, counts only grow, what was acknowledged never comes back.
 """
 
@@ -45,8 +45,13 @@ LOCK, WALL, BATCH = 100, 1_000_000, 4
 MEMBERS = ("a", "b")
 DONE = (ACKNOWLEDGED, ARCHIVED)
 SETTINGS = ShareSettings(LOCK, 3, 10, 12, 20, False, True, True, Backoff(10, 2.0, 60, 0.0))
-SIDES = st.sampled_from((0, 1))
+SIDES = st.sampled_from((0, 1, 2))
 LIES = st.sampled_from(("", "", "", "", "more", "another's", "again"))
+
+
+def key_of(offset: int) -> int | None:
+    """Hash of the key of the record at this offset; some have no key, and some offsets have no record."""
+    return None if offset % 7 == 6 else offset // 2 % 3
 
 
 @dataclass
@@ -82,9 +87,10 @@ class History:
 class Side:
     """One group: the machine, its model, its store."""
 
-    def __init__(self, name: str, *, ordered: bool) -> None:
+    def __init__(self, name: str, *, ordered: bool = False, by_key: bool = False) -> None:
         self.key = ShareKey(name, bytes(16), 0)
-        self.settings = SETTINGS._replace(is_ordered=ordered)
+        self.settings = SETTINGS._replace(is_ordered=ordered, is_ordered_by_key=by_key)
+        self.scanned: set[int] = set()
         self.store, self.history = Store(), History()
         self.flying: list[tuple[Update, list[AcquiredRange], str]] = []
         self.unresolved, self.withheld_until = False, 0.0
@@ -120,6 +126,7 @@ class Side:
             if self.at(o).state == AVAILABLE and self.at(o).n == 0:
                 self.model[o] = Record(WITHHELD, 1, 1, until=now + left)
         self.flying = []
+        self.scanned.clear()
         self.state_machine = SharePartition(
             self.key,
             self.settings,
@@ -173,8 +180,36 @@ class Side:
         until, due = (now + rest, round(WALL + now) + rest) if rest else (math.inf, -1)
         self.end(o, AVAILABLE, token, until=until, due=due)
 
+    def scan(self, end: int) -> None:
+        """Add the keys of the log below `end`."""
+        begin = self.state_machine.next_key_offset
+        if begin is None or begin >= end:
+            return
+        keys = {o: key for o in range(begin, end) if (key := key_of(o)) is not None}
+        self.state_machine.add_keys(end, keys)
+        self.scanned.update(range(begin, end))
+
+    def is_free(self, o: int) -> bool:
+        record = self.at(o)
+        return record.state == AVAILABLE and not record.busy and record.until == math.inf
+
+    def closed_keys(self) -> set[int | None]:
+        """Keys with a record that is neither done nor free."""
+        return {
+            key_of(o)
+            for o in self.scanned
+            if o >= self.start and not self.is_free(o) and (self.at(o).state not in DONE or self.at(o).busy)
+        } - {None}
+
+    def free_by_key(self, stop: int) -> list[int]:
+        closed = self.closed_keys()
+        offsets = range(self.start, stop)
+        return [o for o in offsets if o in self.scanned and self.is_free(o) and key_of(o) not in closed]
+
     def free(self, member: str, stop: int) -> list[int]:
         """What the member might be given, in order; for a group in order up to what it may not pass."""
+        if self.settings.is_ordered_by_key:
+            return self.free_by_key(stop)
         found = []
         for o in range(self.start, stop):
             record = self.at(o)
@@ -252,6 +287,12 @@ class Side:
             self.unresolved = False  # it says what is withheld, too
         if self.unresolved and now >= self.withheld_until and not self.state_machine.counts(now).withheld:
             self.unresolved = any(record.busy and record.n == 1 == record.f for record in self.model.values())
+        offsets = [o for each in acquired for o in range(each.first, each.last + 1)]
+        if self.settings.is_ordered_by_key:
+            keys = {key_of(o) for o in offsets} - {None}
+            for o, (_, until) in self.history.has.items():
+                is_over = until <= now or o < self.log_start  # what retention deletes is no longer leased
+                assert is_over or o in offsets or key_of(o) not in keys, "its key is leased already"
         for each in acquired:
             for o in range(each.first, each.last + 1):
                 if self.model.get(o, Record()).state == ACQUIRED:
@@ -264,7 +305,7 @@ class ShareModel(RuleBasedStateMachine):
     @initialize(end=st.integers(4, 30))
     def begin(self, end: int) -> None:
         self.now, self.log_end = 0.0, end
-        self.sides = [Side("loose", ordered=False), Side("strict", ordered=True)]
+        self.sides = [Side("loose"), Side("strict", ordered=True), Side("keyed", by_key=True)]
         for side in self.sides:
             side.load(self.now, self.log_end, is_complete=True)
 
@@ -280,11 +321,21 @@ class ShareModel(RuleBasedStateMachine):
         skip=st.sampled_from((0, 0, 0, 1)),
         wide=st.integers(0, 9),
         at_once=st.booleans(),
+        scanned=st.integers(0, 12),
     )
     def acquire(
-        self, index: int, member: str, most: int, strict: bool, skip: int, wide: int, at_once: bool
+        self,
+        index: int,
+        member: str,
+        most: int,
+        strict: bool,
+        skip: int,
+        wide: int,
+        at_once: bool,
+        scanned: int = 90,
     ) -> None:
         side = self.sides[index]
+        side.scan(min((side.state_machine.next_key_offset or 0) + scanned, self.log_end))
         stop = min(self.log_end, side.lease_bound)
         if len(side.state_machine.ranges) >= side.settings.in_flight_batches_max:
             stop = min(stop, side.state_machine.ranges.end)
@@ -305,10 +356,14 @@ class ShareModel(RuleBasedStateMachine):
         ][skip:]
         readable = {o for first, last in read for o in range(first, last + 1)}
         expected: list[int] = []
+        passed: set[int | None] = set()
         for o in free:
             if o not in readable:
                 if side.settings.is_ordered:
                     break
+                passed.add(key_of(o))
+                continue
+            if side.settings.is_ordered_by_key and key_of(o) in passed - {None}:
                 continue
             if len(expected) >= locks:
                 break
@@ -351,7 +406,7 @@ class ShareModel(RuleBasedStateMachine):
         data: st.DataObject,
     ) -> None:
         """A member mostly speaks of what it has; a liar of more, of what another has, or of what it is being given."""
-        side = self.sides[index] if self.sides[index].held() else self.sides[1 - index]
+        side = next(each for each in self.from_side(index) if each.held())
         held = side.held()
         if lie == "again":
             busy = [o for o, record in sorted(side.model.items()) if record.state == ACQUIRED and record.busy]
@@ -368,6 +423,9 @@ class ShareModel(RuleBasedStateMachine):
         self.say(side, member, AcknowledgementBatch(first, last, types, delay, "why", count))
         if at_once:
             self.land_all(self.sides.index(side))
+
+    def from_side(self, index: int) -> list[Side]:
+        return self.sides[index:] + self.sides[:index]
 
     def say(self, side: Side, member: str, batch: AcknowledgementBatch) -> None:
         first, last, types, delay, _, count = batch
@@ -538,8 +596,8 @@ class ShareModel(RuleBasedStateMachine):
     )
     def die(self, index: int, which: int, size: int, every: int, truncated: int, known: bool) -> None:
         """All of them, or every other, to the dead-letter topic; that they are there may not be stored yet."""
-        index = index if self.sides[index].held() else 1 - index
-        side = self.sides[index]
+        side = next(each for each in self.from_side(index) if each.held())
+        index = self.sides.index(side)
         held = side.held()
         first = held[which % len(held)]
         last = side.end_of_run(first, size)
@@ -565,7 +623,7 @@ class ShareModel(RuleBasedStateMachine):
     def redrive(
         self, index: int, name: str, first: int, size: int, most: int, every: bool, twice: bool
     ) -> None:
-        side = self.sides[index] if self.sides[index].dead else self.sides[1 - index]
+        side = next(each for each in self.from_side(index) if each.dead)
         first = max(sorted(side.dead)[first % len(side.dead)] - size // 4, 0)
         self.offer_again(side, name, first, size, most, every=every)
         if twice:
@@ -596,6 +654,7 @@ class ShareModel(RuleBasedStateMachine):
             side.end(o, AVAILABLE, update.token, f=side.at(o).n)
             del side.dead[o]
         offered.update(here)
+        side.scanned.clear()
         side.fly(update)
 
     @rule(index=SIDES, more=st.integers(1, 6), really=st.sampled_from((False, False, False, True)))
@@ -608,7 +667,7 @@ class ShareModel(RuleBasedStateMachine):
     @rule(index=SIDES, really=st.sampled_from((False, False, True)))
     def log_is_trimmed_over_a_dead_letter(self, index: int, really: bool) -> None:
         """It is not in its topic yet, and somebody has a lease above it."""
-        side = self.sides[index] if len(self.sides[index].held()) > 1 else self.sides[1 - index]
+        side = next(each for each in self.from_side(index) if len(each.held()) > 1)
         if not really:
             return
         first, *_, last = side.held()

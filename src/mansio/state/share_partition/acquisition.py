@@ -30,10 +30,15 @@ _NO_STOP: Final = 2**63
 
 
 def ranges_to_read(
-    picked: Iterable[tuple[int, int]], space: int, stop: int, unreadable: Sequence[tuple[int, int]] = ()
+    picked: Iterable[tuple[int, int]],
+    space: int,
+    stop: int,
+    unreadable: Sequence[tuple[int, int]] = (),
+    *,
+    ranges_max: int = READ_RANGES_MAX,
 ) -> list[tuple[int, int]]:
     """Return the part of the picked ranges that is to be read: at most `space` offsets, all below `stop`, without the
-    `unreadable` ranges (ascending). Adjacent ranges are merged."""
+    `unreadable` ranges (ascending), in at most `ranges_max` ranges. Adjacent ranges are merged."""
     if unreadable:
         picked = (part for each in picked for part in difference([each], unreadable))
     found: list[tuple[int, int]] = []
@@ -43,7 +48,7 @@ def ranges_to_read(
         last = min(picked_last, stop - 1, first + space - 1)
         if found and found[-1][1] + 1 == first:
             found[-1] = (found[-1][0], last)
-        elif len(found) < READ_RANGES_MAX:
+        elif len(found) < ranges_max:
             found.append((first, last))
         else:
             break

@@ -36,6 +36,7 @@ from mansio.state.share_partition.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from mansio.state.share_partition.key_order import KeyOrder
     from mansio.state.share_partition.types import DeadLetterReservation
 
 DELIVERIES_MAX: Final = 32_767
@@ -313,16 +314,25 @@ class InFlightBatches:
     """In-flight batches of one share partition with counters, deadlines and updates that are not stored yet.
 
     `leased_count`, `done_count`: number of offsets that are ACQUIRED, and in a terminal state. `last_token`: token of
-    the last update.
+    the last update. `key_order`: is told about each change; None unless records are ordered by key.
     """
 
-    __slots__ = ("_deadlines", "_pending_ranges", "done_count", "last_token", "leased_count", "ranges")
+    __slots__ = (
+        "_deadlines",
+        "_pending_ranges",
+        "done_count",
+        "key_order",
+        "last_token",
+        "leased_count",
+        "ranges",
+    )
 
     def __init__(self, start: int) -> None:
         self.ranges = BatchMap(start)
         self.leased_count = 0
         self.done_count = 0
         self.last_token = 0
+        self.key_order: KeyOrder | None = None
         self._deadlines: list[tuple[float, int, int]] = []
         self._pending_ranges: dict[int, list[tuple[int, int]]] = {}
 
@@ -374,6 +384,8 @@ class InFlightBatches:
         if token == NOT_PENDING:
             self._mark_stored(batch)
             return
+        if self.key_order is not None:
+            _report_change(self.key_order, batch)
         covered = self._pending_ranges[token]
         if covered and covered[-1][1] + 1 == batch.first:
             covered[-1] = (covered[-1][0], batch.last)
@@ -442,6 +454,8 @@ class InFlightBatches:
         """End the backoff of a batch, so that it can be leased at once. This needs no update."""
         batch.deadline_ms, batch.due_ms = NEVER_MS, -1
         self.ranges.mark_free(batch.first)
+        if self.key_order is not None:
+            _report_change(self.key_order, batch)
 
     def _mark_stored(self, batch: InFlightBatch) -> None:
         if batch.state != ACQUIRED:
@@ -450,6 +464,8 @@ class InFlightBatches:
             self.add_deadline(batch.deadline_ms, batch.first, batch.last)
         elif batch.state == AVAILABLE:
             self.ranges.mark_free(batch.first)
+        if self.key_order is not None:
+            _report_change(self.key_order, batch)
 
     def restore_counts(self) -> None:
         """Compute the counters and deadlines of batches that were loaded, and merge adjacent ones with equal state."""
@@ -480,6 +496,8 @@ class InFlightBatches:
         waiting = next((batch.first for batch in ranges if batch.state == ARCHIVING), log_start)
         below = min(waiting, log_start)
         aged_out = max(below - max(ranges.start, ranges.end), 0)
+        if self.key_order is not None:
+            self.key_order.drop_below(below, log_start)
         for batch in ranges.drop_below(below):
             self.remove_from_counters(batch)
             aged_out += 0 if batch.state in TERMINAL else batch.size
@@ -553,6 +571,11 @@ class InFlightBatches:
                 entries.append((batch.deadline_ms, batch.first, batch.last))
         heapify(entries)
         self._deadlines = entries
+
+
+def _report_change(key_order: KeyOrder, batch: InFlightBatch) -> None:
+    is_done = batch.state in TERMINAL and batch.pending_token == NOT_PENDING
+    key_order.on_changed(batch.first, batch.last, is_free=batch.is_free, is_done=is_done)
 
 
 def state_batches(batches: Iterable[InFlightBatch]) -> list[StateBatch]:

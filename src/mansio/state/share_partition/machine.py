@@ -60,11 +60,13 @@ from mansio.state.share_partition.in_flight import (
     DELIVERIES_MAX,
     NEVER_MS,
     NOT_PENDING,
+    TERMINAL,
     InFlightBatch,
     acquired_ranges,
     shift_reservation,
     state_batches,
 )
+from mansio.state.share_partition.key_order import KeyOrder
 from mansio.state.share_partition.snapshot import full_update, restore_in_flight_batches, stored_batches
 from mansio.state.share_partition.types import (
     ACCEPT,
@@ -92,7 +94,7 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mansio.state.share_partition.acquisition import AcquisitionPolicy
     from mansio.state.share_partition.in_flight import BatchMap
@@ -107,6 +109,10 @@ REASON_CHARACTERS_MAX: Final = 1_000
 ACKNOWLEDGEMENT_TYPES_MAX: Final = 20_000
 """Maximum number of acknowledgement types in a request for one partition; greater than the number of records that can
 be leased."""
+
+KEY_ORDER_READ_RANGES_MAX: Final = 32
+"""Maximum number of offset ranges that are read for one request if records are ordered by key: those that can be
+acquired are less often adjacent."""
 
 _TYPES_MAX: Final = RENEW
 _NO_TOPIC: Final = bytes(16)
@@ -205,7 +211,6 @@ class SharePartition:
         """Restore the in-flight batches from stored state. `log_end`: current end offset of this broker's log, at or
         above the high watermark of any earlier leader."""
         self.key = key
-        self.reconfigure(settings)
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
         self.aged_out_record_count = 0  # number of records deleted from the log before they were done
@@ -218,11 +223,14 @@ class SharePartition:
             state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms
         )
         self._log_start = -1
+        self.reconfigure(settings)
         self.advance_log_start(log_start, store=False)
 
     def reconfigure(self, settings: ShareSettings) -> None:
         """Apply new settings; running leases keep their deadlines."""
         self.settings = settings
+        if settings.is_ordered_by_key != (self._in_flight.key_order is not None):
+            self._reset_key_order()
         self._policy: AcquisitionPolicy = OrderedAcquisition() if settings.is_ordered else LowestOffsetFirst()
 
     # ------------------------------------------------------------------ acquisition
@@ -239,8 +247,13 @@ class SharePartition:
         `unreadable` ranges (ascending)."""
         self.high_watermark = max(self.high_watermark, high_watermark)
         space = min(max_records, self.settings.record_locks_max - self._in_flight.leased_count)
-        picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
         stop = min(self._lease_end, self.high_watermark)
+        key_order = self._in_flight.key_order
+        if key_order is not None:
+            return acquisition.ranges_to_read(
+                key_order.pick(), space, stop, unreadable, ranges_max=KEY_ORDER_READ_RANGES_MAX
+            )
+        picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
         return acquisition.ranges_to_read(picked, space, stop, unreadable)
 
     def acquire(
@@ -261,7 +274,10 @@ class SharePartition:
         the leases: the caller must call `mark_persisted` before the member receives the records.
         """
         in_flight, policy = self._in_flight, self._policy
-        picked = policy.pick(in_flight.ranges, member, now_ms)
+        if in_flight.key_order is None:
+            picked = policy.pick(in_flight.ranges, member, now_ms)
+        else:
+            picked = in_flight.key_order.pick(read)
         chosen = acquisition.choose_offsets(
             acquisition.restrict_to_read(picked, read, self._lease_end, may_skip=policy.may_skip),
             max_records,
@@ -288,6 +304,38 @@ class SharePartition:
         acquired = acquired_ranges(changed)
         is_redelivery = any(each.deliveries > 1 for each in acquired)
         return acquired, self._update(token, changed, durable=is_redelivery, lease_bound=True)
+
+    # ------------------------------------------------------------------ order by key
+
+    @property
+    def next_key_offset(self) -> int | None:
+        """Offset from which the keys of the log are needed before more records are offered; None if none are, because
+        records are not ordered by key, or too many are not done."""
+        key_order = self._in_flight.key_order
+        return None if key_order is None or key_order.is_full else key_order.scanned_end
+
+    def add_keys(self, end: int, keys: Mapping[int, int]) -> None:
+        """Add the keys of the offsets from `next_key_offset` to below `end`: hashes by offset, without the records that
+        have no key and the offsets that have no record."""
+        key_order, ranges = self._in_flight.key_order, self._in_flight.ranges
+        if key_order is None or end <= key_order.scanned_end:
+            return
+        begin = key_order.scanned_end
+        undone = [
+            (max(batch.first, begin), min(batch.last, end - 1), batch.is_free)
+            for batch in ranges.overlapping(begin, end - 1)
+            if batch.state not in TERMINAL or batch.pending_token != NOT_PENDING
+        ]
+        if end > ranges.end:
+            undone.append((max(begin, ranges.end), end - 1, True))
+        key_order.add(end, keys, undone)
+
+    def _reset_key_order(self) -> None:
+        """Forget all keys; they have to be added again from the start offset on."""
+        by_key = self.settings.is_ordered_by_key
+        self._in_flight.key_order = (
+            KeyOrder(max(self._in_flight.ranges.start, self._log_start)) if by_key else None
+        )
 
     @property
     def _lease_end(self) -> int:
@@ -612,6 +660,7 @@ class SharePartition:
             for batch in in_flight.ranges.split(each.first, each.last):
                 in_flight.change_state(batch, AVAILABLE, token, uncounted_deliveries=batch.deliveries)
                 changed.append(batch)
+        self._reset_key_order()  # the keys of records that were done are not known any more
         if is_below_start:
             return full_update(token, self.snapshot(now_ms)), result
         update = self._update(

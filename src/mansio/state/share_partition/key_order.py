@@ -1,0 +1,233 @@
+"""Order of records by key in a share partition (`mansio.share.order=key`).
+
+While a record of a key is leased, in a backoff, withheld or being dead-lettered, no other record of that key is
+offered; records of other keys are. One answer may contain several records of a key, in the order of their offsets.
+
+The leader of the share partition adds the keys of the log in the order of the offsets (`add`). Nothing at or above
+`scanned_end` is offered, so no record passes another one whose key is not known yet.
+
+        start                     scanned_end                        log end
+          | done, busy or free        | keys not known: not offered     |
+
+The keys of records that are not done are kept, at most `UNDONE_RECORDS_MAX` of them; beyond that, records wait until
+others are done. A key is represented by a hash: two keys with the same hash wait for each other, which is correct and
+rare. Records without a key have no order, and neither have offsets without a record.
+
+Invariants:
+* A *busy* offset can not be leased now: its record is leased, in a backoff, withheld or being dead-lettered, or its
+  last change is not stored. `_busy` contains the scanned ones that are not done.
+* The first record of a key that is not done is offered if no record of the key is busy. `_ready` has an entry for each
+  offset that is offered; entries of other offsets are ignored.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+UNDONE_RECORDS_MAX: Final = 100_000
+"""Maximum number of records that are not done and whose keys are known; a batch of records may exceed it."""
+
+_READY_SPARE: Final = 64
+"""Number of outdated entries in `_ready` that is always allowed."""
+
+RUN_RECORDS_MAX: Final = 256
+"""Maximum number of offsets in a range that is offered, because a range is computed as a whole."""
+
+
+class KeyOrder:
+    """Which records of a share partition its members can acquire, by key."""
+
+    __slots__ = ("_busy", "_busy_keys", "_first", "_following", "_keys", "_last", "_ready", "scanned_end")
+
+    def __init__(self, start: int) -> None:
+        self.scanned_end = start
+        """Offset below which the keys of all records that are not done are known."""
+        self._keys: dict[int, int | None] = {}
+        """Hash of the key of each scanned offset that is not done; None without a key."""
+        self._first: dict[int, int] = {}
+        """The first offset of each key that is not done."""
+        self._last: dict[int, int] = {}
+        self._following: dict[int, int] = {}
+        """The next scanned offset with the same key."""
+        self._busy: set[int] = set()
+        self._busy_keys: dict[int, int] = {}
+        """Number of busy offsets of each key, if there are any."""
+        self._ready: list[int] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more keys can be added now."""
+        return len(self._keys) >= UNDONE_RECORDS_MAX
+
+    # Changes
+
+    def add(self, end: int, keys: Mapping[int, int], undone: Iterable[tuple[int, int, bool]]) -> None:
+        """Add the keys of the offsets from `scanned_end` to below `end`.
+
+        `keys`: hashes by offset, without the records that have no key. `undone`: ascending ranges (first, last) of the
+        offsets that are not done, and whether they can be leased now."""
+        self.scanned_end = end
+        for first, last, is_free in undone:
+            for offset in range(first, last + 1):
+                key = self._keys[offset] = keys.get(offset)
+                if key is not None and key in self._first:
+                    self._following[self._last[key]] = offset
+                    self._last[key] = offset
+                else:
+                    if key is not None:
+                        self._first[key] = self._last[key] = offset
+                    if is_free:
+                        heappush(self._ready, offset)
+                if not is_free:
+                    self._add_busy(offset, key)
+
+    def on_changed(self, first: int, last: int, *, is_free: bool, is_done: bool) -> None:
+        """Apply a change of the state of offsets. `is_done`: the change is stored."""
+        last = min(last, self.scanned_end - 1)
+        if is_free:
+            self._mark_free(first, last)
+        elif is_done:
+            self._mark_done(first, last)
+        else:
+            keys, busy = self._keys, self._busy
+            for offset in range(first, last + 1):
+                if offset not in busy and offset in keys:
+                    self._add_busy(offset, keys[offset])
+
+    def _mark_done(self, first: int, last: int) -> None:
+        for offset in range(first, last + 1):
+            if offset not in self._keys:
+                continue
+            key = self._keys.pop(offset)
+            if offset in self._busy:
+                self._remove_busy(offset, key)
+            if key is None:
+                continue
+            if self._first[key] == offset:
+                self._advance_first(key, offset)
+            if key in self._first and key not in self._busy_keys:
+                self._push_ready(self._first[key])
+
+    def drop_below(self, offset: int, log_start: int) -> None:
+        """Forget the offsets below `offset`, and add no keys below the start of the log."""
+        for known in [known for known in self._keys if known < offset]:
+            self._mark_done(known, known)
+        self.scanned_end = max(self.scanned_end, log_start)
+
+    def _advance_first(self, key: int, offset: int) -> None:
+        """Set the first undone offset of a key, after the one at `offset` is done."""
+        following, keys = self._following, self._keys
+        at: int | None = offset
+        while at is not None and at not in keys:
+            at = following.pop(at, None)
+        if at is None:
+            del self._first[key], self._last[key]
+        else:
+            self._first[key] = at
+
+    def _mark_free(self, first: int, last: int) -> None:
+        for offset in range(first, last + 1):
+            if offset not in self._busy:
+                continue
+            key = self._keys[offset]
+            self._remove_busy(offset, key)
+            if key is None:
+                self._push_ready(offset)
+            elif key not in self._busy_keys:
+                self._push_ready(self._first[key])
+
+    def _push_ready(self, offset: int) -> None:
+        ready = self._ready
+        heappush(ready, offset)
+        if len(ready) > 2 * len(self._keys) + _READY_SPARE:
+            self._ready = sorted(each for each in {*ready} if self._is_offered(each))
+
+    def _add_busy(self, offset: int, key: int | None) -> None:
+        self._busy.add(offset)
+        if key is not None:
+            self._busy_keys[key] = self._busy_keys.get(key, 0) + 1
+
+    def _remove_busy(self, offset: int, key: int | None) -> None:
+        self._busy.remove(offset)
+        if key is not None:
+            if self._busy_keys[key] == 1:
+                del self._busy_keys[key]
+            else:
+                self._busy_keys[key] -= 1
+
+    # Queries
+
+    def pick(self, read: Sequence[tuple[int, int]] | None = None) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of offsets that can be acquired together, ascending. The caller takes them from the first
+        one on, without leaving out an offset.
+
+        `read`: only offsets in these ascending ranges; None for all. Records of a key behind one that is not in the
+        ranges are not offered. The state must not change while the iterator is in use."""
+        taken: list[int] = []
+        try:
+            yield from _runs(self._pick_offsets(taken, read))
+        finally:
+            for offset in taken:
+                heappush(self._ready, offset)
+
+    def _pick_offsets(self, taken: list[int], read: Sequence[tuple[int, int]] | None) -> Iterator[int]:
+        """Yield the offsets of `pick`. The entries removed from `_ready` that are still valid are added to `taken`."""
+        ready, keys, busy_keys = self._ready, self._keys, self._busy_keys
+        following: list[int] = []  # heap of the next offsets of keys whose first one was yielded
+        starts = None if read is None else [first for first, _ in read]
+        before = -1
+        while ready or following:
+            if following and (not ready or following[0] < ready[0]):
+                offset = heappop(following)
+            else:
+                offset = heappop(ready)
+                if offset == before or not self._is_offered(offset):
+                    continue
+                before = offset
+                taken.append(offset)
+            if read is not None and starts is not None and not _is_within(offset, read, starts):
+                continue
+            yield offset
+            key = keys[offset]
+            if key is not None and key not in busy_keys:
+                next_offset = self._next_undone(offset)
+                if next_offset is not None:
+                    heappush(following, next_offset)
+
+    def _is_offered(self, offset: int) -> bool:
+        if offset not in self._keys:
+            return False
+        key = self._keys[offset]
+        if key is None:
+            return offset not in self._busy
+        return key not in self._busy_keys and self._first[key] == offset
+
+    def _next_undone(self, offset: int) -> int | None:
+        following = self._following.get(offset)
+        while following is not None and following not in self._keys:
+            following = self._following.get(following)
+        return following
+
+
+def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield consecutive offsets as ranges of at most `RUN_RECORDS_MAX`."""
+    first = last = -1
+    for offset in offsets:
+        if offset == last + 1 and first >= 0 and offset - first < RUN_RECORDS_MAX:
+            last = offset
+            continue
+        if first >= 0:
+            yield first, last
+        first = last = offset
+    if first >= 0:
+        yield first, last
+
+
+def _is_within(offset: int, ranges: Sequence[tuple[int, int]], starts: Sequence[int]) -> bool:
+    index = bisect_right(starts, offset) - 1
+    return index >= 0 and offset <= ranges[index][1]
