@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from unittest.mock import patch
 
 from mansio.broker.partition import delay_manager, delayed_delivery, delayed_records

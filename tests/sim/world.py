@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.broker.services.topics import NewTopic
 from mansio.errors import MansioError, TopicAlreadyExists
 from mansio.metadata.metadata_store import decode
-from mansio.testing.metadata import InMemoryStore
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
+from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
 from sim import delays, delivery, workload_clients
 from sim.admin import Administrator

@@ -13,7 +13,7 @@ Invariants:
   again, possibly to another member, and must be handled before them.
 * The runner does not acknowledge records that it had not started to handle when it stopped; closing the receiver
   releases them.
-* `ensure_partition_order` does not change the delivery order of a group that is in use, because other members may hold
+* `ensure_order` does not change the delivery order of a group that is in use, because other members may hold
   records.
 """
 
@@ -364,8 +364,12 @@ def _reject_reason(error: Exception, failures: int) -> str:
 
 SHARE_ORDER_CONFIG: Final = "mansio.share.order"
 """Group setting for the order of delivery."""
-PARTITION_ORDER: Final = "partition"
-"""Value of `mansio.share.order` with which only one member at a time holds records of a partition."""
+SHARE_ORDERS: Final[dict[HandlerMode, tuple[str, ...]]] = {
+    "fifo": ("partition",),
+    "by_key": ("key", "partition"),
+}
+"""Values of `mansio.share.order` with which records are handled in order, by mode; the first is set for a new group.
+With `partition` only one member at a time holds records of a partition, with `key` records of a key."""
 DELIVERY_COUNT_LIMIT_CONFIG: Final = "share.delivery.count.limit"
 RETRY_BACKOFF_MS_CONFIG: Final = "mansio.retry.backoff.ms"
 RETRY_BACKOFF_MULTIPLIER_CONFIG: Final = "mansio.retry.backoff.multiplier"
@@ -388,23 +392,24 @@ class RetryPolicy(NamedTuple):
         return float(min(self.backoff_s * self.multiplier ** min(failures - 1, 30), self.backoff_s_max))
 
 
-async def ensure_partition_order(cluster: Cluster, group: str) -> None:
-    """Ensure that only one member of the group at a time holds records of a partition: sets `mansio.share.order` of a
-    new group. Raises `InvalidConfig` if the group is in use without the setting, `UnsupportedVersion` if the broker
-    does not support it."""
+async def ensure_order(cluster: Cluster, group: str, mode: HandlerMode) -> None:
+    """Ensure that only one member of the group at a time holds records of a partition or key: sets `mansio.share.order`
+    of a new group. Raises `InvalidConfig` if the group is in use without the setting, `UnsupportedVersion` if the
+    broker does not support it."""
+    orders = SHARE_ORDERS[mode]
     found = await _group_settings(cluster, group)
     if SHARE_ORDER_CONFIG not in found:
         raise UnsupportedVersion(
             f"ordered handling needs the group setting {SHARE_ORDER_CONFIG}, which this broker does not support"
         )
-    if found[SHARE_ORDER_CONFIG] == PARTITION_ORDER:
+    if found[SHARE_ORDER_CONFIG] in orders:
         return
     if not await _is_unused_group(cluster, group):
         raise InvalidConfig(
             f"group {group} is in use with {SHARE_ORDER_CONFIG}={found[SHARE_ORDER_CONFIG]}: "
-            f"set it to {PARTITION_ORDER} for ordered handling"
+            f"set it to {orders[0]} for ordered handling"
         )
-    change = {"name": SHARE_ORDER_CONFIG, "config_operation": _ALTER_CONFIG_SET, "value": PARTITION_ORDER}
+    change = {"name": SHARE_ORDER_CONFIG, "config_operation": _ALTER_CONFIG_SET, "value": orders[0]}
     resource = {"resource_type": _GROUP_RESOURCE_TYPE, "resource_name": group, "configs": [change]}
     fields = {"resources": [resource], "validate_only": False}
     await cluster.request_controller(ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check("responses"))

@@ -29,7 +29,7 @@ from mansio.client.share.ack_sender import AckSender
 from mansio.client.share.handler_runner import (
     DEFAULT_DRAIN_MS,
     HandlerRunner,
-    ensure_partition_order,
+    ensure_order,
     fetch_retry_policy,
 )
 from mansio.client.share.in_flight_records import InFlightRecords
@@ -207,11 +207,12 @@ class Receiver:
           same key are handled one at a time, in order; records without a key have no order. In both modes the handler
           is called again with a failed record after the group's backoff, without releasing the record. After
           `share.delivery.count.limit` attempts the record is rejected with the error as the reason. No member handles
-          a later record of the partition, or key, before. These modes need the group setting
-          `mansio.share.order=partition`, with which only one member at a time holds records of a partition; `run` sets
-          it for a new group. Raises `InvalidConfig` if the group is in use without the setting, `UnsupportedVersion`
-          if the broker does not support it. If the handler releases a record itself (`retry`), later records of the
-          partition, or key, are released, too.
+          a later record of the partition, or key, before. "fifo" needs the group setting
+          `mansio.share.order=partition`, with which only one member at a time holds records of a partition, "by_key"
+          `mansio.share.order=key` (or `partition`), with which that holds for each key; `run` sets it for a new group.
+          Raises `InvalidConfig` if the group is in use without the setting, `UnsupportedVersion` if the broker does
+          not support it. If the handler releases a record itself (`retry`), later records of the partition, or key,
+          are released, too.
 
         After `stop()` no handler is started. Running handlers may continue for `drain_ms`. Messages whose handler ends
         in that time are acknowledged; the other handlers are cancelled and their records released at once, which does
@@ -234,7 +235,7 @@ class Receiver:
             run.stop()
         try:
             if mode != "parallel":
-                await ensure_partition_order(self._cluster, self._options.group)
+                await ensure_order(self._cluster, self._options.group, mode)
                 run.retry_policy = await fetch_retry_policy(self._cluster, self._options.group)
             await self.start()
             await run.run_until_stopped(self._raise_if_fatal)

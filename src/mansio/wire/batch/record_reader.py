@@ -376,6 +376,47 @@ def scan_records(data: bytes, record_count: int, last_offset_delta: int) -> Iter
         raise InvalidRecord(f"{len(data) - position} bytes after the last record")
 
 
+def read_keys(batch: Buffer, *, output_bytes_max: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield offset and key of each record of one complete batch; values and headers are not decoded. The CRC is not
+    checked.
+
+    Raises `InvalidRecord` if the records are inconsistent or take more than `output_bytes_max`, `CorruptMessage`."""
+    header, data = decompress_batch(batch, output_bytes_max)
+    base_offset, last_delta_max, size = header.base_offset, header.last_offset_delta, len(data)
+    position, last_delta = 0, -1
+    try:
+        for _ in range(header.record_count):
+            number = data[position]
+            if number < 0x80:
+                position += 1
+            else:
+                number, position = _read_number(data, position)
+            end = position + ((number >> 1) ^ -(number & 1))
+            if end - position < RECORD_BYTES_MIN - 1 or end > size:
+                raise InvalidRecord(
+                    f"a record of {end - position} bytes with {size - position} left in the batch"
+                )
+            position += 1  # attributes
+            if data[position] < 0x80:
+                position += 1
+            else:
+                _, position = _read_number(data, position)
+            number = data[position]
+            if number < 0x80:
+                position += 1
+            else:
+                number, position = _read_number(data, position)
+            delta = (number >> 1) ^ -(number & 1)
+            if not last_delta < delta <= last_delta_max:
+                raise InvalidRecord(f"offset delta {delta} after {last_delta} of {last_delta_max}")
+            last_delta = delta
+            key = None if data[position] == 1 else _read_bytes(data, position)[0]
+            yield base_offset + delta, key
+            position = end
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+
+
 def with_timestamp_delta(data: bytes, location: RecordLocation, timestamp_delta_ms: int) -> bytes:
     """The encoded record at `location` of `data`, with `timestamp_delta_ms` as timestamp delta."""
     delta = varint(timestamp_delta_ms)

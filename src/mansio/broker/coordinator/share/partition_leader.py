@@ -36,9 +36,12 @@ from mansio.errors import (
     VerificationPending,
 )
 from mansio.logs import fields
+from mansio.state.share_partition.dead_letters import count_offsets
 from mansio.state.share_partition.machine import SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import RENEW, LoadedState
+from mansio.wire.batch.record_batch import check_stored_batch
+from mansio.wire.batch.record_reader import read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -68,6 +71,12 @@ STALL_MS: Final = 1_000
 
 STATE_UNAVAILABLE: Final = (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress)
 """Errors of a write to a share state that moved to another broker or has no leader; the write's outcome is unknown."""
+
+SCANNED_RECORDS_MAX: Final = 2_000
+"""Number of records whose keys are read in one turn of the event loop; a batch may exceed it."""
+
+DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+"""Maximum decompressed size of a batch whose keys are read on the event loop."""
 
 _LARGEST_BELOW_ONE: Final = 1 - 2**-53
 
@@ -135,6 +144,41 @@ class ShareDependencies:
     initial_offset: Callable[[str, Partition], int]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
+
+
+class _KeyReader:
+    """Reads the keys of a log for a share partition that is ordered by key, during one acquisition."""
+
+    __slots__ = ("_partition", "_records_left", "error", "is_interrupted")
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._records_left = SCANNED_RECORDS_MAX
+        self.error: MansioError | None = None
+        """Why the next batch cannot be read. Nothing behind it is offered, because its keys are not known."""
+        self.is_interrupted = False
+        """Whether more keys can be added in a later turn of the event loop."""
+
+    def add_batch(self, machine: SharePartition, end: int) -> bool:
+        """Add the keys of the next batch below the offset `end`; return whether there was one to add."""
+        begin = machine.next_key_offset
+        if begin is None or begin >= end:
+            return False
+        if self._records_left <= 0:
+            self.is_interrupted = True
+            return False
+        try:
+            batch = next(self._partition.log.batches(begin))
+            header = check_stored_batch(batch)
+            found = () if header.is_control else read_keys(batch, output_bytes_max=DECOMPRESSED_BYTES_MAX)
+            keys = {offset: hash(key) for offset, key in found if key is not None}
+        except MansioError as error:
+            self._partition.report_damage(begin, error)
+            self.error = error
+            return False
+        machine.add_keys(header.last_offset + 1, keys)
+        self._records_left -= header.last_offset + 1 - begin
+        return True
 
 
 class SharePartitionLeader:
@@ -367,12 +411,18 @@ class SharePartitionLeader:
         self.ensure_leader()
         now_ms, end = self.now_ms(), self.partition.readable_end()
         damage: list[DamagedRange] = []
+        keys = _KeyReader(self.partition)
         while True:
             # Damaged records do not count towards `max_records`.
             unreadable = sorted((each.first_offset, each.end_offset - 1) for each in damage)
             ranges = self.call_machine(
                 machine.acquirable_ranges, member, max_records, end, now_ms, unreadable
             )
+            if machine.next_key_offset is not None:
+                while count_offsets(ranges) < max_records and keys.add_batch(machine, end):
+                    ranges = self.call_machine(
+                        machine.acquirable_ranges, member, max_records, end, now_ms, unreadable
+                    )
             read, slices, found = (
                 self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [], [])
             )
@@ -391,6 +441,10 @@ class SharePartitionLeader:
         if not acquired and update is None:
             if damage:
                 raise damage[0]
+            if keys.error is not None:
+                raise keys.error
+            if keys.is_interrupted:
+                self._dependencies.scheduler.call_soon(self.wake)
             return None
         if len(slices) > 1 or not acquired:  # drop slices without leased records
             slices = [

@@ -404,13 +404,14 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
 
     `is_dead_letter_topic`: the topic is a dead-letter topic, whose records are not dead-lettered."""
     record_locks_max = effective_value(RECORD_LOCKS_MAX, configs)
+    order = effective_value(SHARE_ORDER, configs)
     return ShareSettings(
         lock_ms=effective_value(RECORD_LOCK_DURATION, configs),
         delivery_limit=effective_value(DELIVERY_COUNT_LIMIT, configs),
         record_locks_max=record_locks_max,
         in_flight_batches_max=IN_FLIGHT_RANGES_MAX,
         lease_bound_step=2 * record_locks_max,
-        is_ordered=effective_value(SHARE_ORDER, configs) == "partition",
+        is_ordered=order == "partition",
         renewal_enabled=effective_value(RENEW_ACKNOWLEDGE_ENABLE, configs) == "true",
         dead_letters_enabled=effective_value(DEAD_LETTERS_ENABLE, configs) == "true"
         and not is_dead_letter_topic,
@@ -420,6 +421,7 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
             effective_value(RETRY_BACKOFF_MAX, configs),
             effective_value(RETRY_JITTER, configs),
         ),
+        is_ordered_by_key=order == "key",
     )
 
 
