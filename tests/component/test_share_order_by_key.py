@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from component.test_client_receive_run import connected, run
+from support.client_fixtures import broker_in, connected, run
 from support.receive_fixtures import group_of, publish, taken, values
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from mansio.client import Leased
 
@@ -22,9 +22,9 @@ SEED = 21
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
-    with mansio.Broker(tmp_path_factory.mktemp("by-key")) as running:
-        yield running
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
+    with broker_in(tmp_path_factory.mktemp("by-key")) as started:
+        yield started
 
 
 async def nothing_more(receiver: mansio.Receiver) -> None:
@@ -37,7 +37,10 @@ def test_no_later_record_of_a_leased_key_is_given_to_any_member(broker: mansio.B
         async with connected(broker, leased=1) as client:
             group = await group_of(client, "leased", order="key")
             await publish(client, "leased", "a:1", "a:2", "b:1", "c:1", "b:2", "a:3")
-            one, other = client.receive("leased", group=group, max_records=1), client.receive("leased", group=group)
+            one, other = (
+                client.receive("leased", group=group, max_records=1),
+                client.receive("leased", group=group),
+            )
             async with one, other:
                 (first,) = await taken(one, 1)
                 assert values([first]) == ["a:1"]
@@ -51,7 +54,9 @@ def test_no_later_record_of_a_leased_key_is_given_to_any_member(broker: mansio.B
 
 @pytest.mark.row("D8")
 @pytest.mark.parametrize("ending", ["release", "expiry", "reject"])
-def test_no_later_record_passes_one_that_rests_or_is_dead_lettered(broker: mansio.Broker, ending: str) -> None:
+def test_no_later_record_passes_one_that_rests_or_is_dead_lettered(
+    broker: mansio.Broker, ending: str
+) -> None:
     async def scenario() -> None:
         topic = f"rests-{ending}"
         async with connected(broker, **{topic.replace("-", "_"): 1}) as client:
