@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.services.share_groups import receive_records
 from mansio.broker.services.configs import ConfigAlteration, ConfigResource, ResourceType
 from mansio.broker.services.publish_records import RecordToPublish
+from mansio.broker.services.share_groups import receive_records
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.config.config_def import Change, Operation
 from mansio.errors import InvalidGroupId, InvalidRecord, InvalidRequest, UnknownTopicOrPartition
