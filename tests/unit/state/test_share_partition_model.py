@@ -55,6 +55,10 @@ def key_of(offset: int) -> int | None:
     return None if offset % 7 == 6 else offset // 2 % 3
 
 
+def lasts(lease: int) -> int:
+    return LOCK if lease < 0 else lease
+
+
 @dataclass
 class Record:
     """What the model knows of one offset."""
@@ -67,6 +71,7 @@ class Record:
     due: int = -1
     busy: int = 0
     sequence: int = -1
+    lease: int = -1
 
 
 @dataclass
@@ -118,7 +123,8 @@ class Side:
             record = Record(change.state, change.deliveries, change.uncounted_deliveries)
             self.model[o] = record
             if change.state == ACQUIRED:
-                record.holder, record.until = change.holder, now + LOCK
+                record.holder, record.lease = change.holder, change.lease_ms
+                record.until = now + lasts(change.lease_ms)
             elif change.state == AVAILABLE and change.due_ms > WALL + now:
                 record.due, record.until = change.due_ms, change.due_ms - WALL
             elif change.reservation is not None and change.reservation.sequence >= 0:
@@ -127,6 +133,8 @@ class Side:
             if self.at(o).state == AVAILABLE and self.at(o).n == 0:
                 self.model[o] = Record(WITHHELD, 1, 1, until=now + left)
         self.flying = []
+        # A release that was lost after it had freed locks is undone.
+        self.locks_max = max(self.settings.record_locks_max, self.leased())
         self.scanned.clear()
         self.state_machine = SharePartition(
             self.key,
@@ -276,6 +284,8 @@ class Side:
         for o, record in self.model.items():
             if record.busy == update.token:
                 record.busy = 0
+                if record.state == ACQUIRED and not acquired:
+                    self.history.has[o] = (record.holder, record.until)
                 if record.state == ARCHIVING and record.sequence < 0:
                     fresh.append(o)
                 if record.state == ACKNOWLEDGED:
@@ -323,6 +333,7 @@ class ShareModel(RuleBasedStateMachine):
         wide=st.integers(0, 9),
         at_once=st.booleans(),
         scanned=st.integers(0, 12),
+        lease=st.sampled_from((-1, -1, -1, 30, 250)),
     )
     def acquire(
         self,
@@ -334,6 +345,7 @@ class ShareModel(RuleBasedStateMachine):
         wide: int,
         at_once: bool,
         scanned: int = 90,
+        lease: int = -1,
     ) -> None:
         side = self.sides[index]
         side.scan(min((side.state_machine.next_key_offset or 0) + scanned, self.log_end))
@@ -341,7 +353,7 @@ class ShareModel(RuleBasedStateMachine):
         if len(side.state_machine.ranges) >= side.settings.in_flight_batches_max:
             stop = min(stop, side.state_machine.ranges.end)
         free = side.free(member, stop)
-        locks = side.settings.record_locks_max - side.leased()
+        locks = max(side.settings.record_locks_max - side.leased(), 0)
         ranges_to_read = side.state_machine.acquirable_ranges(member, most, self.log_end, self.now)
         offered = [o for first, last in ranges_to_read for o in range(first, last + 1)]
         assert offered == free[: min(most, locks)] or len(ranges_to_read) == 8
@@ -375,12 +387,14 @@ class ShareModel(RuleBasedStateMachine):
             expected.append(o)
         ends = range(BATCH - 1, 200, BATCH)
         acquired, update = side.state_machine.acquire(
-            member, read, most, strict=strict, batch_ends=ends, now_ms=self.now
+            member, read, most, strict=strict, batch_ends=ends, now_ms=self.now, lease_ms=lease
         )
         assert [o for each in acquired for o in range(each.first, each.last + 1)] == expected
         for o in expected:
             old = side.at(o)
-            side.model[o] = Record(ACQUIRED, old.n + 1, old.f, member, self.now + LOCK, busy=update.token)
+            side.model[o] = Record(
+                ACQUIRED, old.n + 1, old.f, member, self.now + lasts(lease), busy=update.token, lease=lease
+            )
             assert o < side.lease_bound
         for each in acquired:
             assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
@@ -453,16 +467,22 @@ class ShareModel(RuleBasedStateMachine):
             if side.at(o).state == WITHHELD:
                 side.at(o).f = 0
             side.at(o).holder = member
-            if type_ == RENEW:
-                side.at(o).until = self.now + LOCK
-                side.history.has[o] = (member, self.now + LOCK)
+            if type_ == RENEW and delay < 0:
+                side.at(o).until = self.now + lasts(side.at(o).lease)
+                side.history.has[o] = (member, side.at(o).until)
+                continue
+            if type_ == RENEW and delay > 0:
+                old = side.at(o)
+                side.model[o] = Record(
+                    ACQUIRED, old.n, old.f, member, self.now + delay, busy=token, lease=delay
+                )
                 continue
             side.history.has[o] = (member, self.now)
-            if type_ == RELEASE:
+            if type_ in (RELEASE, RENEW):
                 side.retry(o, token, self.now, delay)
             else:
                 side.end(o, {ACCEPT: ACKNOWLEDGED, GAP: ARCHIVED, REJECT: ARCHIVING}[type_], token)
-        assert (update is None) == (set(said.values()) <= {RENEW})
+        assert (update is None) == (delay < 0 and set(said.values()) <= {RENEW})
         side.fly(update)
 
     @rule(index=SIDES, member=st.sampled_from(MEMBERS), most=st.integers(1, 4))
@@ -770,7 +790,7 @@ class ShareModel(RuleBasedStateMachine):
             assert covered == ranges.end
             assert all(record == Record() for o, record in side.model.items() if o >= ranges.end)
             counts = side.state_machine.counts(self.now)
-            assert counts.leased == side.leased() <= side.settings.record_locks_max
+            assert counts.leased == side.leased() <= side.locks_max
             assert counts.dead == len(side.dead)
             done = sum(record.state in DONE for record in side.model.values())
             assert counts.lag == max(side.state_machine.high_watermark - side.start, 0) - done

@@ -74,6 +74,7 @@ ANY_CHANGES = st.builds(
     INT16,
     TEXT,
     st.just(-1) | INT64,
+    st.just(-1) | INT64,
     st.none() | TICKETS,
 )
 ANY_UPDATES = st.builds(
@@ -114,6 +115,7 @@ SMALL_CHANGES = st.builds(
     st.integers(0, 1),
     st.sampled_from(("", "m")),
     st.sampled_from((-1, 9)),
+    st.sampled_from((-1, -1, 0, 60_000)),
     st.none() | SMALL_TICKETS,
 )
 SMALL_UPDATES = st.builds(

@@ -68,9 +68,9 @@ class InFlightBatch:
     """Delivery state of the offsets `first` to `last`, both included.
 
     `deadline_ms`: time of the steady clock at which a lease, withholding period or backoff ends. `due_ms`: wall-clock
-    time at which a backoff ends, -1 for none. `pending_token`: token of the update that stores the current state,
-    `NOT_PENDING` once it is stored. `holder`: member that has leased the batch or, until the update is stored, that has
-    acknowledged it.
+    time at which a backoff ends, -1 for none. `lease_ms`: duration of the lease if its member has chosen it, -1 for the
+    group's. `pending_token`: token of the update that stores the current state, `NOT_PENDING` once it is stored.
+    `holder`: member that has leased the batch or, until the update is stored, that has acknowledged it.
     """
 
     __slots__ = (
@@ -80,6 +80,7 @@ class InFlightBatch:
         "first",
         "holder",
         "last",
+        "lease_ms",
         "pending_token",
         "reservation",
         "state",
@@ -98,6 +99,7 @@ class InFlightBatch:
         due_ms: int = -1,
         reservation: DeadLetterReservation | None = None,
         pending_token: int = NOT_PENDING,
+        lease_ms: int = -1,
     ) -> None:
         self.first = first
         self.last = last
@@ -109,6 +111,7 @@ class InFlightBatch:
         self.due_ms = due_ms
         self.reservation = reservation
         self.pending_token = pending_token
+        self.lease_ms = lease_ms
 
     @property
     def size(self) -> int:
@@ -128,6 +131,7 @@ class InFlightBatch:
             and self.holder == other.holder
             and self.pending_token == other.pending_token
             and self.deadline_ms == other.deadline_ms
+            and self.lease_ms == other.lease_ms
             and self.uncounted_deliveries == other.uncounted_deliveries
             and self.due_ms == other.due_ms
             and (self.reservation == other.reservation)
@@ -135,16 +139,22 @@ class InFlightBatch:
         )
 
     def restore(self, stored: StateBatch, *, lock_ms: int, now_ms: float, wall_ms: int) -> None:
-        """Set the state to a stored one. A lease runs for its whole duration (`lock_ms`) again."""
+        """Set the state to a stored one. A lease runs for its whole duration (`lock_ms`, unless the member has chosen
+        another) again."""
         self.state = stored.state
         self.deliveries = stored.deliveries
         self.uncounted_deliveries = stored.uncounted_deliveries
         self.reservation = stored.reservation
         if stored.state == ACQUIRED:
-            self.holder, self.deadline_ms = stored.holder, now_ms + lock_ms
+            self.holder, self.lease_ms = stored.holder, stored.lease_ms
+            self.deadline_ms = now_ms + self.duration_ms(lock_ms)
         elif stored.state == AVAILABLE and stored.due_ms > wall_ms:
             delay_ms = min(stored.due_ms - wall_ms, REQUESTED_DELAY_MS_MAX)
             self.due_ms, self.deadline_ms = wall_ms + delay_ms, now_ms + delay_ms
+
+    def duration_ms(self, lock_ms: int) -> int:
+        """Return the duration of the lease, given that of leases whose members have chosen none."""
+        return lock_ms if self.lease_ms < 0 else self.lease_ms
 
     def split_off(self, offset: int) -> InFlightBatch:
         """Truncate this batch to the offsets below `offset`; returns a new batch with the rest."""
@@ -159,6 +169,7 @@ class InFlightBatch:
             self.due_ms,
             shift_reservation(self.reservation, offset - self.first),
             self.pending_token,
+            self.lease_ms,
         )
         self.last = offset - 1
         return upper
@@ -358,6 +369,7 @@ class InFlightBatches:
         holder: str | None = None,
         deadline_ms: float = NEVER_MS,
         due_ms: int = -1,
+        lease_ms: int = -1,
         reservation: DeadLetterReservation | None = None,
     ) -> None:
         """Change the state of a batch that no pending update concerns. Arguments that are None leave the value
@@ -379,6 +391,7 @@ class InFlightBatches:
             batch.holder = holder
         batch.deadline_ms = deadline_ms
         batch.due_ms = due_ms
+        batch.lease_ms = lease_ms
         batch.reservation = reservation
         batch.pending_token = token
         if token == NOT_PENDING:
@@ -591,6 +604,7 @@ def state_batches(batches: Iterable[InFlightBatch]) -> list[StateBatch]:
             batch.uncounted_deliveries,
             holder,
             batch.due_ms,
+            batch.lease_ms,
             batch.reservation,
         )
         if found and found[-1].last + 1 == batch.first and _is_mergeable(found[-1], change):

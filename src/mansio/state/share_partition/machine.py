@@ -265,12 +265,14 @@ class SharePartition:
         strict: bool,
         batch_ends: Sequence[int],
         now_ms: float,
+        lease_ms: int = -1,
     ) -> tuple[list[AcquiredRange], Update | None]:
         """Lease available offsets within the ranges `read`, whose records are in the response and below the high
         watermark.
 
         `strict`: lease at most `max_records`; otherwise all available records of the last record batch. `batch_ends`:
-        ascending last offsets of the record batches in `read`. Returns the leased ranges, and the update that stores
+        ascending last offsets of the record batches in `read`. `lease_ms`: duration of the leases, -1 for the group's.
+        Returns the leased ranges, and the update that stores
         the leases: the caller must call `mark_persisted` before the member receives the records.
         """
         in_flight, policy = self._in_flight, self._policy
@@ -288,7 +290,8 @@ class SharePartition:
         if not chosen and not self._is_lease_bound_due:
             return [], None
         token = in_flight.begin_update()
-        deadline_ms = now_ms + self.settings.lock_ms
+        lock_ms = self.settings.lock_ms
+        deadline_ms = now_ms + (lock_ms if lease_ms < 0 else lease_ms)
         changed: list[InFlightBatch] = []
         for first, last in chosen:
             for batch in in_flight.ranges.split(first, last):
@@ -299,11 +302,13 @@ class SharePartition:
                     deliveries=batch.deliveries + 1,
                     holder=member,
                     deadline_ms=deadline_ms,
+                    lease_ms=lease_ms,
                 )
                 changed.append(batch)
         acquired = acquired_ranges(changed)
-        is_redelivery = any(each.deliveries > 1 for each in acquired)
-        return acquired, self._update(token, changed, durable=is_redelivery, lease_bound=True)
+        # After a loss of updates, records are withheld for the group's lease duration: a longer lease must not be lost.
+        durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
+        return acquired, self._update(token, changed, durable=durable, lease_bound=True)
 
     # ------------------------------------------------------------------ order by key
 
@@ -361,22 +366,46 @@ class SharePartition:
         runs = split_by_type(batches, min(in_flight.ranges.start, self._log_start))
         for run in runs:
             _check_leased(in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
-        ending = [run for run in runs if run.type != RENEW]
-        deadline_ms = now_ms + self.settings.lock_ms
+        stored = []
         for run in runs:
-            if run.type == RENEW:
-                for batch in in_flight.ranges.split(run.first, run.last):
-                    in_flight.change_state(batch, ACQUIRED, NOT_PENDING, deadline_ms=deadline_ms)
-                in_flight.ranges.merge_around(run.first, run.last)
-        if not ending:
+            if run.type == RENEW and run.request_batch.delay_ms < 0:
+                self._renew(run, now_ms)
+            else:
+                stored.append(run)
+        if not stored:
             return None
         step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, random_fraction)
         changed: list[InFlightBatch] = []
-        for run in ending:
+        for run in stored:
             for batch in in_flight.ranges.split(run.first, run.last):
-                self._end_delivery(batch, run, member, step)
+                if run.type == RENEW:
+                    self._set_lease(batch, run.request_batch.delay_ms, member, step)
+                else:
+                    self._end_delivery(batch, run, member, step)
                 changed.append(batch)
         return self._update(step.token, changed, durable=_must_be_durable(changed))
+
+    def _renew(self, run: AcknowledgedRange, now_ms: float) -> None:
+        """Start leases again with their durations, which needs no update."""
+        in_flight, lock_ms = self._in_flight, self.settings.lock_ms
+        for batch in in_flight.ranges.split(run.first, run.last):
+            in_flight.change_state(
+                batch,
+                ACQUIRED,
+                NOT_PENDING,
+                deadline_ms=now_ms + batch.duration_ms(lock_ms),
+                lease_ms=batch.lease_ms,
+            )
+        in_flight.ranges.merge_around(run.first, run.last)
+
+    def _set_lease(self, batch: InFlightBatch, lease_ms: int, member: str, step: _UpdateContext) -> None:
+        """Renew a lease with another duration; 0 releases the records without a backoff."""
+        if not lease_ms:
+            self._retry_or_dead_letter(batch, 0, member, step)
+            return
+        self._in_flight.change_state(
+            batch, ACQUIRED, step.token, deadline_ms=step.now_ms + lease_ms, lease_ms=lease_ms
+        )
 
     def release_member(self, member: str, now_ms: float, *, uncounted: bool = True) -> Update | None:
         """Release all records that are leased to a member that has left the group; other members can acquire them at
@@ -737,6 +766,7 @@ class SharePartition:
         The cost grows with the number of in-flight batches. Records of a pending update count in their new state.
         """
         archiving = withheld = in_backoff = 0
+        lock_ms = self.settings.lock_ms
         held: dict[str, tuple[int, float]] = {}
         for batch in self._in_flight.ranges:
             if batch.state == ARCHIVING:
@@ -744,11 +774,12 @@ class SharePartition:
             elif batch.state == WITHHELD:
                 withheld += batch.size
             elif batch.state == ACQUIRED:
-                leased, until_ms = held.get(batch.holder, (0, NEVER_MS))
-                held[batch.holder] = (leased + batch.size, min(until_ms, batch.deadline_ms))
+                leased, since_ms = held.get(batch.holder, (0, NEVER_MS))
+                began_ms = batch.deadline_ms - batch.duration_ms(lock_ms)
+                held[batch.holder] = (leased + batch.size, min(since_ms, began_ms))
             elif batch.state == AVAILABLE and batch.deadline_ms != NEVER_MS:
                 in_backoff += batch.size
-        ranges, lock_ms = self._in_flight.ranges, self.settings.lock_ms
+        ranges = self._in_flight.ranges
         return ShareCounts(
             start_offset=ranges.start,
             end_offset=ranges.end,
@@ -759,8 +790,8 @@ class SharePartition:
             archiving=archiving,
             dead=self._dead.offset_count,
             holders=tuple(
-                LeaseHolder(member, leased, max(round(now_ms - until_ms + lock_ms), 0))
-                for member, (leased, until_ms) in sorted(held.items())
+                LeaseHolder(member, leased, max(round(now_ms - since_ms), 0))
+                for member, (leased, since_ms) in sorted(held.items())
             ),
         )
 

@@ -236,10 +236,9 @@ def _is_stored(change: StateBatch) -> bool:
 
 def _part_from(change: StateBatch, first: int) -> StateBatch:
     """Return the part of a range from the offset `first` on."""
-    _, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation = change
-    if reservation is not None:
-        reservation = _reservation_at(change, first)
-    return StateBatch(first, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation)
+    if change.reservation is None:
+        return change._replace(first=first)
+    return change._replace(first=first, reservation=_reservation_at(change, first))
 
 
 def _reservation_at(change: StateBatch, offset: int) -> DeadLetterReservation | None:

@@ -62,6 +62,7 @@ _HOLDER_TAG: Final = 1000
 _UNCOUNTED_TAG: Final = 1001
 _DUE_TAG: Final = 1002
 _RESERVATION_TAG: Final = 1003
+_LEASE_TAG: Final = 1004
 LEASE_BOUND_TAG: Final = 1010
 PRODUCER_TAG: Final = 1011
 REDRIVES_TAG: Final = 1012
@@ -305,9 +306,9 @@ def decode_update(
 
 
 def _encode_batch(change: StateBatch) -> bytes:
-    first, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation = change
+    first, last, state, deliveries, uncounted_deliveries, holder, due_ms, lease_ms, reservation = change
     start = _BATCH.pack(first, last, state, deliveries)
-    if not uncounted_deliveries and due_ms == -1 and reservation is None:
+    if not uncounted_deliveries and due_ms == lease_ms == -1 and reservation is None:
         return start + _holder_tags(holder)
     fields: dict[int, bytes] = {}
     if holder:
@@ -316,6 +317,8 @@ def _encode_batch(change: StateBatch) -> bytes:
         fields[_UNCOUNTED_TAG] = _SHORT.pack(change.uncounted_deliveries)
     if change.due_ms != -1:
         fields[_DUE_TAG] = _LONG.pack(change.due_ms)
+    if lease_ms != -1:
+        fields[_LEASE_TAG] = _LONG.pack(lease_ms)
     if change.reservation is not None:
         fields[_RESERVATION_TAG] = _encode_reservation(change.reservation)
     return start + (encode_tagged_fields(fields) if fields else NO_TAGGED_FIELDS)
@@ -336,6 +339,7 @@ def _read_batch(reader: Reader) -> StateBatch:
         return StateBatch(first, last, state, deliveries)
     holder, uncounted_deliveries = fields.get(_HOLDER_TAG), fields.get(_UNCOUNTED_TAG)
     due, reservation = fields.get(_DUE_TAG), fields.get(_RESERVATION_TAG)
+    lease = fields.get(_LEASE_TAG)
     return StateBatch(
         first,
         last,
@@ -346,6 +350,7 @@ def _read_batch(reader: Reader) -> StateBatch:
         else _SHORT.unpack(_checked_size(reader, uncounted_deliveries, _SHORT))[0],
         "" if holder is None else _read_text(reader.nested_reader(holder)),
         -1 if due is None else _LONG.unpack(_checked_size(reader, due, _LONG))[0],
+        -1 if lease is None else _LONG.unpack(_checked_size(reader, lease, _LONG))[0],
         None if reservation is None else _read_reservation(reader.nested_reader(reservation)),
     )
 

@@ -36,6 +36,9 @@ RENEW: Final = 4
 CAUSE_REJECTED: Final = 1
 CAUSE_DELIVERY_LIMIT: Final = 2
 
+LEASE_MS_MAX: Final = 12 * 60 * 60 * 1000
+"""Maximum duration that a member can choose for a lease, as in SQS."""
+
 REQUESTED_DELAY_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
 """Maximum delay that a consumer can request when it releases a record."""
 
@@ -127,7 +130,8 @@ class StateBatch(NamedTuple):
     """State of the offsets `first` to `last`, both included.
 
     `holder`: id of the member that has leased an ACQUIRED range, otherwise empty. `due_ms`: wall-clock time before
-    which an AVAILABLE range is not offered, -1 for none.
+    which an AVAILABLE range is not offered, -1 for none. `lease_ms`: duration that the member has chosen for the lease,
+    -1 for the group's.
     """
 
     first: int
@@ -137,6 +141,7 @@ class StateBatch(NamedTuple):
     uncounted_deliveries: int = 0
     holder: str = ""
     due_ms: int = -1
+    lease_ms: int = -1
     reservation: DeadLetterReservation | None = None
 
 
@@ -237,7 +242,8 @@ class AcknowledgementBatch(NamedTuple):
     """Acknowledgement of the offsets `first` to `last`.
 
     `types`: one acknowledgement type for all offsets, or one for each. `delay_ms`: delay before a released record is
-    offered again, -1 for the group's backoff. `reason`: reason of a rejection. `delivery_count`: number of the delivery
+    offered again, -1 for the group's backoff; of a renewal, the duration of the lease from now on, -1 to leave it
+    unchanged. `reason`: reason of a rejection. `delivery_count`: number of the delivery
     that is acknowledged, -1 for any.
     """
 
