@@ -201,7 +201,7 @@ class Client:
         the topic may be created again, and the group decides the assignment."""
         ...
 
-    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 67108864) -> Receiver:
+    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 67108864, lease_ms: int | None = None) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
         result, or use its `poll` or `run`.
@@ -213,7 +213,9 @@ class Client:
         prefetched records and of records being processed, each for at most `extend_max_ms`; then they expire.
         `fetch_wait_ms_max`: how long a broker holds a fetch until records are available.
         `prefetch_bytes_max`: no fetch is sent while this much is buffered. `batch_bytes_max`: a batch that is larger
-        than this when decompressed is released and raises `InvalidRecord`."""
+        than this when decompressed is released and raises `InvalidRecord`.
+        `lease_ms`: duration of the leases, up to 12 hours, instead of the group's; only with Mansio's brokers, others
+        raise `UnsupportedVersion`. Raises `ValueError` for another duration."""
         ...
 
     def publish_many(self, topic: str, records: Iterable[Publishable], *, delay: timedelta | float | None = None, at: datetime | None = None) -> list[RecordMetadata]:
@@ -391,9 +393,13 @@ class Leased(Message):
         with `reason` in its headers (Apache Kafka ignores the reason). Raises `LeaseLost`."""
         ...
 
-    def extend(self) -> None:
-        """Renew the lease, which then ends `share.record.lock.duration.ms` of the group from now (KIP-1222). Raises
-        `LeaseLost`; `UnsupportedVersion` if the broker does not renew leases."""
+    def extend(self, lease_ms: int | None = None) -> None:
+        """Renew the lease, which then ends `lease_ms` from now (0 to 12 hours), by default the duration that it was
+        received or extended with, or `share.record.lock.duration.ms` of the group (KIP-1222). 0 releases the record at
+        once.
+
+        Raises `LeaseLost`; `UnsupportedVersion` if the broker does not renew leases, or only for the group's duration;
+        `ValueError` for another duration."""
         ...
 
     @property

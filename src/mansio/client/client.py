@@ -290,6 +290,7 @@ class Client:
         fetch_wait_ms_max: int = 500,
         prefetch_bytes_max: int = 32 << 20,
         batch_bytes_max: int = BATCH_BYTES_MAX,
+        lease_ms: int | None = None,
     ) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
@@ -303,6 +304,8 @@ class Client:
         `fetch_wait_ms_max`: how long a broker holds a fetch until records are available.
         `prefetch_bytes_max`: no fetch is sent while this much is buffered. `batch_bytes_max`: a batch that is larger
         than this when decompressed is released and raises `InvalidRecord`.
+        `lease_ms`: duration of the leases, up to 12 hours, instead of the group's; only with Mansio's brokers, others
+        raise `UnsupportedVersion`. Raises `ValueError` for another duration.
         """
         options = ReceiveOptions(
             group=group,
@@ -312,6 +315,7 @@ class Client:
             fetch_wait_ms_max=fetch_wait_ms_max,
             prefetch_bytes_max=prefetch_bytes_max,
             batch_bytes_max=batch_bytes_max,
+            lease_ms=lease_ms,
         )
         receiver = Receiver(self._cluster, topics, options)
         self._receivers = [*(other for other in self._receivers if not other.is_closed), receiver]

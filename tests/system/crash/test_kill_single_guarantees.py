@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
+import mansio
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.process import served
@@ -47,6 +49,32 @@ def test_batch_sent_again_after_a_kill_is_known_and_not_stored_twice(tmp_path: P
             assert skipped.error_code == OUT_OF_ORDER_SEQUENCE_NUMBER
             following = peer.produce("once", batch_of(b"c", base_sequence=10, **identity))
             assert (following.error_code, following.base_offset) == (0, 10)
+
+
+@pytest.mark.row("D2", "D5")
+def test_lease_keeps_the_duration_that_its_member_has_chosen(tmp_path: Path) -> None:
+    hour_ms, partition = 3_600_000, mansio.TopicPartition("jobs", 0)
+
+    async def lease(broker: ServedBroker) -> None:
+        async with mansio.connect(broker.bootstrap_servers) as client:
+            await client.admin.create_topic("jobs", partitions=1)
+            await client.admin.alter_group_config("workers", {"share.auto.offset.reset": "earliest"})
+            await client.publish_many("jobs", [b"0", b"1"])
+            receiver = client.receive("jobs", group="workers", lease_ms=hour_ms)
+            await receiver.start()
+            messages = []
+            while len(messages) < 2:
+                messages += await receiver.poll()
+            await messages[1].extend(2 * hour_ms)
+            broker.kill()
+            broker.start()
+            leases = (await client.admin.shares.leases("workers", [partition], ranges_max=9))[partition]
+            assert leases is not None
+            found = [(one.first_offset, one.last_offset, one.lease_ms) for one in leases.ranges]
+            assert found == [(0, 0, hour_ms), (1, 1, 2 * hour_ms)]
+
+    with served(tmp_path / "data", http=False) as broker:
+        asyncio.run(asyncio.wait_for(lease(broker), scaled(60)))
 
 
 @pytest.mark.full

@@ -443,6 +443,7 @@ def _share_partition_row(one: TopicPartition, found: ShareLeases) -> dict[str, A
                 "member": each.member_id,
                 "delivery": each.delivery_count,
                 "age_ms": each.age_ms,
+                "lease_ms": each.lease_ms,
             }
             for each in found.ranges
         ],

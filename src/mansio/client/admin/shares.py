@@ -65,14 +65,15 @@ class LeaseHolder:
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """Range of offsets (both inclusive) that one member has acquired, with the delivery count of the records and the
-    age of the lease in milliseconds."""
+    """Range of offsets (both inclusive) that one member has acquired, with the delivery count of the records, and the
+    age and duration of the lease in milliseconds (`lease_ms` is -1 if the broker does not tell it)."""
 
     first_offset: int
     last_offset: int
     member_id: str
     delivery_count: int
     age_ms: int
+    lease_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,14 @@ def _leases(entry: Any) -> ShareLeases:
         entry.dead_letter_error,
         tuple(LeaseHolder(one.member_id, one.leased, one.oldest_ms) for one in entry.holders),
         tuple(
-            LeasedRange(one.first_offset, one.last_offset, one.member_id, one.delivery_count, one.age_ms)
+            LeasedRange(
+                one.first_offset,
+                one.last_offset,
+                one.member_id,
+                one.delivery_count,
+                one.age_ms,
+                one.lease_ms,
+            )
             for one in entry.ranges
         ),
     )

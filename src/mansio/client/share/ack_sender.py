@@ -34,6 +34,7 @@ from mansio.client.share.leased import (
     GAP,
     HELD,
     LOST,
+    MILLISECONDS_PER_SECOND,
     NO_RENEWAL,
     REJECT,
     RELEASE,
@@ -316,6 +317,8 @@ class AckSender:
             return
         name = _name(message)
         if delay_ms >= 0 and not self._has_acknowledge_records(message):
+            if ack_type == RENEW:
+                raise UnsupportedVersion(f"{name}: this broker renews leases for the group's duration only")
             raise DelayNotOffered(f"{name}: this broker does not support retry delays; omit `after`")
         if ack_type == RENEW and not self._can_renew(message):
             raise UnsupportedVersion(
@@ -666,7 +669,9 @@ class AckSender:
 
     def _complete(self, partition: TopicPartition, pending: PendingAck, lease_s: float) -> None:
         if (message := pending.message_to_renew) is not None:
-            self._in_flight_records.on_renewed(message, lease_s)
+            if pending.delay_ms > 0:
+                lease_s = pending.delay_ms / MILLISECONDS_PER_SECOND
+            self._in_flight_records.on_renewed(message, lease_s, is_chosen=pending.delay_ms > 0)
         elif pending.messages:
             self._in_flight_records.on_acknowledged(partition, pending.messages, pending.ack_type)
         pending.on_completed(None)

@@ -126,7 +126,10 @@ class InFlightRecords:
         now = self._loop.time()
         record_bytes = len(records) / len(found)
         extend_until = now + self._options.extend_max_ms / 1000
-        lease = Lease(self.ack_target, now + lease_s, lease_s, extend_until, record_bytes)
+        is_chosen = self._options.lease_ms is not None
+        lease = Lease(
+            self.ack_target, now + lease_s, lease_s, extend_until, record_bytes, is_chosen=is_chosen
+        )
         for message in found:
             message._lease = lease
         held.update(zip(offsets, found, strict=True))
@@ -268,13 +271,21 @@ class InFlightRecords:
             self.acknowledging_count -= 1
             self.state_changed.set()
 
-    def on_renewed(self, message: Leased, lease_s: float) -> None:
+    def on_renewed(self, message: Leased, lease_s: float, *, is_chosen: bool = False) -> None:
         """Record that the broker has renewed the lease of a message for `lease_s` seconds from now (0: for the same
-        duration as before)."""
+        duration as before). `is_chosen`: this member has chosen that duration."""
         old = message._lease
-        lease_s = lease_s or old.lease_s
+        if not lease_s or (old.is_chosen and not is_chosen):
+            lease_s = old.lease_s
         deadline = self._loop.time() + lease_s
-        message._lease = Lease(old.ack_target, deadline, lease_s, old.extend_until_s, old.record_bytes)
+        message._lease = Lease(
+            old.ack_target,
+            deadline,
+            lease_s,
+            old.extend_until_s,
+            old.record_bytes,
+            is_chosen=is_chosen or old.is_chosen,
+        )
         self._end_renewal(message)
         self._set_timer(message._lease)
 

@@ -40,6 +40,9 @@ NO_RENEWAL, RENEWAL_QUEUED, RENEWAL_SENT = range(3)
 
 MILLISECONDS_PER_SECOND: Final = 1000
 
+LEASE_MS_MAX: Final = 12 * 60 * 60 * 1000
+"""Maximum duration of a lease that a member can choose."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReceiveOptions:
@@ -53,6 +56,7 @@ class ReceiveOptions:
     fetch_bytes_max: int = 8 << 20
     prefetch_bytes_max: int = 32 << 20
     batch_bytes_max: int = BATCH_BYTES_MAX
+    lease_ms: int | None = None
     close_ms_max: float = 5_000
     """Maximum time for which closing the receiver waits for brokers, in milliseconds."""
     backoff: Backoff = DEFAULT_BACKOFF
@@ -62,6 +66,8 @@ class ReceiveOptions:
             raise InvalidRequest("a receiver needs a group")
         if not 0 < self.max_records <= 100_000:
             raise InvalidRequest(f"max_records must be from 1 to 100000, not {self.max_records}")
+        if self.lease_ms is not None:
+            check_lease_ms(self.lease_ms, 1)
         if self.extend_max_ms < 0:
             raise InvalidRequest("extend_max_ms must not be negative")
 
@@ -83,19 +89,28 @@ class Lease:
     """Lease of the records that one response granted, or of the record that one request renewed.
 
     `deadline_s` (end of the lease) and `extend_until_s` (time until which the lease is renewed before delivery) are
-    times of the event loop. `lease_s`: duration of the lease; `record_bytes`: average size of a record.
+    times of the event loop. `lease_s`: duration of the lease; `record_bytes`: average size of a record. `is_chosen`:
+    this member has chosen the duration, so that a renewal does not change it.
     """
 
-    __slots__ = ("ack_target", "deadline_s", "extend_until_s", "lease_s", "record_bytes")
+    __slots__ = ("ack_target", "deadline_s", "extend_until_s", "is_chosen", "lease_s", "record_bytes")
 
     def __init__(
-        self, ack_target: AckTarget, deadline: float, lease_s: float, extend_until: float, record_bytes: float
+        self,
+        ack_target: AckTarget,
+        deadline: float,
+        lease_s: float,
+        extend_until: float,
+        record_bytes: float,
+        *,
+        is_chosen: bool = False,
     ) -> None:
         self.ack_target = ack_target
         self.deadline_s = deadline
         self.lease_s = lease_s
         self.extend_until_s = extend_until
         self.record_bytes = record_bytes
+        self.is_chosen = is_chosen
 
 
 class Leased(Message):
@@ -150,10 +165,28 @@ class Leased(Message):
         with `reason` in its headers (Apache Kafka ignores the reason). Raises `LeaseLost`."""
         await self._lease.ack_target.acknowledge(self, REJECT, reason=reason)
 
-    async def extend(self) -> None:
-        """Renew the lease, which then ends `share.record.lock.duration.ms` of the group from now (KIP-1222). Raises
-        `LeaseLost`; `UnsupportedVersion` if the broker does not renew leases."""
-        await self._lease.ack_target.acknowledge(self, RENEW)
+    async def extend(self, lease_ms: int | None = None) -> None:
+        """Renew the lease, which then ends `lease_ms` from now (0 to 12 hours), by default the duration that it was
+        received or extended with, or `share.record.lock.duration.ms` of the group (KIP-1222). 0 releases the record at
+        once.
+
+        Raises `LeaseLost`; `UnsupportedVersion` if the broker does not renew leases, or only for the group's duration;
+        `ValueError` for another duration."""
+        if lease_ms is None:
+            await self._lease.ack_target.acknowledge(self, RENEW)
+            return
+        check_lease_ms(lease_ms)
+        if lease_ms == 0:
+            await self._lease.ack_target.acknowledge(self, RELEASE, delay_ms=0)
+        else:
+            await self._lease.ack_target.acknowledge(self, RENEW, delay_ms=lease_ms)
+
+
+def check_lease_ms(lease_ms: int, lowest_ms: int = 0) -> None:
+    """Raise `ValueError` if this cannot be the duration of a lease."""
+    is_number = isinstance(lease_ms, int) and not isinstance(lease_ms, bool)
+    if not is_number or not lowest_ms <= lease_ms <= LEASE_MS_MAX:
+        raise ValueError(f"lease_ms: not an integer from {lowest_ms} to 12 hours in ms: {lease_ms!r}")
 
 
 class AckListener(Protocol):

@@ -336,13 +336,17 @@ class ShareSession:
 
 class ShareRequests:
     """Sends the ShareFetch and ShareAcknowledge requests of one member. `ids`: partition -> topic id, for all
-    partitions that were ever assigned; `bytes_max`: maximum size of the records in a response."""
+    partitions that were ever assigned; `bytes_max`: maximum size of the records in a response; `lease_ms`: duration of
+    the leases, None for the group's."""
 
-    def __init__(self, group: str, member_id: str, ids: TopicIds, *, bytes_max: int) -> None:
+    def __init__(
+        self, group: str, member_id: str, ids: TopicIds, *, bytes_max: int, lease_ms: int | None
+    ) -> None:
         self._group = group
         self._member_id = member_id
         self._topic_ids = ids
         self._bytes_max = bytes_max
+        self._lease_ms = -1 if lease_ms is None else lease_ms
 
     def begin_fetch(
         self,
@@ -360,8 +364,11 @@ class ShareRequests:
 
         Returns the partitions that the session will have after the response, for `read_fetch`. With `records_max` 0 the
         request only opens the session and does not wait for records. Raises `ConnectionLost` if there are
-        acknowledgements but the session has ended.
+        acknowledgements but the session has ended, and `UnsupportedVersion` if the broker knows no leases of a chosen
+        duration.
         """
+        if self._lease_ms >= 0 and ApiKey.ACKNOWLEDGE_RECORDS not in connection.versions:
+            raise UnsupportedVersion("lease_ms: this broker has leases of the group's duration only")
         if acks and not session.epoch:
             raise ConnectionLost("the share session ended")
         known = session.partitions
@@ -390,6 +397,7 @@ class ShareRequests:
             batch_size=records_max,
             acquire_mode=share_fetch.RECORD_LIMIT,
             forgotten_topics=_forgotten_topics(gone) if session.epoch else (),
+            lease_ms=self._lease_ms,
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
         connection.begin_exchange((framed,), correlation_id, reply, timeout_ms=timeout_ms)
@@ -528,7 +536,11 @@ class ShareSessions:
         self._fetcher = fetcher
         self._loop = asyncio.get_running_loop()
         self._requests = ShareRequests(
-            options.group, member_id, ack_sender.topic_ids, bytes_max=options.fetch_bytes_max
+            options.group,
+            member_id,
+            ack_sender.topic_ids,
+            bytes_max=options.fetch_bytes_max,
+            lease_ms=options.lease_ms,
         )
         self._is_closed = False
         self._channel = f"share {next(_CHANNEL_NUMBERS)}"

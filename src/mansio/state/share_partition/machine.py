@@ -78,6 +78,7 @@ from mansio.state.share_partition.types import (
     CAUSE_DELIVERY_LIMIT,
     CAUSE_REJECTED,
     GAP,
+    LEASE_MS_MAX,
     RELEASE,
     RENEW,
     WITHHELD,
@@ -366,6 +367,8 @@ class SharePartition:
         runs = split_by_type(batches, min(in_flight.ranges.start, self._log_start))
         for run in runs:
             _check_leased(in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
+            if run.type == RENEW and run.request_batch.delay_ms > LEASE_MS_MAX:
+                raise InvalidRequest(f"a lease of {run.request_batch.delay_ms} ms; at most {LEASE_MS_MAX}")
         stored = []
         for run in runs:
             if run.type == RENEW and run.request_batch.delay_ms < 0:

@@ -69,7 +69,8 @@ class AcknowledgeBatch(_Flexible):
     """Acknowledgement of the offsets `first_offset` to `last_offset`, both included.
 
     `types`: acknowledge types, one byte for all offsets or one for each; `delay_ms`: time before released records are
-    offered again, -1 for the group's backoff; `reason`: of a rejection, for the dead-lettered record;
+    offered again, -1 for the group's backoff; of a renewal, the duration of the lease, -1 for the one it has;
+    `reason`: of a rejection, for the dead-lettered record;
     `delivery_count`: the acknowledgement applies only to the delivery with this count, -1 to any."""
 
     first_offset: int = field(metadata=_INT64)
@@ -154,13 +155,14 @@ class MemberLeases(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedRange(_Flexible):
     """Consecutive offsets that are leased to one member and have the same delivery count. `age_ms`: time since the
-    lease was granted or renewed."""
+    lease was granted or renewed; `lease_ms`: its duration, -1 if the broker does not say it."""
 
     first_offset: int = field(metadata=_INT64)
     last_offset: int = field(metadata=_INT64)
     member_id: str = field(metadata=_TEXT)
     delivery_count: int = field(metadata=_INT32)
     age_ms: int = field(metadata=_INT64)
+    lease_ms: int = field(metadata={**_INT64, "tag": 0}, default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

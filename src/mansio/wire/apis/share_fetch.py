@@ -8,7 +8,7 @@ Invariants:
 * Records are not accessed; only their length is used.
 * Decoding malformed bytes raises `WireError` and nothing else.
 * A message has at most `ENTRIES_MAX` topics, partitions, ranges and endpoints.
-* Tagged fields are not written, and skipped when reading.
+* No tagged fields are written but `LEASE_TAG`, and all others are skipped when reading.
 """
 
 from __future__ import annotations
@@ -261,10 +261,18 @@ _FETCH_FIELDS: Final = Struct(">iiiiii")  # epoch, max wait, min bytes, max byte
 _FETCH_FIELDS_AND_MODE: Final = Struct(">iiiiiibb")  # and acquire mode, is renew ack
 
 
+LEASE_TAG: Final = 20000
+"""Tag of Mansio's own field of a request: duration of the leases in ms, 64 bits. Kafka's brokers skip it."""
+
+_LONG: Final = Struct(">q")
+_LEASE_FIELD_START: Final = b"\x01\xa0\x9c\x01\x08"
+"""One tagged field with `LEASE_TAG`, of eight bytes."""
+
+
 class ShareFetchRequest(NamedTuple):
     """Request. `topics` are (topic id, [AckPartition]): partitions to add to the share session, with acknowledgements;
     `forgotten_topics` are (topic id, [partition]) to remove from it. `batch_size`: preferred number of records in an
-    acquired batch."""
+    acquired batch; `lease_ms`: duration of the leases, -1 for the group's."""
 
     group_id: str | None
     member_id: str | None
@@ -278,6 +286,7 @@ class ShareFetchRequest(NamedTuple):
     is_renew_ack: bool
     topics: list[Topic]
     forgotten_topics: list[ForgottenTopic]
+    lease_ms: int = -1
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> ShareFetchRequest:
@@ -315,7 +324,7 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Sha
             raise WireError("the message ends within the forgotten partitions")
         position = skip_tags(frame, end)
         forgotten.append((topic_id, indexes))
-    position = skip_tags(frame, position)
+    lease_ms, position = _read_lease(frame, position)
     request = ShareFetchRequest(
         group_id,
         member_id,
@@ -329,8 +338,29 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Sha
         renews != 0,
         topics,
         forgotten,
+        lease_ms,
     )
     return request, position
+
+
+def _read_lease(frame: memoryview, position: int) -> tuple[int, int]:
+    """Return the value of the field `LEASE_TAG`, -1 if it is missing, and the position after the tagged fields."""
+    if frame[position] == 0:
+        return -1, position + 1
+    count, position = read_unsigned_varint(frame, position)
+    lease_ms = -1
+    for _ in range(count):
+        tag, position = read_unsigned_varint(frame, position)
+        length, position = read_unsigned_varint(frame, position)
+        end = position + length
+        if end > len(frame):
+            raise WireError("a tagged field is longer than the message")
+        if tag == LEASE_TAG:
+            if length != _LONG.size:
+                raise WireError("the duration of a lease has 8 bytes")
+            (lease_ms,) = _LONG.unpack_from(frame, position)
+        position = end
+    return lease_ms, position
 
 
 def encode_request(
@@ -350,6 +380,7 @@ def encode_request(
     acquire_mode: int = BATCH_OPTIMIZED,
     is_renew_ack: bool = False,
     forgotten_topics: Sequence[ForgottenTopic] = (),
+    lease_ms: int = -1,
 ) -> bytes:
     """Encode a request frame: length, header, body. Fields that `version` lacks are dropped."""
     limits = (session_epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size)
@@ -366,7 +397,7 @@ def encode_request(
         parts += (topic_id, pack_compact_count(len(indexes)))
         parts += [_INT.pack(index) for index in indexes]
         parts.append(b"\x00")
-    parts.append(b"\x00")
+    parts.append(b"\x00" if lease_ms < 0 else _LEASE_FIELD_START + _LONG.pack(lease_ms))
     body = b"".join(parts)
     return _INT.pack(len(body)) + body
 

@@ -399,12 +399,21 @@ class SharePartitionLeader:
     # ------------------------------------------------------------------ acquisition and acknowledgement
 
     def acquire(
-        self, member: str, max_records: int, max_bytes: int, *, strict: bool, is_first: bool
+        self,
+        member: str,
+        max_records: int,
+        max_bytes: int,
+        *,
+        strict: bool,
+        is_first: bool,
+        lease_ms: int = -1,
     ) -> AcquiredRecords | None:
         """Lease available records to a member; return None if there are none.
 
         `strict`: lease at most `max_records`, even within a batch. `is_first`: the response has no records yet, so the
-        first batch may exceed `max_bytes`. Raises `NotLeaderOrFollower`, `CorruptLog`, `StorageError`."""
+        first batch may exceed `max_bytes`. `lease_ms`: duration of the leases, -1 for the group's.
+
+        Raises `NotLeaderOrFollower`, `CorruptLog`, `StorageError`."""
         machine = self.ready_state_machine()
         if machine is None:
             return None
@@ -437,6 +446,7 @@ class SharePartitionLeader:
             strict=strict,
             batch_ends=[last for _, last in read],
             now_ms=now_ms,
+            lease_ms=lease_ms,
         )
         if not acquired and update is None:
             if damage:

@@ -130,10 +130,12 @@ class ReceiveService:
         max_records: int,
         max_wait_ms: int,
         max_bytes: int = BYTES_MAX,
+        lease_ms: int = -1,
         caller: Caller = ANONYMOUS,
     ) -> ReceiveResult:
         """Lease at most `max_records` records of the partitions of `topics` that this broker leads. While no records
-        are available, wait for at most `max_wait_ms`, or until the deadline of `caller`.
+        are available, wait for at most `max_wait_ms`, or until the deadline of `caller`. `lease_ms`: duration of the
+        leases, -1 for the group's.
 
         Raises `InvalidGroupId`, `InvalidRequest`, `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if this broker
         leads no partition of the topics. Errors of single partitions are in the result.
@@ -163,6 +165,7 @@ class ReceiveService:
             max_bytes=min(max_bytes, BYTES_MAX),
             max_wait_ms=int(caller.timeout_ms(max_wait_ms, self._clock.monotonic())),
             strict=True,
+            lease_ms=lease_ms,
         )
 
         is_complete = is_returned = False

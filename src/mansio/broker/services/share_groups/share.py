@@ -33,7 +33,7 @@ from mansio.errors import (
     OffsetNotAvailable,
 )
 from mansio.state.share_partition.in_flight import NOT_PENDING
-from mansio.state.share_partition.types import ACQUIRED, ARCHIVED, RENEW, ShareKey
+from mansio.state.share_partition.types import ACQUIRED, ARCHIVED, LEASE_MS_MAX, RENEW, ShareKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -127,13 +127,14 @@ class ReceivedPartition:
 @dataclass(frozen=True, slots=True)
 class LeaseRange:
     """Range of offsets leased to one member, with one delivery count. `age_ms`: time since the records were leased or
-    the lease was renewed."""
+    the lease was renewed; `lease_ms`: duration of the lease."""
 
     first_offset: int
     last_offset: int
     member_id: str
     delivery_count: int
     age_ms: int
+    lease_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +307,11 @@ class ShareService:
             if len(ranges) >= ranges_max:
                 break
             if batch.state == ACQUIRED:
-                age_ms = max(round(now_ms - batch.deadline_ms + lock_ms), 0)
-                ranges.append(LeaseRange(batch.first, batch.last, batch.holder, batch.deliveries, age_ms))
+                lease_ms = batch.duration_ms(lock_ms)
+                age_ms = max(round(now_ms - batch.deadline_ms + lease_ms), 0)
+                ranges.append(
+                    LeaseRange(batch.first, batch.last, batch.holder, batch.deliveries, age_ms, lease_ms)
+                )
         error = self._dead_letters.last_error_of(leader.key)
         counts = machine.counts(now_ms)
         return SharePartitionDescription(
@@ -393,6 +397,7 @@ class ReceiveOperation:
         "_is_active",
         "_is_connected",
         "_is_over",
+        "_lease_ms",
         "_max_bytes",
         "_max_records",
         "_member_id",
@@ -417,9 +422,13 @@ class ReceiveOperation:
         max_bytes: int,
         max_wait_ms: int,
         strict: bool,
+        lease_ms: int = -1,
     ) -> None:
         """`strict`: lease at most `max_records` records. If false, all records of the batch that contains the last
-        leased record are leased as well, even above `max_records` (KIP-1206)."""
+        leased record are leased as well, even above `max_records` (KIP-1206). `lease_ms`: duration of the leases, -1
+        for the group's. Raises `InvalidRequest`."""
+        if not -1 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"a lease of {lease_ms} ms; 0 to {LEASE_MS_MAX}")
         self._service = service
         self._group_id = group_id
         self._member_id = member_id
@@ -430,6 +439,7 @@ class ReceiveOperation:
         self._max_records = max_records
         self._max_bytes = min(max_bytes, service.settings.fetch_max_bytes)
         self._strict = strict
+        self._lease_ms = lease_ms
         self._deadline_ms = self._now_ms() + max(0, min(max_wait_ms, service.settings.fetch_wait_ms_max))
         self._candidates: list[TopicPartition] = []
         self._waiting: Promise[None] | None = None
@@ -488,7 +498,13 @@ class ReceiveOperation:
                 leader = self._service.share_partition_manager.find(self._group_id, topic_id, index)
                 # An unexpected error ends the leader; otherwise its changed records would stay pending for ever.
                 acquired = leader.call_machine(
-                    leader.acquire, self._member_id, left, space, strict=self._strict, is_first=not found
+                    leader.acquire,
+                    self._member_id,
+                    left,
+                    space,
+                    strict=self._strict,
+                    is_first=not found,
+                    lease_ms=self._lease_ms,
                 )
             except TRANSIENT_ERRORS:
                 is_unavailable = True
@@ -546,7 +562,10 @@ class ReceiveOperation:
             if not isinstance(refused, TRANSIENT_ERRORS):
                 received[key] = ReceivedPartition(refused)
             return
-        self.lock_ms = self.lock_ms or leader.state_machine.settings.lock_ms
+        if self._lease_ms >= 0:
+            self.lock_ms = self._lease_ms
+        else:
+            self.lock_ms = self.lock_ms or leader.state_machine.settings.lock_ms
         received[key] = ReceivedPartition(None, acquired.acquired, acquired.slices, acquired.size_bytes)
 
     async def _wait(self, timeout_ms: float) -> None:

@@ -94,6 +94,7 @@ def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
                 "member_id": each.member_id,
                 "delivery_count": each.delivery_count,
                 "age_ms": each.age_ms,
+                "lease_ms": each.lease_ms,
             }
             for each in found.ranges
         ],

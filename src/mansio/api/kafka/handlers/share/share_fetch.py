@@ -138,6 +138,7 @@ class _ShareFetch:
                 max_bytes=request.max_bytes,
                 max_wait_ms=request.max_wait_ms,
                 strict=request.acquire_mode == RECORD_LIMIT,
+                lease_ms=request.lease_ms,
             )
         if session.replaces_older:
             await shares.release_leases(group, member)
