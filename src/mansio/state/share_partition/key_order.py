@@ -16,8 +16,8 @@ rare. Records without a key have no order, and neither have offsets without a re
 Invariants:
 * A *busy* offset can not be leased now: its record is leased, in a backoff, withheld or being dead-lettered, or its
   last change is not stored. `_busy` contains the scanned ones that are not done.
-* The first record of a key that is not done is offered if no record of the key is busy. `_ready` has an entry for each
-  offset that is offered; entries of other offsets are ignored.
+* The first record of a key that is not done is offered if no record of the key is busy. `_ready` and `_taken` together
+  have an entry for each offset that is offered; entries of other offsets are ignored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,18 @@ RUN_RECORDS_MAX: Final = 256
 class KeyOrder:
     """Which records of a share partition its members can acquire, by key."""
 
-    __slots__ = ("_busy", "_busy_keys", "_first", "_following", "_keys", "_last", "_ready", "scanned_end")
+    __slots__ = (
+        "_busy",
+        "_busy_keys",
+        "_first",
+        "_following",
+        "_keys",
+        "_last",
+        "_ready",
+        "_taken",
+        "change_count",
+        "scanned_end",
+    )
 
     def __init__(self, start: int) -> None:
         self.scanned_end = start
@@ -58,11 +69,20 @@ class KeyOrder:
         self._busy_keys: dict[int, int] = {}
         """Number of busy offsets of each key, if there are any."""
         self._ready: list[int] = []
+        self._taken: list[int] = []
+        """Offsets that the last iterator of `pick` has removed from `_ready`."""
+        self.change_count = 0
+        """Number of changes so far. What was picked is still right while it is the same."""
 
     @property
     def is_full(self) -> bool:
         """Whether no more keys can be added now."""
         return len(self._keys) >= UNDONE_RECORDS_MAX
+
+    @property
+    def free_count(self) -> int:
+        """Number of records that are not busy: an upper bound of the number that is offered."""
+        return len(self._keys) - len(self._busy)
 
     # Changes
 
@@ -72,6 +92,7 @@ class KeyOrder:
         `keys`: hashes by offset, without the records that have no key. `undone`: ascending ranges (first, last) of the
         offsets that are not done, and whether they can be leased now."""
         self.scanned_end = end
+        self.change_count += 1
         for first, last, is_free in undone:
             for offset in range(first, last + 1):
                 key = self._keys[offset] = keys.get(offset)
@@ -89,6 +110,7 @@ class KeyOrder:
     def on_changed(self, first: int, last: int, *, is_free: bool, is_done: bool) -> None:
         """Apply a change of the state of offsets. `is_done`: the change is stored."""
         last = min(last, self.scanned_end - 1)
+        self.change_count += 1
         if is_free:
             self._mark_free(first, last)
         elif is_done:
@@ -118,6 +140,7 @@ class KeyOrder:
         for known in [known for known in self._keys if known < offset]:
             self._mark_done(known, known)
         self.scanned_end = max(self.scanned_end, log_start)
+        self.change_count += 1
 
     def _advance_first(self, key: int, offset: int) -> None:
         """Set the first undone offset of a key, after the one at `offset` is done."""
@@ -168,36 +191,50 @@ class KeyOrder:
 
         `read`: only offsets in these ascending ranges; None for all. Records of a key behind one that is not in the
         ranges are not offered. The state must not change while the iterator is in use."""
-        taken: list[int] = []
-        try:
-            yield from _runs(self._pick_offsets(taken, read))
-        finally:
-            for offset in taken:
-                heappush(self._ready, offset)
-
-    def _pick_offsets(self, taken: list[int], read: Sequence[tuple[int, int]] | None) -> Iterator[int]:
-        """Yield the offsets of `pick`. The entries removed from `_ready` that are still valid are added to `taken`."""
-        ready, keys, busy_keys = self._ready, self._keys, self._busy_keys
-        following: list[int] = []  # heap of the next offsets of keys whose first one was yielded
+        self._return_taken()
+        ready, taken, keys = self._ready, self._taken, self._keys
+        firsts, following, busy, busy_keys = self._first, self._following, self._busy, self._busy_keys
         starts = None if read is None else [first for first, _ in read]
-        before = -1
-        while ready or following:
-            if following and (not ready or following[0] < ready[0]):
-                offset = heappop(following)
-            else:
+        next_of_keys: list[int] = []  # heap of the next offsets of keys whose first one was picked
+        first = last = before = -1
+        while True:
+            if next_of_keys and (not ready or next_of_keys[0] < ready[0]):
+                offset = heappop(next_of_keys)
+                key = keys[offset]
+            elif ready:
                 offset = heappop(ready)
-                if offset == before or not self._is_offered(offset):
+                if offset == before or offset not in keys:
+                    continue
+                key = keys[offset]
+                if offset in busy if key is None else key in busy_keys or firsts[key] != offset:
                     continue
                 before = offset
                 taken.append(offset)
+            else:
+                break
             if read is not None and starts is not None and not _is_within(offset, read, starts):
                 continue
-            yield offset
-            key = keys[offset]
-            if key is not None and key not in busy_keys:
-                next_offset = self._next_undone(offset)
+            if offset == last + 1 and offset - first < RUN_RECORDS_MAX and first >= 0:
+                last = offset
+            else:
+                if first >= 0:
+                    yield first, last
+                first = last = offset
+            if key is not None:
+                next_offset = following.get(offset)
+                while next_offset is not None and next_offset not in keys:
+                    next_offset = following.get(next_offset)
                 if next_offset is not None:
-                    heappush(following, next_offset)
+                    heappush(next_of_keys, next_offset)
+        if first >= 0:
+            yield first, last
+
+    def _return_taken(self) -> None:
+        """Add the offsets that the last iterator has removed from `_ready` and that are still offered."""
+        for offset in self._taken:
+            if self._is_offered(offset):
+                heappush(self._ready, offset)
+        self._taken.clear()
 
     def _is_offered(self, offset: int) -> bool:
         if offset not in self._keys:
@@ -206,26 +243,6 @@ class KeyOrder:
         if key is None:
             return offset not in self._busy
         return key not in self._busy_keys and self._first[key] == offset
-
-    def _next_undone(self, offset: int) -> int | None:
-        following = self._following.get(offset)
-        while following is not None and following not in self._keys:
-            following = self._following.get(following)
-        return following
-
-
-def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield consecutive offsets as ranges of at most `RUN_RECORDS_MAX`."""
-    first = last = -1
-    for offset in offsets:
-        if offset == last + 1 and first >= 0 and offset - first < RUN_RECORDS_MAX:
-            last = offset
-            continue
-        if first >= 0:
-            yield first, last
-        first = last = offset
-    if first >= 0:
-        yield first, last
 
 
 def _is_within(offset: int, ranges: Sequence[tuple[int, int]], starts: Sequence[int]) -> bool:

@@ -95,7 +95,7 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mansio.state.share_partition.acquisition import AcquisitionPolicy
     from mansio.state.share_partition.in_flight import BatchMap
@@ -185,6 +185,7 @@ class SharePartition:
         "_in_flight",
         "_lease_bound",
         "_log_start",
+        "_planned",
         "_policy",
         "_producer",
         "_state",
@@ -220,6 +221,8 @@ class SharePartition:
         self._wall_clock_offset_ms = wall_ms - now_ms
         self._dead = DeadRanges(state)
         self._producer = state.producer
+        self._planned: tuple[int, list[tuple[int, int]]] = (-1, [])
+        """The last result of `acquirable_ranges` of a partition in order by key, and the number of changes then."""
         self._in_flight = restore_in_flight_batches(
             state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms
         )
@@ -251,9 +254,11 @@ class SharePartition:
         stop = min(self._lease_end, self.high_watermark)
         key_order = self._in_flight.key_order
         if key_order is not None:
-            return acquisition.ranges_to_read(
+            planned = acquisition.ranges_to_read(
                 key_order.pick(), space, stop, unreadable, ranges_max=KEY_ORDER_READ_RANGES_MAX
             )
+            self._planned = (key_order.change_count, planned)
+            return planned
         picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
         return acquisition.ranges_to_read(picked, space, stop, unreadable)
 
@@ -277,8 +282,15 @@ class SharePartition:
         the leases: the caller must call `mark_persisted` before the member receives the records.
         """
         in_flight, policy = self._in_flight, self._policy
+        picked: Iterable[tuple[int, int]]
         if in_flight.key_order is None:
             picked = policy.pick(in_flight.ranges, member, now_ms)
+        elif (
+            strict
+            and self._planned[0] == in_flight.key_order.change_count
+            and _is_prefix(read, self._planned[1])
+        ):
+            picked = self._planned[1]
         else:
             picked = in_flight.key_order.pick(read)
         chosen = acquisition.choose_offsets(
@@ -312,6 +324,12 @@ class SharePartition:
         return acquired, self._update(token, changed, durable=durable, lease_bound=True)
 
     # ------------------------------------------------------------------ order by key
+
+    @property
+    def free_key_count(self) -> int:
+        """Upper bound of the number of records with known keys that are offered now; 0 without order by key."""
+        key_order = self._in_flight.key_order
+        return 0 if key_order is None else key_order.free_count
 
     @property
     def next_key_offset(self) -> int | None:
@@ -797,6 +815,15 @@ class SharePartition:
                 for member, (leased, since_ms) in sorted(held.items())
             ),
         )
+
+
+def _is_prefix(read: Sequence[tuple[int, int]], planned: Sequence[tuple[int, int]]) -> bool:
+    """Whether the ranges that were read contain the planned ones from the first one on, without a gap; the last of them
+    may be read in part, and those behind it not at all."""
+    return all(
+        got[0] == wanted[0] and (got[1] >= wanted[1] or index == len(read) - 1)
+        for index, (got, wanted) in enumerate(zip(read, planned, strict=False))
+    )
 
 
 def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[AcknowledgedRange]:

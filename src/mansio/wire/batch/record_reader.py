@@ -389,6 +389,9 @@ def read_keys(batch: Buffer, *, output_bytes_max: int) -> Iterator[tuple[int, by
             number = data[position]
             if number < 0x80:
                 position += 1
+            elif (second := data[position + 1]) < 0x80:
+                number = number & 0x7F | second << 7
+                position += 2
             else:
                 number, position = _read_number(data, position)
             end = position + ((number >> 1) ^ -(number & 1))
@@ -396,21 +399,27 @@ def read_keys(batch: Buffer, *, output_bytes_max: int) -> Iterator[tuple[int, by
                 raise InvalidRecord(
                     f"a record of {end - position} bytes with {size - position} left in the batch"
                 )
-            position += 1  # attributes
-            if data[position] < 0x80:
-                position += 1
+            if data[position + 1] < 0x80:  # one byte of attributes, unused, and the timestamp delta
+                position += 2
             else:
-                _, position = _read_number(data, position)
+                _, position = _read_number(data, position + 1)
             number = data[position]
             if number < 0x80:
                 position += 1
+            elif (second := data[position + 1]) < 0x80:
+                number = number & 0x7F | second << 7
+                position += 2
             else:
                 number, position = _read_number(data, position)
             delta = (number >> 1) ^ -(number & 1)
             if not last_delta < delta <= last_delta_max:
                 raise InvalidRecord(f"offset delta {delta} after {last_delta} of {last_delta_max}")
             last_delta = delta
-            key = None if data[position] == 1 else _read_bytes(data, position)[0]
+            number = data[position]
+            if number < 0x80 and not number & 1:
+                key: bytes | None = data[position + 1 : position + 1 + (number >> 1)]
+            else:
+                key = None if number == 1 else _read_bytes(data, position)[0]
             yield base_offset + delta, key
             position = end
     except IndexError as error:

@@ -422,6 +422,8 @@ class SharePartitionLeader:
         damage: list[DamagedRange] = []
         keys = _KeyReader(self.partition)
         while True:
+            while machine.free_key_count < max_records and keys.add_batch(machine, end):
+                pass
             # Damaged records do not count towards `max_records`.
             unreadable = sorted((each.first_offset, each.end_offset - 1) for each in damage)
             ranges = self.call_machine(
