@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(1_200)]
 
 START_DEADLINE_S = 120.0
 COMMAND_S = 300.0
+SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 RECORDS = 300
 FILE = """
 from pyspark.sql import functions as f
@@ -48,7 +49,8 @@ MARK = "!"
 
 @contextmanager
 def connect_server(place: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A Spark Connect server that answers, started by PySpark's own script; stopped at the end."""
+    """A Spark Connect server that answers; stopped at the end. Started by its class: the packages of PySpark 4.1 and 4.2
+    have no `sbin/start-connect-server.sh`."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
@@ -59,15 +61,13 @@ def connect_server(place: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
-            [str(spark_home() / "sbin" / "start-connect-server.sh"), "--master", "local[2]", *words],
+            [str(spark_home() / "bin" / "spark-submit"), "--class", SERVER_CLASS, "--master", "local[2]", *words],
             cwd=place,
             env={
                 **inherited(),
                 "JAVA_HOME": find_java().home,
                 "SPARK_HOME": str(spark_home()),
                 "SPARK_LOCAL_IP": "127.0.0.1",
-                "SPARK_NO_DAEMONIZE": "1",
-                "SPARK_LOG_DIR": str(place),
                 "PYSPARK_PYTHON": sys.executable,
             },
             stdin=subprocess.DEVNULL,

@@ -30,7 +30,8 @@ def flights() -> DataFrame:
         .option("startingOffsets", "earliest")
         .load()
     )
-    flight = f.from_csv(records.value.cast("string"), FLIGHT, {"nullValue": "NA"})
+    # A column by its name: `records.value` would ask Spark for the columns, which Spark 4.1 refuses here.
+    flight = f.from_csv(f.col("value").cast("string"), FLIGHT, {"nullValue": "NA"})
     return records.select("key", "value", flight.alias("flight")).select("key", "value", "flight.*")
 
 
