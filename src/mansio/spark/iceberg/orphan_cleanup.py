@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from pyarrow.fs import FileSystem
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
 
     from mansio.spark.iceberg.catalog import ArchiveTable
 
@@ -57,19 +58,29 @@ class CleanupReport:
 
 
 def remove_orphan_files(
-    table: ArchiveTable, *, snapshots_kept: int, grace_s: float, now_ms: int | None = None
+    table: ArchiveTable,
+    *,
+    snapshots_kept: int,
+    grace_s: float,
+    now_ms: int | None = None,
+    is_dry_run: bool = False,
 ) -> CleanupReport:
     """Expire all snapshots except the newest `snapshots_kept` and those with a tag or branch, then delete orphan files.
-    `grace_s`: time for which a file must have been unreferenced, in seconds.
+    `grace_s`: time for which a file must have been unreferenced, in seconds. `is_dry_run`: return what would be done
+    now, and change nothing; files that only an expired snapshot refers to are not counted.
 
     Raises:
         CommitConflict: Concurrent commits prevented the expiry of snapshots.
         ArchiveError: The table refers to a file under another path: nothing is deleted.
         OSError: The warehouse cannot be read or written.
     """
-    expired = expire_snapshots(table, snapshots_kept)
+    if is_dry_run:
+        table.refresh()
+        expired = len(_expirable(table.iceberg.metadata, snapshots_kept))
+    else:
+        expired = expire_snapshots(table, snapshots_kept)
     now = int(time.time() * 1000) if now_ms is None else now_ms
-    return _delete_unreferenced(table, expired, int(grace_s * 1000), now)
+    return _delete_unreferenced(table, expired, int(grace_s * 1000), now, is_dry_run=is_dry_run)
 
 
 def expire_snapshots(table: ArchiveTable, snapshots_kept: int) -> int:
@@ -81,16 +92,7 @@ def expire_snapshots(table: ArchiveTable, snapshots_kept: int) -> int:
     """
 
     def attempt() -> int:
-        metadata = table.iceberg.metadata
-        named = {ref.snapshot_id for name, ref in metadata.refs.items() if name != MAIN_BRANCH}
-        newest_first = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0, reverse=True)
-        if len(newest_first) <= max(snapshots_kept, 1):
-            return 0
-        old = [
-            one.snapshot_id
-            for one in newest_first[max(snapshots_kept, 1) - 1 :]
-            if one.snapshot_id not in named
-        ]
+        old = _expirable(table.iceberg.metadata, snapshots_kept)
         if old:
             with table.transaction() as transaction:
                 transaction.update_snapshot(snapshot_properties=MAINTENANCE_SUMMARY).merge_append().commit()
@@ -100,8 +102,19 @@ def expire_snapshots(table: ArchiveTable, snapshots_kept: int) -> int:
     return retry_on_conflict(table, attempt)
 
 
+def _expirable(metadata: TableMetadata, snapshots_kept: int) -> list[int]:
+    """Ids of the snapshots to expire. One less than `snapshots_kept` remain, because the change adds one."""
+    named = {ref.snapshot_id for name, ref in metadata.refs.items() if name != MAIN_BRANCH}
+    newest_first = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0, reverse=True)
+    if len(newest_first) <= max(snapshots_kept, 1):
+        return []
+    old = newest_first[max(snapshots_kept, 1) - 1 :]
+    return [one.snapshot_id for one in old if one.snapshot_id not in named]
+
+
 def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
-    """Refresh the table and call `attempt`, again after each concurrent commit. Returns the result of `attempt`.
+    """Refresh the table and call `attempt`, again after each concurrent commit and after a commit of its own with an
+    unknown outcome. Returns the result of `attempt`.
 
     Raises:
         CommitConflict: In every attempt another commit changed the table first.
@@ -109,17 +122,19 @@ def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
     for failures in range(COMMIT_ATTEMPTS_MAX):
         time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * failures))
         table.refresh()
-        try:
-            with table.catalog_errors():
+        with table.catalog_errors():  # which would convert an unknown outcome to an error
+            try:
                 return attempt()
-        except (CommitFailedException, CommitStateUnknownException):
-            continue
+            except (CommitFailedException, CommitStateUnknownException):
+                continue
     raise CommitConflict(
         f"others changed {table.name} at the same time, {COMMIT_ATTEMPTS_MAX} times in a row: try again"
     )
 
 
-def _delete_unreferenced(table: ArchiveTable, expired: int, grace_ms: int, now_ms: int) -> CleanupReport:
+def _delete_unreferenced(
+    table: ArchiveTable, expired: int, grace_ms: int, now_ms: int, *, is_dry_run: bool
+) -> CleanupReport:
     filesystem, root = _location(table.iceberg)
     found = _list_files(filesystem, root)
     # References are read after the listing: a file committed in between is listed and referenced, never the reverse.
@@ -135,12 +150,13 @@ def _delete_unreferenced(table: ArchiveTable, expired: int, grace_ms: int, now_m
     for path, size in unreferenced.items():
         since_ms = seen.get(path, now_ms)
         if now_ms - since_ms >= grace_ms:
-            _delete(filesystem, path)
+            if not is_dry_run:
+                _delete(filesystem, path)
             deleted_bytes += size
         else:
             waiting[path] = since_ms
             waiting_bytes += size
-    if waiting or seen:
+    if (waiting or seen) and not is_dry_run:
         with filesystem.open_output_stream(first_seen_path) as stream:
             stream.write(json.dumps(waiting, indent=0).encode())
     return CleanupReport(

@@ -17,7 +17,7 @@ import posixpath
 import uuid
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,6 +46,16 @@ COMPRESSION_LEVEL: Final = 3
 UNMERGED_MANIFESTS_MAX: Final = 2
 """Number of manifests up to which they are not merged, because merging has no benefit."""
 MERGE_COUNT_PROPERTY: Final = "commit.manifest.min-count-to-merge"
+
+
+class SizedFile(Protocol):
+    """A data file with its size."""
+
+    @property
+    def bytes(self) -> int: ...
+
+
+SizedFileT = TypeVar("SizedFileT", bound=SizedFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +87,27 @@ def choose_groups(files: Iterable[LiveFile], target_bytes: int) -> list[list[Liv
     A file is merged only with files that together have at least its size, unless the result is larger than half of the
     target. So a record is rewritten about log2(target / size of its first file) times, however often this runs.
     """
-    groups: list[list[LiveFile]] = []
     ordered = sorted(files, key=lambda file: (file.partition, file.first_offset))
-    for _, of_partition in groupby(ordered, key=lambda file: file.partition):
-        for group in _neighbouring_files(of_partition, target_bytes):
-            full = 2 * _size(group) > target_bytes
-            while len(group) > 1 and not full and group[0].bytes > _size(group[1:]):
-                group = group[1:]
-            if len(group) > 1:
-                groups.append(group)
-    return groups
+    return [
+        group
+        for _, of_partition in groupby(ordered, key=lambda file: file.partition)
+        for group in merge_candidates(of_partition, target_bytes)
+    ]
 
 
-def _neighbouring_files(files: Iterable[LiveFile], target_bytes: int) -> Iterator[list[LiveFile]]:
+def merge_candidates(files: Iterable[SizedFileT], target_bytes: int) -> Iterator[list[SizedFileT]]:
+    """Groups of neighbours among the files of one partition, by the rules of `choose_groups`. `files`: oldest first."""
+    for group in _neighbouring_files(files, target_bytes):
+        full = 2 * _size(group) > target_bytes
+        while len(group) > 1 and not full and group[0].bytes > _size(group[1:]):
+            group = group[1:]
+        if len(group) > 1:
+            yield group
+
+
+def _neighbouring_files(files: Iterable[SizedFileT], target_bytes: int) -> Iterator[list[SizedFileT]]:
     """Runs of neighbouring files with a total of at most `target_bytes`. Files above half of it are omitted."""
-    run: list[LiveFile] = []
+    run: list[SizedFileT] = []
     for file in files:
         is_large = 2 * file.bytes > target_bytes
         if run and (is_large or _size(run) + file.bytes > target_bytes):
@@ -103,7 +119,7 @@ def _neighbouring_files(files: Iterable[LiveFile], target_bytes: int) -> Iterato
         yield run
 
 
-def _size(files: Sequence[LiveFile]) -> int:
+def _size(files: Sequence[SizedFile]) -> int:
     return sum(file.bytes for file in files)
 
 
@@ -127,6 +143,20 @@ def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTE
         report = _replace_files(table, pending, report)
     merge_manifests(table)
     return replace(report, manifests_after=_manifest_count(table))
+
+
+def planned_rewrite(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTES) -> RewriteReport:
+    """What `rewrite_data_files` would do now. Changes nothing. `bytes_after` and `manifests_after` are unknown: 0."""
+    table.refresh()
+    groups = choose_groups(table.live_files(), target_bytes)
+    old = [file for group in groups for file in group]
+    return RewriteReport(
+        files_replaced=len(old),
+        files_written=len(groups),
+        rows=record_count(old),
+        bytes_before=_size(old),
+        manifests_before=_manifest_count(table),
+    )
 
 
 def _merge(table: ArchiveTable, group: Sequence[LiveFile]) -> _MergedFile:
@@ -182,10 +212,12 @@ def _replace_files(
 
     def attempt() -> int:
         live = {file.file_path: file for file in _data_files(table)}
-        kept[:] = [merged for merged in pending if all(one.path in live for one in merged.sources)]
-        if kept:
-            _commit(table, kept, live)
-        return len(kept)
+        chosen = [merged for merged in pending if all(one.path in live for one in merged.sources)]
+        # A merged file is live if a commit whose response was lost has been applied.
+        kept[:] = [merged for merged in pending if merged in chosen or merged.path in live]
+        if chosen:
+            _commit(table, chosen, live)
+        return len(chosen)
 
     retry_on_conflict(table, attempt)
     old = [file for merged in kept for file in merged.sources]

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntry, ManifestEntryStatus
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _MergeAppendFiles
+from pyiceberg.typedef import EMPTY_DICT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,11 +86,22 @@ class ReplaceDataFiles(_MergeAppendFiles):
     `with ReplaceDataFiles(...) as change: change.delete_data_file(old); change.append_data_file(new)`.
     """
 
-    def __init__(self, transaction: Transaction, files: SnapshotFiles, summary: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        files: SnapshotFiles,
+        summary: Mapping[str, str],
+        *,
+        has_same_rows: bool = False,
+    ) -> None:
+        """`has_same_rows`: the added files have the rows of the removed ones. Incremental readers of other engines skip
+        such a snapshot (operation `replace`), and fail at one that overwrites rows.
+        """
         super().__init__(
             Operation.OVERWRITE, transaction, transaction._table.io, snapshot_properties=dict(summary)
         )
         self._files = files
+        self._has_same_rows = has_same_rows
         self._live = {manifest.manifest_path: entries for manifest, entries in files.manifests}
 
     def fetch_manifest_entry(
@@ -98,6 +110,14 @@ class ReplaceDataFiles(_MergeAppendFiles):
         """The entries of a manifest that is merged. Earlier deletions are not copied, so live ones are enough."""
         known = self._live.get(manifest.manifest_path)
         return super().fetch_manifest_entry(manifest, discard_deleted) if known is None else list(known)
+
+    def _summary(self, snapshot_properties: Mapping[str, str] = EMPTY_DICT) -> Summary:
+        summary = super()._summary(dict(snapshot_properties))
+        if not self._has_same_rows:
+            return summary
+        return Summary(
+            Operation.REPLACE, **summary.additional_properties
+        )  # pyiceberg computes no totals for it
 
     def _build_delete_files_partition_predicate(self) -> None:
         """Do nothing: the predicate would choose the manifests to read."""

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Final
 from mansio.errors import InvalidRequest
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.orphan_cleanup import CleanupReport, remove_orphan_files, retry_on_conflict
-from mansio.spark.iceberg.rewrite_data_files import TARGET_FILE_BYTES, RewriteReport, rewrite_data_files
+from mansio.spark.iceberg.rewrite_data_files import (
+    TARGET_FILE_BYTES,
+    RewriteReport,
+    planned_rewrite,
+    rewrite_data_files,
+)
 
 if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
@@ -48,12 +53,13 @@ def maintain(
     snapshots_kept: int = SNAPSHOTS_RETAINED,
     grace_s: float = GRACE_S,
     tag: str | None = None,
+    is_dry_run: bool = False,
 ) -> MaintenanceReport:
     """Rewrite small files, merge manifests, expire all but the newest `snapshots_kept` snapshots, and delete orphan
     files. In the dead-letter table, only expire snapshots and delete orphan files.
 
     `tag`: name for the current snapshot, which is then retained permanently. `grace_s`: time for which a file must have
-    been unreferenced, in seconds.
+    been unreferenced, in seconds. `is_dry_run`: change nothing; the report has what would be done now.
 
     Raises:
         InvalidRequest: The tag exists.
@@ -61,12 +67,12 @@ def maintain(
     """
     began = time.monotonic()
     table.refresh()
-    if tag is not None:
+    if tag is not None and not is_dry_run:
         tag_snapshot(table, tag)
-    rewritten = rewrite_data_files(table, target_bytes)
-    swept = remove_orphan_files(table, snapshots_kept=snapshots_kept, grace_s=grace_s)
+    rewritten = (planned_rewrite if is_dry_run else rewrite_data_files)(table, target_bytes)
+    swept = remove_orphan_files(table, snapshots_kept=snapshots_kept, grace_s=grace_s, is_dry_run=is_dry_run)
     dead_letters = open_dead_letters(table, create=False)
-    if dead_letters is not None:
+    if dead_letters is not None and not is_dry_run:
         remove_orphan_files(dead_letters, snapshots_kept=snapshots_kept, grace_s=grace_s)
     files = table.live_files()
     return MaintenanceReport(

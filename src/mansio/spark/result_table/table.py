@@ -34,7 +34,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from mansio.errors import ConfigError
 from mansio.spark.iceberg.catalog import CATALOG_LOCK_ATTEMPTS_MAX, ArchiveTable, catalog_errors
-from mansio.spark.iceberg.errors import CatalogLocked
+from mansio.spark.iceberg.errors import CatalogLocked, TableNotFound
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.iceberg.snapshot_files import SnapshotReader
 from mansio.spark.iceberg.table_format import COMMIT_RETRIES_PROPERTY
@@ -245,6 +245,22 @@ def open_result_table(
             group_fields(found.partition_by, target.key)
             _set_key(table, target.key)
     return found
+
+
+def open_existing_table(name: str, warehouse: str | None, spark_settings: Mapping[str, str]) -> ResultTable:
+    """Open a table that exists, without changing it.
+
+    Raises:
+        TableNotFound: There is none.
+        ConfigError: The name or the catalog is invalid.
+        CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
+    """
+    parsed = parse_table_name(name)
+    opened = open_catalog(parsed, warehouse, spark_settings)
+    try:
+        return _reopen_table(parsed, opened)
+    except NoSuchTableError as error:
+        raise TableNotFound(f"there is no table {parsed} in {opened.address}") from error
 
 
 def _reopen_table(name: TableName, opened: OpenCatalog) -> ResultTable:

@@ -74,11 +74,7 @@ def keyed_files(
     """
     field = table.schema().find_field(key)
     assert isinstance(field.field_type, PrimitiveType)
-    if files.deletes and any(task.delete_files for task in table.scan().plan_files()):
-        raise ConfigError(
-            f"table {'.'.join(table.name())} has rows that another engine deleted without rewriting their files"
-            " (merge-on-read): rewrite its data files first, for instance with Spark's rewrite_data_files"
-        )
+    refuse_row_level_deletes(table, files)
     found = []
     for file in files.data_files():
         if file.spec_id != table.metadata.default_spec_id:
@@ -87,6 +83,19 @@ def keyed_files(
             )
         found.append(_keyed_file(file, fields, field.field_id, field.field_type))
     return found
+
+
+def refuse_row_level_deletes(table: Table, files: SnapshotFiles) -> None:
+    """Check that the table has no row-level deletes of its live files.
+
+    Raises:
+        ConfigError: It has; a rewritten file would have the deleted rows again.
+    """
+    if files.deletes and any(task.delete_files for task in table.scan().plan_files()):
+        raise ConfigError(
+            f"table {'.'.join(table.name())} has rows that another engine deleted without rewriting their files"
+            " (merge-on-read): rewrite its data files first, for instance with Spark's rewrite_data_files"
+        )
 
 
 def _keyed_file(
