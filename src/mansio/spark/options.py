@@ -124,6 +124,11 @@ UNSUPPORTED_KAFKA_PREFIXES: Final = ("kafka.ssl.", "kafka.sasl.")
 ON_UNREADABLE_SUSPEND: Final = "suspend"
 ON_UNREADABLE_SKIP: Final = "skip"
 ON_UNREADABLE_DEAD_LETTER: Final = "dead-letter"
+ON_UNREADABLE_HINT: Final = (
+    "Set onUnreadable to skip (--option onUnreadable=skip) to continue without them, or to dead-letter to get them as"
+    " rows with an error"
+)
+"""The remedy in the error for unreadable records. `mansio pipeline run` has options of the reader as `--option`."""
 ON_UNREADABLE_MODES: Final = (ON_UNREADABLE_SUSPEND, ON_UNREADABLE_SKIP, ON_UNREADABLE_DEAD_LETTER)
 ERROR_COLUMN: Final = "error"
 """Last column of a reader with `onUnreadable=dead-letter`: null for a record, the reason for an unreadable record."""

@@ -49,8 +49,8 @@ MARK = "!"
 
 @contextmanager
 def connect_server(place: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A Spark Connect server that answers; stopped at the end. Started by its class: the packages of PySpark 4.1 and 4.2
-    have no `sbin/start-connect-server.sh`."""
+    """A Spark Connect server that answers; stopped at the end. It is started by its class: the packages of PySpark 4.1
+    and 4.2 have no `sbin/start-connect-server.sh`."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
@@ -61,7 +61,14 @@ def connect_server(place: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
-            [str(spark_home() / "bin" / "spark-submit"), "--class", SERVER_CLASS, "--master", "local[2]", *words],
+            [
+                str(spark_home() / "bin" / "spark-submit"),
+                "--class",
+                SERVER_CLASS,
+                "--master",
+                "local[2]",
+                *words,
+            ],
             cwd=place,
             env={
                 **inherited(),

@@ -21,6 +21,7 @@ from mansio.spark.jobs.checkpoint import (
 )
 from mansio.spark.jobs.lag import pipeline_lag
 from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
+from mansio.spark.jobs.pipeline_progress import NO_BATCH
 from mansio.spark.jobs.progress_listener import OffsetPublisher
 from mansio.spark.jobs.run import BatchProgress, PipelineFailed, PipelineJob, run_pipeline
 from mansio.spark.sync_client import sync_client
@@ -202,6 +203,11 @@ def test_what_fails_in_the_users_function_is_one_line(
     with pytest.raises(PipelineFailed, match="ZeroDivisionError: division by zero") as caught:
         run_pipeline(spark, dataclasses.replace(job, file=str(file)))
     assert "\n" not in str(caught.value)
+    shown = pipeline_lag(sync_client(job.bootstrap_servers), job.name)
+    assert sum(one.lag for one in shown) == 10, "nothing is processed"
+    assert shown[0].progress is not None
+    assert (shown[0].progress.ended, shown[0].progress.batch) == ("failed", NO_BATCH)
+    assert "ZeroDivisionError" in (shown[0].progress.error or "")
     file.write_text("def transform(frame):\n    return frame.select('no_such_column')\n")
     with pytest.raises(Exception, match="no_such_column") as refused:
         run_pipeline(spark, dataclasses.replace(job, file=str(file), checkpoint=str(tmp_path / "other")))

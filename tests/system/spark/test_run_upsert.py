@@ -102,7 +102,7 @@ def _rows_without_a_key(
     spark: SparkSession, job: PipelineJob, tmp_path: Path, expected: dict[str, str]
 ) -> None:
     fill(job, [(b"k3", b"beside"), (None, b"lost")])
-    with pytest.raises(PipelineFailed, match=r"1 rows of batch \d+ have no key \(id is null\)"):
+    with pytest.raises(PipelineFailed, match=r"batch \d+ contains 1 row without a key \(id is null\)"):
         run_pipeline(spark, job)
     assert job.table is not None
     lenient = dataclasses.replace(job.table, on_null_key="dead-letter")

@@ -16,9 +16,10 @@ from mansio.spark.jobs.checkpoint import (
     CompletedBatch,
     check_binding,
     completed_batch,
+    start_of_first_batch,
 )
 from mansio.spark.jobs.pipeline_file import PipelineFileError, dataframe_builder, load_pipeline_file
-from mansio.spark.jobs.pipeline_progress import PipelineProgress
+from mansio.spark.jobs.pipeline_progress import NO_BATCH, PipelineProgress
 from mansio.spark.jobs.progress_listener import offsets_in
 from mansio.spark.jobs.run import batch_lag, failure_reason
 from mansio.wire.topic_partition import TopicPartition
@@ -120,6 +121,24 @@ def test_last_complete_batch_is_the_newest_in_the_commit_log_not_the_newest_plan
     assert completed_batch(checkpoint) == CompletedBatch("q", 10, ('{"t":{"0":10}}', "-"))
     checkpoint.write("offsets/10", "v9\n{}\n{}")
     assert completed_batch(checkpoint) is None, "a format of a later Spark"
+
+
+def test_start_of_the_first_batch_is_known_until_this_batch_is_complete(tmp_path: Path) -> None:
+    checkpoint = LocalCheckpoint(tmp_path)
+    assert start_of_first_batch(checkpoint) is None
+    for name in ("offsets", "commits"):
+        (tmp_path / name).mkdir()
+    checkpoint.write("metadata", '{"id":"q"}')
+    planned = '{"t":{"0":9},"":{"t":{"0":3}}}'
+    checkpoint.write("offsets/0", f'v1\n{{"batchWatermarkMs":0}}\n{planned}\n-\n{{"u":{{"0":4}}}}')
+    found = start_of_first_batch(checkpoint)
+    assert found == CompletedBatch("q", NO_BATCH, ('{"t": {"0": 3}}',))
+    assert offsets_in(found.sources[0]) == {("t", 0): 3}
+    checkpoint.write("commits/0", "v1\n{}")
+    assert start_of_first_batch(checkpoint) is None
+    (tmp_path / "commits" / "0").unlink()
+    checkpoint.write("offsets/0", "v1\n{}\n-\n7")
+    assert start_of_first_batch(checkpoint) is None, "sources that do not store their start"
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,18 @@ from pyspark.sql import types as spark_types
 
 from mansio.errors import ConfigError
 from mansio.spark.iceberg.catalog import ArchiveTable
-from mansio.spark.iceberg.errors import InvalidDataFiles
+from mansio.spark.iceberg.errors import InvalidDataFiles, NullKey
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
 from mansio.spark.result_table.partition_spec import parse_partition_by
+from mansio.spark.result_table.table import TableTarget, open_dead_letter_table
 from mansio.spark.result_table.upsert_plan import KeyedFile, group_fields, plan_merge
-from mansio.spark.result_table.upsert_sink import UpsertSink, stage_tasks
+from mansio.spark.result_table.upsert_sink import (
+    NULL_KEY_DEAD_LETTER,
+    NULL_KEY_SKIP,
+    UpsertSink,
+    stage_tasks,
+)
 from mansio.spark.result_table.upsert_tasks import (
     DELETE_COLUMN,
     GROUP_COLUMN,
@@ -30,6 +36,7 @@ from mansio.spark.result_table.upsert_tasks import (
     MergeReport,
     StagedGroup,
     StageOptions,
+    StageReport,
     group_names,
     key_array,
     last_rows,
@@ -270,8 +277,6 @@ def test_a_batch_reads_only_the_manifests_that_the_one_before_has_not_read_and_t
 
 
 def test_rows_without_a_key_are_dead_letters_once(tmp_path: Path) -> None:
-    from mansio.spark.result_table.table import TableTarget, open_dead_letter_table
-
     table = opened(tmp_path, "bucket(2, id)", ("id",))
     dead = open_dead_letter_table(TableTarget("ns.t", str(tmp_path)), {})
     rows = [("a", None, "lost", 1), ("a", 1, "kept", 1), ("b", None, None, None)]
@@ -282,6 +287,31 @@ def test_rows_without_a_key_are_dead_letters_once(tmp_path: Path) -> None:
     assert len(found) == 2
     assert {reason for reason, _ in found} == {"the key (id) is null"}
     assert any('"lost"' in row for _, row in found)
+
+
+def test_rows_without_a_key_end_the_batch_are_skipped_or_stored_once_as_the_option_says(
+    tmp_path: Path,
+) -> None:
+    table = opened(tmp_path, "bucket(2, id)", ("id",))
+    dead = open_dead_letter_table(TableTarget("ns.t", str(tmp_path)), {})
+    batch = QueryBatch("q", 3)
+
+    def identify(_spark: object, _batch: int) -> QueryBatch:
+        return batch
+
+    letters = pa.RecordBatch.from_pydict({"reason": ["no key"] * 2, "row": ["{}", "[]"]})
+    files = tuple(write(dead, letters))
+    reports = [StageReport((), 1, files), StageReport((), 0), StageReport((), 1)]
+    UpsertSink(table, identify)._commit_null_keys([StageReport((), 0)], batch)
+    with pytest.raises(NullKey, match=r"batch 3 contains 2 rows without a key \(id is null\)"):
+        UpsertSink(table, identify)._commit_null_keys(reports, batch)
+    UpsertSink(table, identify, on_null_key=NULL_KEY_SKIP)._commit_null_keys(reports, batch)
+    assert live_rows(dead, ["reason", "row"]) == []
+    storing = UpsertSink(table, identify, on_null_key=NULL_KEY_DEAD_LETTER, dead_letters=dead)
+    for _ in range(2):
+        storing._commit_null_keys(reports, batch)
+    assert live_rows(dead, ["reason", "row"]) == [("no key", "[]"), ("no key", "{}")]
+    assert held(table) == []
 
 
 def test_rows_written_before_a_column_was_added_renamed_or_widened_survive_a_rewrite(tmp_path: Path) -> None:

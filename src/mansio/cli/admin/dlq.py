@@ -34,7 +34,7 @@ from mansio.cli.support.common import (
     run,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows
+from mansio.cli.support.formatting import Output, OutputOption, count_text, show_json, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -271,7 +271,7 @@ def _progress() -> Callable[[int], None]:
     """A function that prints the number of processed records on a terminal."""
     if not sys.stderr.isatty():
         return lambda _: None
-    return lambda done: print(f"\r{done:,} records", end="", file=sys.stderr, flush=True)
+    return lambda done: print(f"\r{count_text(done, 'record')}", end="", file=sys.stderr, flush=True)
 
 
 @app.command()

@@ -27,7 +27,15 @@ from mansio.cli.support.common import (
     run_for_each,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_json, show_rows, show_table
+from mansio.cli.support.formatting import (
+    Output,
+    OutputOption,
+    count_text,
+    format_cell,
+    show_json,
+    show_rows,
+    show_table,
+)
 from mansio.errors import (
     GroupIdNotFound,
     InconsistentGroupProtocol,
@@ -123,7 +131,9 @@ def describe(
     if found["type"] == "share":
         show_share_group(found)
         return
-    print(f"group    {group}  {found['state']}, {len(found['members'])} members{_epoch_text(found)}")
+    print(
+        f"group    {group}  {found['state']}, {count_text(len(found['members']), 'member')}{_epoch_text(found)}"
+    )
     for name, setting in found["configs"].items():
         if setting["source"] == "group":
             print(f"setting  {name}={setting['value']}")
@@ -452,7 +462,7 @@ def _share_partition_row(one: TopicPartition, found: ShareLeases) -> dict[str, A
 
 def show_share_group(found: dict[str, Any]) -> None:
     """Print the result of `describe_share_group` as tables."""
-    print(f"share group  {found['group']}  {found['state']}, {len(found['members'])} members")
+    print(f"share group  {found['group']}  {found['state']}, {count_text(len(found['members']), 'member')}")
     partitions = found["partitions"]
     if partitions:
         show_table(
@@ -476,7 +486,9 @@ def show_share_group(found: dict[str, Any]) -> None:
     for row in partitions:
         if row["dead_letter_error"]:
             name = f"{row['topic']}-{row['partition']}"
-            print(f"\n{row['archiving']} dead letters of {name} wait: {row['dead_letter_error']}")
+            print(
+                f"\n{count_text(row['archiving'], 'dead letter')} of {name} wait: {row['dead_letter_error']}"
+            )
 
 
 def _format_age(milliseconds: int) -> str:

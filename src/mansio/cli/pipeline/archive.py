@@ -20,7 +20,7 @@ from mansio.cli.support.archive_options import (
     print_open_elsewhere,
 )
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
-from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.formatting import Output, OutputOption, count_text, show_json
 from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
 from mansio.cli.support.pipeline_options import print_batch
 from mansio.cli.support.signals import StopSignals
@@ -169,7 +169,8 @@ def _show(done: ArchiveResult, output: Output) -> None:
         show_json(result)
     else:
         ends = ", ".join(f"{partition}: {offset}" for partition, offset in result["offsets"].items())
-        print(f"{done.table}: {done.records:,} records in {done.batches} batches; archived up to {ends}")
+        counts = f"{count_text(done.records, 'record')} in {count_text(done.batches, 'batch')}"
+        print(f"{done.table}: {counts}; archived up to {ends}")
 
 
 def _as_pipeline_progress(progress: BatchProgress) -> PipelineProgress:

@@ -21,7 +21,7 @@ from mansio.cli.support.common import (
     parse_time_option,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.formatting import Output, OutputOption, count_text, show_json
 from mansio.cli.support.pipeline_options import (
     InputTopicsOption,
     PartitionByOption,
@@ -191,6 +191,8 @@ def _show(report: BackfillReport, output: Output) -> None:
         )
         return
     sources = ", ".join(f"{topic} ({source})" for topic, source in sorted(report.sources.items()))
-    replaced = f", in place of {report.replaced_files} files" if report.replaced_files else ""
-    written = f"{report.rows:,} rows of {report.range.times} in {report.files} files"
+    replaced = f", in place of {count_text(report.replaced_files, 'file')}" if report.replaced_files else ""
+    written = (
+        f"{count_text(report.rows, 'row')} of {report.range.times} in {count_text(report.files, 'file')}"
+    )
     print(f"{report.table.name}: {written}{replaced}; from {sources}")

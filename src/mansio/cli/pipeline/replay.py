@@ -22,7 +22,7 @@ from mansio.cli.support.common import (
     parse_time_option,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, show_rows
+from mansio.cli.support.formatting import Output, OutputOption, count_text, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,6 +109,11 @@ def _progress() -> Callable[[int], None]:
     def show(count: int) -> None:
         nonlocal written
         written += count
-        print(f"\r{written} records replayed", end="" if count else "\n", file=sys.stderr, flush=True)
+        print(
+            f"\r{count_text(written, 'record')} replayed",
+            end="" if count else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
     return show

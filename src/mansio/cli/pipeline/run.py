@@ -23,7 +23,7 @@ from mansio.cli.support.common import (
     parse_name_values,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.formatting import Output, OutputOption, count_text, show_json
 from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
 from mansio.cli.support.pipeline_options import (
     InputTopicsOption,
@@ -309,5 +309,6 @@ def _show(done: PipelineResult, output: Output) -> None:
         )
     else:
         print(
-            f"{done.name}: {done.records:,} records in {done.batches} batches, into {done.target}{lag_text(done.lag)}"
+            f"{done.name}: {count_text(done.records, 'record')} in {count_text(done.batches, 'batch')}, into"
+            f" {done.target}{lag_text(done.lag)}"
         )

@@ -32,7 +32,7 @@ from mansio.cli.support.common import (
     unescape_separator,
     usage_error,
 )
-from mansio.cli.support.formatting import Output
+from mansio.cli.support.formatting import Output, count_text
 from mansio.errors import InvalidRecord, MansioError
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class ProduceCommand(NamedTuple):
                 self.report.stored(pending.popleft().result())
             except MansioError as error:
                 raise type(error)(
-                    f"{error.message} ({self.report.acknowledged:,} records acknowledged before it)"
+                    f"{error.message} ({count_text(self.report.acknowledged, 'record')} acknowledged before it)"
                 ) from error
 
 

@@ -52,6 +52,12 @@ def show_rows(
         print(empty, file=sys.stderr)
 
 
+def count_text(count: int, noun: str) -> str:
+    """A number with a noun, in the singular for one: `1 record`, `1,200 records`, `2 batches`."""
+    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
 def show_json(value: Any) -> None:
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
     sys.stdout.write("\n")

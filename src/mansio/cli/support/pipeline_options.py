@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mansio.cli.support.formatting import count_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -94,7 +96,7 @@ def print_batch(progress: BatchProgress) -> None:
     """Print one line for a batch, to standard error."""
     rate = progress.records / progress.seconds if progress.seconds else 0
     print(
-        f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s)"
+        f"batch {progress.batch}: {count_text(progress.records, 'record')} in {progress.seconds:.1f} s ({rate:,.0f}/s)"
         f"{lag_text(progress.lag)}",
         file=sys.stderr,
         flush=True,

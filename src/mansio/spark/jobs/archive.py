@@ -53,6 +53,7 @@ from mansio.spark.jobs.run import (
 )
 from mansio.spark.options import (
     ON_UNREADABLE_DEAD_LETTER,
+    ON_UNREADABLE_HINT,
     ON_UNREADABLE_SUSPEND,
     SourceOptions,
     decoded_columns,
@@ -449,7 +450,7 @@ def _error_of_query(error: StreamingQueryException) -> MansioError:
     kind, line = found[-1]
     if kind == UnreadableRecords.__name__:
         line = (
-            f"{line.partition('. Set onUnreadable')[0]}. --on-unreadable skip continues without them and lists"
+            f"{line.partition(f'. {ON_UNREADABLE_HINT}')[0]}. --on-unreadable skip continues without them and lists"
             " them in the table; dead-letter also stores them"
         )
     if kind == DataLoss.__name__:  # the remedy in the message is for a reader, which has other options

@@ -19,7 +19,9 @@ from pyspark.errors import AnalysisException
 
 from mansio.errors import MansioError, TopicRecreated
 from mansio.spark.cluster.problems import MARKER_PREFIX
+from mansio.spark.jobs.pipeline_progress import NO_BATCH
 from mansio.spark.session.addresses import is_connect
+from mansio.spark.source.offsets import FIRST_BATCH_START
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,6 +123,28 @@ def completed_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | None:
     if not lines or lines[0] != LOG_VERSION:
         return None
     return CompletedBatch(query_id(checkpoint), batch, tuple(lines[LOG_HEADER_LINES:]))
+
+
+def start_of_first_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | None:
+    """The state before the first batch, if Spark has planned this batch and not completed it: the start offsets, which
+    the source stores in the end offsets of the batch. None if there are none.
+    """
+    lines = (checkpoint.read(f"{OFFSET_LOG}/0") or "").splitlines()
+    is_complete = any(name.isdecimal() for name in checkpoint.names(COMMIT_LOG))
+    if is_complete or not lines or lines[0] != LOG_VERSION:
+        return None
+    starts = (start_offsets_in(text) for text in lines[LOG_HEADER_LINES:])
+    sources = tuple(text for text in starts if text is not None)
+    return CompletedBatch(query_id(checkpoint), NO_BATCH, sources) if sources else None
+
+
+def start_offsets_in(text: str) -> str | None:
+    """The start offsets of a query in the end offsets of its first batch; None if they are not there."""
+    try:
+        start = json.loads(text).get(FIRST_BATCH_START)
+    except (ValueError, AttributeError):
+        return None
+    return None if start is None else json.dumps(start)
 
 
 def query_id(checkpoint: CheckpointDirectory) -> str:

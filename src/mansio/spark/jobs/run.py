@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's own, and it has no types
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from mansio.errors import ConfigError, MansioError
@@ -35,9 +36,10 @@ from mansio.spark.jobs.checkpoint import (
     completed_batch,
     planned_digest,
     query_id,
+    start_of_first_batch,
 )
 from mansio.spark.jobs.pipeline_file import dataframe_builder
-from mansio.spark.jobs.pipeline_progress import BatchProgress, progress_of_batch
+from mansio.spark.jobs.pipeline_progress import BatchProgress, PipelineProgress, progress_of_batch
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
 from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import latest_offsets
@@ -182,6 +184,7 @@ def run_pipeline(
         done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
         return replace(done, table=output.current_table())
     except MansioError as error:
+        _publish_start(checkpoint, listener)
         listener.publish_end(error.message)
         raise
     finally:
@@ -197,6 +200,19 @@ def _publish_completed_batch(checkpoint: CheckpointDirectory, listener: Progress
     batch = completed_batch(checkpoint)
     if batch is not None:
         listener.publish_completed(batch.batch, batch.sources, batch.query)
+
+
+def _publish_start(checkpoint: CheckpointDirectory, listener: ProgressListener) -> None:
+    """Commit the start offsets of a run that failed in the first batch of its checkpoint, so that `mansio pipeline lag`
+    shows the error, and the broker retains the records until the run is repeated.
+    """
+    if listener.committed:
+        return
+    with suppress(PySparkException, Py4JError, OSError):  # the session may have ended
+        start = start_of_first_batch(checkpoint)
+        if start is not None:
+            progress = PipelineProgress(start.batch, int(time.time() * 1000))
+            listener.publish_offsets(start.sources, start.query, progress)
 
 
 class _PipelineInputs:

@@ -138,8 +138,9 @@ class UpsertSink:
             return
         if self._on_null_key == NULL_KEY_SUSPEND:
             raise NullKey(
-                f"{count} rows of batch {batch.batch} have no key ({', '.join(self._table.key)} is null): correct the"
-                " function, or continue without them (--on-null-key skip, or dead-letter)"
+                f"batch {batch.batch} contains {count} {'row' if count == 1 else 'rows'} without a key"
+                f" ({', '.join(self._table.key)} is null): correct the function, or continue without"
+                " them (--on-null-key skip, or dead-letter)"
             )
         logger.warning(
             "rows_without_key", extra=fields(table=str(self._table.name), batch=batch.batch, rows=count)

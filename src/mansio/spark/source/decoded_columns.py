@@ -22,6 +22,7 @@ from mansio.spark.options import (
     DECODED_COLUMNS,
     ERROR_COLUMN,
     ON_UNREADABLE_DEAD_LETTER,
+    ON_UNREADABLE_HINT,
     ON_UNREADABLE_SUSPEND,
 )
 from mansio.spark.schemas.errors import MalformedValue
@@ -108,10 +109,7 @@ class DecodedColumns:
             f"offsets {offset} to {offset} of partition {task_range.partition} of topic {task_range.topic}"
         )
         if mode == ON_UNREADABLE_SUSPEND:
-            raise UnreadableRecords(
-                f"{where} cannot be read: {reasons[first]}. Set onUnreadable to skip to continue without them, or to"
-                " dead-letter to get them as rows with an error"
-            )
+            raise UnreadableRecords(f"{where} cannot be read: {reasons[first]}. {ON_UNREADABLE_HINT}")
         logger.warning(
             "%d records cannot be decoded (onUnreadable is %s), first %s: %s",
             len(reasons),

@@ -29,7 +29,12 @@ from mansio.errors import (
 from mansio.net.offsets import READ_COMMITTED
 from mansio.spark.arrow.decode import decode_batches
 from mansio.spark.arrow.schema import record_schema
-from mansio.spark.options import ERROR_COLUMN, ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND
+from mansio.spark.options import (
+    ERROR_COLUMN,
+    ON_UNREADABLE_DEAD_LETTER,
+    ON_UNREADABLE_HINT,
+    ON_UNREADABLE_SUSPEND,
+)
 from mansio.spark.source import data_loss
 from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.spark.source.fetch import FetchedBatches, fetch_range
@@ -223,9 +228,7 @@ class _TaskReader:
         )
         if mode == ON_UNREADABLE_SUSPEND:
             raise UnreadableRecords(
-                f"{where} cannot be read: {damaged.error.message}. "
-                f"Set onUnreadable to skip to continue without them, or to"
-                " dead-letter to get them as rows with an error"
+                f"{where} cannot be read: {damaged.error.message}. {ON_UNREADABLE_HINT}"
             ) from damaged.error
         logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.error.message)
 
