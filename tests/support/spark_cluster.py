@@ -18,6 +18,7 @@ import pyspark
 from mansio.spark import find_java
 from support.machine import scaled
 from support.paths import free_port
+from support.spark_classes import jvm_options
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ WORKER_MEMORY = "3g"
 DAEMON_ENVIRONMENT = {
     "SPARK_LOCAL_IP": "127.0.0.1",
     "SPARK_DAEMON_MEMORY": "96m",
-    "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.worker.ui.retainedExecutors=5",
 }
+DAEMON_JVM_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.worker.ui.retainedExecutors=5"
 EXECUTOR_JVM_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k"
 REGISTERED = "Successfully registered with master"
 
@@ -61,7 +62,7 @@ class SparkCluster:
             "spark.driver.memory": "700m",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.executor.extraJavaOptions": EXECUTOR_JVM_OPTIONS,
+            "spark.executor.extraJavaOptions": f"{EXECUTOR_JVM_OPTIONS} {jvm_options()}".strip(),
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "2",
         }
@@ -136,6 +137,7 @@ class SparkCluster:
                     "JAVA_HOME": find_java().home,
                     "SPARK_HOME": str(home),
                     **DAEMON_ENVIRONMENT,
+                    "SPARK_DAEMON_JAVA_OPTS": f"{DAEMON_JVM_OPTIONS} {jvm_options()}".strip(),
                     **self._environment,
                 },
                 stdin=subprocess.DEVNULL,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.process import ServedBroker
+from support.spark_classes import jvm_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ JVM_TIMEOUT_S = 240
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "spark: needs a JVM and PySpark")
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{JVM_OPTIONS} {jvm_options()}".strip())
     if importlib.util.find_spec("pyspark") is not None and version("pyspark").startswith("4.1."):
         # It leaves the sockets of `collect` to the garbage collector; 4.2 closes them.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")

@@ -57,9 +57,9 @@ class ClusterJob:
         self.place = place
         place.mkdir(exist_ok=True)
 
-    def start(self, *more: str) -> PipelineProcess:
+    def start(self, *more: str, records_max: int = BATCH) -> PipelineProcess:
         words = [*self._words, "--master", self._cluster.master, *self._cluster.settings(2), *more]
-        words += ["--bootstrap-servers", self._broker.bootstrap_servers, "--max-records", str(BATCH)]
+        words += ["--bootstrap-servers", self._broker.bootstrap_servers, "--max-records", str(records_max)]
         return PipelineProcess(self.place, words, {"SPARK_LOCAL_IP": "127.0.0.1"})
 
 
@@ -125,8 +125,8 @@ class KilledJobs:
         self._jobs = pair(cluster, broker, self._topic, place)
         self.running: list[PipelineProcess] = []
 
-    def start(self, *more: str) -> None:
-        self.running = [job.start("--skip-check", *more) for job in self._jobs]
+    def start(self, *more: str, records_max: int = BATCH) -> None:
+        self.running = [job.start("--skip-check", *more, records_max=records_max) for job in self._jobs]
 
     def publish_and_wait(self, records: int = 10 * BATCH) -> None:
         """Return when both jobs have completed a batch of the new records, and others are left."""
@@ -154,10 +154,10 @@ class KilledJobs:
         self.start("--trigger", "0.1")
 
     def finish(self) -> int:
-        """Run both jobs to the end; returns the number of records, each of which both targets have once."""
+        """Run both jobs to the end, in few batches; returns the number of records, which both targets have once."""
         for one in self.running:
             one.kill()
-        self.start("--once")
+        self.start("--once", records_max=100 * BATCH)
         for one in self.running:
             assert one.wait(scaled(DRIVER_S)) == 0, one.said
         self._check(self._broker, self._topic, self._place)
@@ -253,7 +253,7 @@ def test_check_finds_what_workers_lack_and_the_notebook_runs(
     values = [flight(number) for number in range(600)]
     publish(servers, "flights", [(b"N%d" % (n % 9), value) for n, value in enumerate(values)])
     bare_python(tmp_path)
-    words = spark_cluster.settings()
+    words = spark_cluster.settings(WORKERS)
     settings = json.dumps(dict(word.split("=", 1) for word in words[1::2]))
     found = run_driver(
         spark_cluster,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mansio.spark.result_table.table import ResultTable
     from support.process import ServedBroker
 
-RECORDS = 1_200
+RECORDS = 900
 BATCH = 100
 COMMAND_S = 120.0
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from support.process import ServedBroker
+    from support.spark_cluster import SparkCluster
     from system.spark.streams import Streams
 
     TopicName = Callable[[str], str]
@@ -140,9 +141,13 @@ def test_first_batch_of_an_earlier_version_is_repeated_from_its_start(
 
 @pytest.mark.timeout(MOVES_DEADLINE_S)
 def test_checkpoint_continues_in_another_directory_and_with_another_master(
-    spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path
+    spark: SparkSession,
+    spark_cluster: SparkCluster,
+    broker_process: ServedBroker,
+    topic_name: TopicName,
+    tmp_path: Path,
 ) -> None:
-    """The second master runs its executors in processes of their own."""
+    """The second master is that of a cluster, which runs executors in processes of their own."""
     servers = broker_process.bootstrap_servers
     source = create(servers, topic_name("in"), 2)
     file = tmp_path / "copy.py"
@@ -162,8 +167,9 @@ def test_checkpoint_continues_in_another_directory_and_with_another_master(
     publish(servers, source, [(b"%d" % number, b"%d" % number) for number in range(100, 150)])
     moved = shutil.move(job.checkpoint, tmp_path / "elsewhere")
     words = ["run", job.file, "--topic", source, "--to", str(job.topic), "--name", job.name, "--once"]
-    words += ["--checkpoint", str(moved), "--master", "local-cluster[1,2,1024]", "-b", servers]
-    process = PipelineProcess(tmp_path, words)
+    words += ["--checkpoint", str(moved), "--master", spark_cluster.master, "-b", servers]
+    words += ["--skip-check", *spark_cluster.settings(1)]
+    process = PipelineProcess(tmp_path, words, {"SPARK_LOCAL_IP": "127.0.0.1"})
     try:
         assert process.process.wait(scaled(MOVES_DEADLINE_S)) == 0, process.errors.read_text()
     finally:
