@@ -333,12 +333,13 @@ class DelayAdmin:
         """Pending records of each partition (None: of all). Raises `UnknownTopicOrPartition`."""
         ...
 
-    def list(self, topic: str, *, partitions: Iterable[int] | None = None, due_from: datetime | None = None, due_to: datetime | None = None, key: bytes | None = None, limit: int = 100, after: str | None = None) -> PendingPage:
+    def list(self, topic: str, *, partitions: Iterable[int] | None = None, due_from: datetime | None = None, due_to: datetime | None = None, key: bytes | None = None, limit: int = 100, after: str | None = None, with_content: bool = True) -> PendingPage:
         """The next pending records, at most `limit`, in the order in which they are due.
 
         `due_from` (inclusive) and `due_to` (exclusive): range of due times, with time zones; `key`: only records with
-        this key, for which the broker reads all records in the range; `after`: `PendingPage.next` of the page before.
-        Values are truncated to 1 KiB, see `describe`. Raises `UnknownTopicOrPartition`, and `ValueError` for an
+        this key, for which the broker reads all records in the range; `after`: `PendingPage.next` of the page before;
+        `with_content` False: only ids and due times, which the broker has in memory. Values are truncated to 1 KiB, see
+        `describe`. Raises `UnknownTopicOrPartition`, and `ValueError` for an
         invalid argument."""
         ...
 

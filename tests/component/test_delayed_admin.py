@@ -148,6 +148,18 @@ def test_rescheduled_records_are_delivered_at_their_new_time(broker: TestBroker)
     assert visible(broker) == [b"0", b"1", b"2", b"3"]
 
 
+def test_a_list_without_content_has_ids_and_due_times(broker: TestBroker) -> None:
+    client = broker.client()
+    for number in range(5):
+        client.publish(TOPIC, b"value", key=b"k", partition=number % 3, delay=60 + number)
+    whole = everything(broker, 2)
+    short = everything(broker, 2, with_content=False)
+    assert [(one.partition, one.id, one.due) for one in short] == [
+        (one.partition, one.id, one.due) for one in whole
+    ]
+    assert {(one.key, one.value, one.headers) for one in short} == {(None, None, ())}
+
+
 def test_changes_survive_a_restart(broker: TestBroker) -> None:
     client = broker.client()
     ids = [(0, client.publish(TOPIC, b"%d" % n, partition=0, delay=600).offset) for n in range(3)]
@@ -175,8 +187,13 @@ def test_invalid_requests_are_refused(broker: TestBroker) -> None:
         delays.cancel(TOPIC, [(7, 1)])
     with pytest.raises(UnknownTopicOrPartition):
         delays.counts("no-such-topic")
-    with pytest.raises(InvalidRequest, match="-1:1 is not the id"):
-        delays.cancel(TOPIC, [(-1, 1)])
+    for wrong in ((-1, 1), (0, 1 << 63), (1 << 31, 0)):
+        with pytest.raises(InvalidRequest, match=f"{wrong[0]}:{wrong[1]} is not the id"):
+            delays.cancel(TOPIC, [wrong])
+    with pytest.raises(ValueError, match="key: not bytes"):
+        delays.list(TOPIC, key="text")  # type: ignore[arg-type]
+    distant = datetime.now(UTC) + timedelta(days=5_000)
+    assert delays.list(TOPIC, due_to=distant).records == ()
     client = broker.client()
     client.admin.create_topic("plain", partitions=1)
     assert client.admin.delays.list("plain") == mansio.PendingPage((), None)
@@ -269,6 +286,8 @@ def test_the_commands_list_describe_and_change_pending_records(broker: TestBroke
         (("reschedule", TOPIC, "0:1", "--delay", "9000d"), "not between 0 and 365 days"),
         (("list", TOPIC, "--due-from", "soon"), "is not a time"),
         (("list", TOPIC, "--after", "x"), "not the value of `next`"),
+        (("cancel", TOPIC, f"0:{1 << 63}"), "cannot be the id of a record"),
+        (("describe", TOPIC, f"{1 << 31}:0"), "cannot be the id of a record"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(

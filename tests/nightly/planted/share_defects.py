@@ -69,8 +69,8 @@ SHARE_DEFECTS = (
     Defect(
         "redelivery told before it is durable",
         "state/share_partition/machine.py",
-        "is_redelivery = any(each.deliveries > 1 for each in acquired)",
-        "is_redelivery = False",
+        "durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)",
+        "durable = lease_ms > lock_ms",
         found_by("test_delivery_after_the_first_is_known_after_any_loss"),
     ),
     Defect(

@@ -126,7 +126,8 @@ class DelayManager:
 
     def _check_limits(self, delays: DelayedBatch) -> None:
         pending, settings = self.view.pending, self.partition.settings
-        if pending.count + len(delays.due_ms) > settings.delayed_records_max:
+        delayed_count = len(delays.due_ms) - delays.due_ms.count(NOT_DELAYED_MS)
+        if pending.count + delayed_count > settings.delayed_records_max:
             raise ThrottlingQuotaExceeded(
                 f"{self.partition.name}: {pending.count} records are pending,"
                 f" mansio.delay.pending.records.max={settings.delayed_records_max}"
@@ -224,7 +225,7 @@ class DelayManager:
         """Keep a record that cannot be read, and go on with the others. It is tried again, because the log may be
         repaired from a replica."""
         self.partition.report_damage(record.location, error)
-        self.view.pending.replace(record._replace(due_ms=now_ms + UNREADABLE_RETRY_MS))
+        self.view.pending.postpone(record, now_ms + UNREADABLE_RETRY_MS)
 
     # Changes of pending records
 
@@ -288,23 +289,28 @@ class DelayManager:
 
     async def release_below(self, offset: int) -> None:
         """Copy the pending records and schedules below an offset to the end of the log, so that retention can delete
-        that part.
+        that part. A record that cannot be read is reported and stays where it is, until it is repaired or cancelled.
 
-        Returns when the copies are committed. Raises the errors of `cancel` and `read`."""
+        Returns when the copies are committed. Raises the errors of `cancel`."""
         partition, view = self.partition, self.view
+        unreadable: set[int] = set()
         while True:
             self.ensure_usable()
             floor = view.retention_floor()
-            records = view.pending.located_below(offset, COPIED_RECORDS_MAX)
-            end_offset = self._copy(records) if records else self.schedules.copy_below(offset)
-            if end_offset is None:
+            records = view.pending.located_below(offset, COPIED_RECORDS_MAX, unreadable)
+            if records:
+                end_offset = self._copy(records, unreadable)
+                if end_offset is None:
+                    continue
+            elif (end_offset := self.schedules.copy_below(offset)) is None:
                 break
             view.retained_until = (end_offset, offset if floor is None else floor)
             await partition.scheduler.sleep(0)
         await partition.commit_promise(partition.end_offset)
 
-    def _copy(self, records: Sequence[PendingRecord]) -> int:
-        """Append copies of records, at least one and at most `COPIED_BYTES_MAX`. Returns the end offset."""
+    def _copy(self, records: Sequence[PendingRecord], unreadable: set[int]) -> int | None:
+        """Append copies of records, at least one and at most `COPIED_BYTES_MAX`, and return the end offset; None if
+        none can be read. The ids of records that cannot be read are added to `unreadable`."""
         copied: list[PendingRecord] = []
         contents: list[NewRecord] = []
         size = 0
@@ -312,8 +318,15 @@ class DelayManager:
             size += record.size
             if copied and size > COPIED_BYTES_MAX:
                 break
-            contents.append(self.read(record))
-            copied.append(record)
+            try:
+                contents.append(self.read(record))
+            except CorruptMessage as error:
+                self.partition.report_damage(record.location, error)
+                unreadable.add(record.id)
+            else:
+                copied.append(record)
+        if not copied:
+            return None
         batch = build_batch(contents)
         bounds = record_bounds(_decode(batch).data, len(contents))
 

@@ -71,6 +71,7 @@ from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.verification import is_unreadable
 from mansio.wire.batch.record_batch import (
+    CONTROL_FLAG,
     BatchHeader,
     TimestampType,
     check_batch,
@@ -159,6 +160,7 @@ class Partition:
         "is_leader",
         "is_recompressing",
         "log",
+        "on_control_batches",
         "on_isr_candidate",
         "replica",
         "rules",
@@ -210,6 +212,9 @@ class Partition:
         self.convert_delayed: Callable[[Buffer], bytes | None] | None = None
         """Returns the control batch to append instead of a client's batch with delayed records; None for other batches.
         Called if the topic accepts delays."""
+        self.on_control_batches: Callable[[Partition], None] | None = None
+        """Called before a follower appends control batches, so that the pending records in them are known; None if they
+        are already. The topic may have accepted delays before this replica existed."""
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
@@ -908,13 +913,17 @@ class Partition:
         log = self.log
         headers, size = read_stored_batches(records)
         current = self.replica.leader_epoch
+        attributes = 0
         for header in headers:
+            attributes |= header.attributes
             if header.leader_epoch > current:
                 raise CorruptMessage(
                     f"{self.name}: a batch of leader epoch {header.leader_epoch} from a leader of epoch {current}"
                 )
         if not headers:
             raise CorruptMessage(f"{self.name}: the leader sent {len(records)} bytes without a whole batch")
+        if attributes & CONTROL_FLAG and self.on_control_batches is not None:
+            self.on_control_batches(self)
         first = headers[0]
         if first.base_offset < log.end_offset <= first.last_offset and log.start_offset == log.end_offset:
             self.reset_to(first.base_offset)  # the leader's log starts inside this batch
@@ -1127,6 +1136,7 @@ class Partition:
             for hook in self._hooks:
                 hook.close()
         self.convert_delayed = None
+        self.on_control_batches = None
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)

@@ -391,6 +391,8 @@ class PartitionSet:
             partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)
         if settings.accepts_delays or has_delay_snapshot(self._disk, log.directory):
             self._attach_delays(partition)
+        else:
+            partition.on_control_batches = self._attach_delays
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
@@ -406,6 +408,7 @@ class PartitionSet:
             log.fail(error, f"cannot read the delayed records of {log.directory}")
             return
         view.on_damage = partition.report_damage
+        partition.on_control_batches = None
         partition.add_hook(view)
         manager = DelayManager(partition, view)
         partition.convert_delayed = manager.convert

@@ -19,7 +19,7 @@ from mansio.errors import InvalidRequest, MansioError, RequestTimedOut
 from mansio.wire.batch.delay_headers import DELAY_MS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mansio.broker.partition.delay_manager import DelayManager
     from mansio.broker.partition.partition import Partition
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 QUERIES_MAX: Final = 10_000
 """Maximum number of queries in one request."""
 
-LISTED_RECORDS_MAX: Final = 10_000
-"""Maximum number of records in the result of one query."""
+LISTED_RECORDS_MAX: Final = 1_000
+"""Maximum number of records in the result of one query, because a result is encoded in one slice of the event loop."""
 
 LISTED_BYTES_MAX: Final = 1 << 20
 """Size of keys, values and headers after which the result of one request ends."""
@@ -40,11 +40,15 @@ LISTED_BYTES_MAX: Final = 1 << 20
 EXAMINED_RECORDS_MAX: Final = 20_000
 """Maximum number of records that one query reads in a search for a key."""
 
-CHANGED_RECORDS_MAX: Final = 500
-"""Maximum number of records that one request changes, because it is one control batch and one slice of the event
-loop."""
+CHANGED_RECORDS_MAX: Final = 10_000
+"""Maximum number of records that one request changes."""
 
-_SLICE_RECORDS: Final = 256
+SLICE_CHANGES: Final = 64
+"""Number of records that are changed together, in one slice of the event loop and one control batch."""
+
+CANDIDATES_MAX: Final = 4_096
+"""Number of records that are selected together, because each selection has a cost of its own. A record that is
+delivered or changed while they are examined may be listed as it was."""
 
 
 class Cursor(NamedTuple):
@@ -62,7 +66,7 @@ class DelayQuery:
     """Search for pending records of one partition that are due in [due_from_ms, due_to_ms), behind `after`.
 
     `ids`: only these, whatever their due time; `key`: only records with this key; None for all. `records_max`: 0 for
-    the counts only. `value_bytes_max`: size to which longer values are truncated."""
+    the counts only. `value_bytes_max`: size to which longer values are truncated, -1 for records without content."""
 
     topic_id: bytes
     partition: int
@@ -175,9 +179,9 @@ class DelayService:
     async def _fill(self, found: _PageBuilder, partition: Partition, manager: DelayManager) -> None:
         """Add records until the result is full or nothing is left."""
         while True:
+            candidates = found.candidates(manager)
             slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
-            records = found.candidates(manager)
-            for record in records:
+            for record in candidates:
                 if record.id < partition.high_watermark:
                     found.examine(record, manager)
                 else:
@@ -185,11 +189,12 @@ class DelayService:
                 if found.is_full:
                     return
                 if self._clock.monotonic() >= slice_end:
-                    break
-            else:
-                if len(records) < _SLICE_RECORDS:
-                    found.next = None
-                    return
+                    await self._yield_to_loop()
+                    manager.ensure_usable()
+                    slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
+            if len(candidates) < CANDIDATES_MAX:
+                found.next = None
+                return
             await self._yield_to_loop()
             manager.ensure_usable()
 
@@ -211,7 +216,7 @@ class DelayService:
         found, manager = self._check_change(topic_id, partition, ids)
         if manager is None:
             return []
-        return await self._commit(found, *manager.cancel(ids), timeout_ms=timeout_ms)
+        return await self._change(found, ids, manager.cancel, timeout_ms=timeout_ms)
 
     async def reschedule(
         self,
@@ -233,7 +238,8 @@ class DelayService:
             raise InvalidRequest(f"{found.name}: the new due time is not within 365 days from now")
         if manager is None:
             return []
-        return await self._commit(found, *manager.reschedule(ids, due_ms), timeout_ms=timeout_ms)
+        change = partial(manager.reschedule, due_ms=due_ms)
+        return await self._change(found, ids, change, timeout_ms=timeout_ms)
 
     def _check_change(
         self, topic_id: bytes, index: int, ids: Sequence[int]
@@ -244,13 +250,25 @@ class DelayService:
         partition.ensure_leader()
         return partition, self._partitions.delay_manager(partition)
 
-    async def _commit(
-        self, partition: Partition, ids: list[int], end_offset: int, *, timeout_ms: int
+    async def _change(
+        self,
+        partition: Partition,
+        ids: Sequence[int],
+        change: Callable[[Sequence[int]], tuple[list[int], int]],
+        *,
+        timeout_ms: int,
     ) -> list[int]:
-        """Wait until the log is committed up to an offset, and return the ids. Raises `RequestTimedOut`."""
-        if not ids:
-            return ids
-        promise = partition.commit_promise(end_offset)
+        """Apply a change in slices, wait until the log is committed, and return the ids that were pending.
+
+        That others were not pending is certain only then, too: their delivery or cancellation may not be committed.
+        Raises `RequestTimedOut`."""
+        changed: list[int] = []
+        for begin in range(0, len(ids), SLICE_CHANGES):
+            if begin:
+                await self._yield_to_loop()
+            known, _ = change(ids[begin : begin + SLICE_CHANGES])
+            changed += known
+        promise = partition.commit_promise(partition.end_offset)
         timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
         timer = self._scheduler.call_later(timeout_ms, partial(_time_out, promise, timeout_ms))
         try:
@@ -261,7 +279,7 @@ class DelayService:
             ) from error
         finally:
             timer.cancel()
-        return ids
+        return changed
 
     # Statistics
 
@@ -303,7 +321,7 @@ class _PageBuilder:
         )
 
     def candidates(self, manager: DelayManager) -> list[PendingRecord]:
-        """Return the next records, at most `_SLICE_RECORDS`."""
+        """Return the next records, at most `CANDIDATES_MAX`."""
         query, pending, after = self._query, manager.view.pending, self.next or BEGIN
         found: Iterable[PendingRecord]
         if query.ids is None:
@@ -311,7 +329,7 @@ class _PageBuilder:
         else:
             wanted = (pending.find(record_id) for record_id in {*query.ids})
             found = sorted(record for record in wanted if record is not None and record[:2] > after)
-        return [*islice(found, _SLICE_RECORDS)]
+        return [*islice(found, CANDIDATES_MAX)]
 
     def skip(self, record: PendingRecord) -> None:
         self.next = Cursor(record.due_ms, record.id)
@@ -320,6 +338,9 @@ class _PageBuilder:
         """Read a record, and add it if it has the wanted key."""
         self.skip(record)
         self._examined += 1
+        if self._query.value_bytes_max < 0 and self._query.key is None:
+            self.records.append(ListedRecord(record.id, record.due_ms))
+            return
         try:
             content = manager.read(record)
         except MansioError as error:
@@ -327,7 +348,7 @@ class _PageBuilder:
                 self.records.append(ListedRecord(record.id, record.due_ms, error=error))
             return
         if self._query.key is None or content[1] == self._query.key:
-            listed = _listed(record, content, self._query.value_bytes_max)
+            listed = _listed(record, content, max(0, self._query.value_bytes_max))
             self.records.append(listed)
             self.size_bytes += _content_bytes(listed)
 

@@ -64,6 +64,8 @@ DRY_RUN_COLUMNS: Final = ("topic", "records")
 SHOWN_CHARACTERS_MAX: Final = 60
 PAGE_RECORDS: Final = 10_000
 CHANGED_RECORDS: Final = 1_000
+PARTITION_MAX: Final = (1 << 31) - 1
+ID_MAX: Final = (1 << 63) - 1
 NAMED_RECORDS_MAX: Final = 10
 """Maximum number of records that an error names."""
 
@@ -121,7 +123,7 @@ def list_records(
 
     try:
         found, cursor = run(work())
-    except ValueError as error:
+    except ValueError as error:  # times and limit are checked before
         usage_error(str(error).partition(": ")[2], "--after")
     if output is Output.JSON:
         show_json({"records": [_json_row(record) for record in found], "next": cursor})
@@ -291,6 +293,8 @@ def _parse_records(texts: Sequence[str]) -> list[tuple[int, int]]:
         if not (separator and partition.isdecimal() and number.isdecimal()):
             usage_error(f"{text!r} is not PARTITION:ID, for example 0:1024", "PARTITION:ID")
         found.append((int(partition), int(number)))
+        if int(partition) > PARTITION_MAX or int(number) > ID_MAX:
+            usage_error(f"{text!r} cannot be the id of a record", "PARTITION:ID")
     return list(dict.fromkeys(found))
 
 
@@ -317,6 +321,7 @@ async def _selected_ids(client: Client, topic: str, selection: Selection) -> dic
             key=selection.key,
             limit=PAGE_RECORDS,
             after=cursor,
+            with_content=False,
         )
         for record in page.records:
             found.setdefault(record.partition, array("q")).append(record.id)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.client.producer.delays import parse_delay_ms, parse_moment_ms
+from mansio.client.producer.delays import milliseconds_of, parse_delay_ms, parse_moment_ms
 from mansio.errors import (
     ConnectionLost,
     InvalidRequest,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from mansio.net.cluster import Cluster
 
-IDS_MAX: Final = 500
+IDS_MAX: Final = 1_000
 """Number of records that one request changes or describes."""
 
 PAGE_RECORDS_MAX: Final = 10_000
@@ -46,7 +46,9 @@ CHANGE_TIMEOUT_MS: Final = 10_000
 """How long the broker waits until other replicas have flushed a change."""
 
 _WHOLE_VALUE: Final = (1 << 31) - 1
+_NO_CONTENT: Final = -1
 _END_MS: Final = (1 << 63) - 1
+_PARTITION_MAX: Final = (1 << 31) - 1
 _BEFORE_ALL: Final = (-1, -1)
 
 
@@ -136,23 +138,30 @@ class DelayAdmin:
         key: bytes | None = None,
         limit: int = 100,
         after: str | None = None,
+        with_content: bool = True,
     ) -> PendingPage:
         """The next pending records, at most `limit`, in the order in which they are due.
 
         `due_from` (inclusive) and `due_to` (exclusive): range of due times, with time zones; `key`: only records with
-        this key, for which the broker reads all records in the range; `after`: `PendingPage.next` of the page before.
-        Values are truncated to 1 KiB, see `describe`. Raises `UnknownTopicOrPartition`, and `ValueError` for an
+        this key, for which the broker reads all records in the range; `after`: `PendingPage.next` of the page before;
+        `with_content` False: only ids and due times, which the broker has in memory. Values are truncated to 1 KiB, see
+        `describe`. Raises `UnknownTopicOrPartition`, and `ValueError` for an
         invalid argument.
         """
         if not 0 < limit <= PAGE_RECORDS_MAX:
             raise ValueError(f"limit: not between 1 and {PAGE_RECORDS_MAX}: {limit}")
-        due_from_ms = 0 if due_from is None else parse_moment_ms(due_from, "due_from")
-        due_to_ms = _END_MS if due_to is None else parse_moment_ms(due_to, "due_to")
+        if key is not None and not isinstance(key, bytes):
+            raise ValueError(f"key: not bytes: {key!r}")
+        due_from_ms = 0 if due_from is None else milliseconds_of(due_from, "due_from")
+        due_to_ms = _END_MS if due_to is None else milliseconds_of(due_to, "due_to")
         begin = None if after is None else _parse_cursor(after)
         left: dict[TopicPartition, dict[str, Any]] = {}
         for one in await self._partitions(topic, partitions):
             behind = _BEFORE_ALL if begin is None else _position_behind(begin, one.partition)
-            left[one] = _query(due_from_ms, due_to_ms, behind, key=key, records_max=limit)
+            value_bytes_max = VALUE_BYTES_MAX if with_content else _NO_CONTENT
+            left[one] = _query(
+                due_from_ms, due_to_ms, behind, key=key, records_max=limit, value_bytes_max=value_bytes_max
+            )
         lists: dict[TopicPartition, list[PendingRecord]] = {one: [] for one in left}
         has_more = False
         while left:
@@ -388,7 +397,7 @@ def _by_partition(ids: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     """Ids without repetitions, by partition."""
     found: dict[int, dict[int, None]] = {}
     for partition, number in ids:
-        if partition < 0 or number < 0:
+        if not (0 <= partition <= _PARTITION_MAX and 0 <= number <= _END_MS):
             raise InvalidRequest(f"{partition}:{number} is not the id of a record")
         found.setdefault(partition, {})[number] = None
     return {partition: [*numbers] for partition, numbers in found.items()}

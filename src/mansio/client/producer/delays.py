@@ -137,16 +137,22 @@ def parse_delay_ms(delay: timedelta | float) -> int:
 def parse_moment_ms(at: datetime | None, name: str = "at") -> int:
     """Return a moment in ms since the Unix epoch, 0 for one before. `name`: of the argument, for errors. Raises
     `ValueError` for a naive datetime and for one that is more than 365 days from now."""
-    if not isinstance(at, datetime):
-        raise ValueError(f"{name}: not a datetime: {at!r}")
-    if at.utcoffset() is None:
+    due_ms = milliseconds_of(at, name)
+    if at is not None and due_ms > time.time() * 1000 + DELAY_MS_MAX:
+        raise ValueError(f"{name}: more than 365 days from now: {at.isoformat()}")
+    return due_ms
+
+
+def milliseconds_of(moment: datetime | None, name: str) -> int:
+    """Return a moment in ms since the Unix epoch, rounded up, 0 for one before. Raises `ValueError` for a naive
+    datetime; `name`: of the argument."""
+    if not isinstance(moment, datetime):
+        raise ValueError(f"{name}: not a datetime: {moment!r}")
+    if moment.utcoffset() is None:
         raise ValueError(
             f"{name}: a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()"
         )
-    due_ms = -((_EPOCH - at) // _MILLISECOND)
-    if due_ms > time.time() * 1000 + DELAY_MS_MAX:
-        raise ValueError(f"{name}: more than 365 days from now: {at.isoformat()}")
-    return max(0, due_ms)
+    return max(0, -((_EPOCH - moment) // _MILLISECOND))
 
 
 def _check(response: Struct) -> None:

@@ -8,7 +8,9 @@ needs no merging; a run that has lost three quarters of its records is dissolved
 Invariants:
 * Records with the same due time are ordered by id, which is the order in which they were accepted.
 * An id is pending at most once.
-* Memory is bounded by four times the pending records, plus one run.
+* Memory is bounded by four times the pending records, plus one run: outdated heap entries are dropped when they are
+  more than the others.
+* A record that is postponed is pending like any other; only its delivery waits.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import heapq
 import struct
 import sys
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CorruptLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 RUN_RECORDS_MAX: Final = 4096
 _DISSOLVED_BELOW: Final = 4
@@ -33,6 +35,9 @@ _VERSION: Final = 1
 _SNAPSHOT_HEAD: Final = struct.Struct(">HI")  # version, number of runs
 _RUN_HEAD: Final = struct.Struct(">I")
 _ROW_BYTES: Final = 32
+_OUTDATED_MAX: Final = 64
+"""Number of outdated heap entries that is always allowed."""
+
 _BEFORE_ALL: Final = -(1 << 63)
 _BEGIN: Final = (_BEFORE_ALL, _BEFORE_ALL)
 
@@ -54,7 +59,7 @@ class PendingRecord(NamedTuple):
 class PendingRecords:
     """The pending records of a partition."""
 
-    __slots__ = ("_heads", "_recent", "_recent_order", "_runs", "count", "size_bytes")
+    __slots__ = ("_heads", "_postponed", "_recent", "_recent_order", "_runs", "count", "size_bytes")
 
     def __init__(self) -> None:
         self.count = 0
@@ -66,6 +71,8 @@ class PendingRecords:
         self._runs: dict[_Run, None] = {}
         self._heads: list[tuple[int, int, _Run]] = []
         """Heap of the first pending record of each run: due_ms, id, run. Outdated entries are ignored."""
+        self._postponed: dict[int, tuple[int, PendingRecord]] = {}
+        """Records by id that are in neither heap, with the time at which they are due again."""
 
     def __len__(self) -> int:
         return self.count
@@ -89,7 +96,11 @@ class PendingRecords:
     def remove(self, record_id: int) -> PendingRecord | None:
         """Remove and return a record; None if the id is not pending."""
         record = self._recent.pop(record_id, None)
-        if record is None:
+        if record is not None:
+            self._drop_outdated_order()
+        elif record_id in self._postponed:
+            _, record = self._postponed.pop(record_id)
+        else:
             for run in self._runs:
                 record = run.remove(record_id)
                 if record is not None:
@@ -111,9 +122,19 @@ class PendingRecords:
             removed += 1
         return removed + sum(self.remove(record_id) is not None for record_id in wanted)
 
+    def postpone(self, record: PendingRecord, until_ms: int) -> None:
+        """Add a record, or replace the one with its id, which `take_due` does not return before `until_ms`."""
+        self.remove(record.id)
+        self._postponed[record.id] = (until_ms, record)
+        self.count += 1
+        self.size_bytes += record.size
+
     def take_due(self, now_ms: int, records_max: int, bytes_max: int) -> list[PendingRecord]:
         """Remove and return the earliest records that are due, at least one of them, at most `records_max` and
         `bytes_max`."""
+        for until_ms, record in [*self._postponed.values()]:
+            if until_ms <= now_ms:
+                self.replace(record)
         taken: list[PendingRecord] = []
         size = 0
         while len(taken) < records_max and (first := self._first()) is not None and first.due_ms <= now_ms:
@@ -128,15 +149,21 @@ class PendingRecords:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the earliest record is due; None if none is pending."""
+        """When the earliest record is due, or may be delivered again after it was postponed; None if none is
+        pending."""
         first = self._first()
-        return None if first is None else first.due_ms
+        times = [until_ms for until_ms, _ in self._postponed.values()]
+        if first is not None:
+            times.append(first.due_ms)
+        return min(times, default=None)
 
     def find(self, record_id: int) -> PendingRecord | None:
         """Return a record by its id; None if it is not pending."""
         found = self._recent.get(record_id)
         if found is not None:
             return found
+        if record_id in self._postponed:
+            return self._postponed[record_id][1]
         return next((found for run in self._runs if (found := run.find(record_id)) is not None), None)
 
     def select(
@@ -148,7 +175,7 @@ class PendingRecords:
         begin = (due_from_ms, _BEFORE_ALL)
         if after is not None and after >= begin:
             begin = (after[0], after[1] + 1)
-        recent = sorted(record for record in self._recent.values() if record[:2] >= begin)
+        recent = sorted(record for record in self._unsorted() if record[:2] >= begin)
         for record in heapq.merge(recent, *(run.select(begin) for run in self._runs)):
             if record.due_ms >= due_to_ms:
                 return
@@ -157,28 +184,38 @@ class PendingRecords:
     def lowest_location(self) -> int | None:
         """Return a lower bound of the locations of all records; None if none is pending."""
         bounds = [run.lowest_location for run in self._runs]
-        bounds += [record.location for record in self._recent.values()]
+        bounds += [record.location for record in self._unsorted()]
         return min(bounds, default=None)
 
-    def located_below(self, location: int, records_max: int) -> list[PendingRecord]:
-        """Return at most `records_max` records whose location is below an offset."""
-        found = [record for record in self._recent.values() if record.location < location]
+    def located_below(
+        self, location: int, records_max: int, without: Collection[int] = ()
+    ) -> list[PendingRecord]:
+        """Return at most `records_max` records whose location is below an offset, without the ids `without`."""
+        found = [
+            record for record in self._unsorted() if record.location < location and record.id not in without
+        ]
         for run in self._runs:
             if len(found) >= records_max:
                 break
             if run.lowest_location < location:
                 inside = [record for record in run.select(_BEGIN) if record.location < location]
                 if inside:
-                    found += inside
+                    found += [record for record in inside if record.id not in without]
                 else:
                     run.lowest_location = min(record.location for record in run.select(_BEGIN))
         return found[:records_max]
+
+    def _unsorted(self) -> Iterator[PendingRecord]:
+        """Yield the records that are in no run."""
+        yield from self._recent.values()
+        for _, record in self._postponed.values():
+            yield record
 
     # Snapshots
 
     def freeze(self) -> FrozenRecords:
         """Return the records as they are now. Takes time for the runs, not for the records in them."""
-        return FrozenRecords([*self._recent.values()], [run.copy() for run in self._runs])
+        return FrozenRecords([*self._unsorted()], [run.copy() for run in self._runs])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PendingRecords:
@@ -254,6 +291,14 @@ class PendingRecords:
 
     def _push_head(self, run: _Run) -> None:
         heapq.heappush(self._heads, (run.due_ms[run.head], run.ids[run.head], run))
+        if len(self._heads) > 2 * len(self._runs) + _OUTDATED_MAX:
+            self._heads = [(each.due_ms[each.head], each.ids[each.head], each) for each in self._runs]
+            heapq.heapify(self._heads)
+
+    def _drop_outdated_order(self) -> None:
+        if len(self._recent_order) > 2 * len(self._recent) + _OUTDATED_MAX:
+            self._recent_order = [(record.due_ms, record.id) for record in self._recent.values()]
+            heapq.heapify(self._recent_order)
 
     def _on_removed_from(self, run: _Run) -> None:
         """Drop a run that is empty, dissolve one that is mostly empty, and note another one's first record."""
@@ -302,6 +347,7 @@ class _Run:
         "locations",
         "lowest_id",
         "lowest_location",
+        "order_by_id",
         "positions",
         "sizes",
     )
@@ -327,6 +373,8 @@ class _Run:
         self.due_ms, self.ids, self.locations = due_ms, ids, locations
         self.positions, self.sizes = positions, sizes
         self.lowest_id, self.highest_id = min(ids), max(ids)
+        self.order_by_id: array[int] | None = None
+        """Indexes in the order of the ids; made when the run is first searched for an id."""
         self.lowest_location = min(locations)
         """A lower bound of the locations of the records that are still pending."""
         self.head = 0
@@ -350,9 +398,8 @@ class _Run:
     def select(self, begin: tuple[int, int]) -> Iterator[PendingRecord]:
         """Yield the pending records from (due_ms, id) `begin` on."""
         due_ms, ids, live = self.due_ms, self.ids, self.live
-        index = max(bisect_left(due_ms, begin[0]), self.head)
-        while index < len(due_ms) and (due_ms[index], ids[index]) < begin:
-            index += 1
+        index = bisect_left(due_ms, begin[0], self.head)
+        index = bisect_left(ids, begin[1], index, bisect_right(due_ms, begin[0], index))
         for at in range(index, len(ids)):
             if live is None or live[at]:
                 yield self.row(at)
@@ -387,9 +434,12 @@ class _Run:
         """Return the index of a pending record; None if the run does not have it."""
         if not self.lowest_id <= record_id <= self.highest_id:
             return None
-        try:
-            index = self.ids.index(record_id)
-        except ValueError:
+        order = self.order_by_id
+        if order is None:
+            order = self.order_by_id = array("I", sorted(range(len(self.ids)), key=self.ids.__getitem__))
+        position = bisect_left(order, record_id, key=self.ids.__getitem__)
+        index = order[position]
+        if self.ids[index] != record_id:
             return None
         return index if index >= self.head and (self.live is None or self.live[index]) else None
 

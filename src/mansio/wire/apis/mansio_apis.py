@@ -241,7 +241,8 @@ class PendingRecordsQuery(_Flexible):
     and id, behind (`after_due_ms`, `after_id`).
 
     `ids` None: all ids; otherwise only these, whatever their due time. `key` None: all keys. `records_max`: 0 for the
-    counts only. `value_bytes_max`: longer values are truncated."""
+    counts only. `value_bytes_max`: longer values are truncated; -1: records without content, whose ids and due times
+    need not be read from the log."""
 
     topic_id: uuid.UUID | None = field(metadata=_UUID)
     partition_index: int = field(metadata=_INT32)

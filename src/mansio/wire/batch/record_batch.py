@@ -60,7 +60,7 @@ CODEC_MASK: Final = 0x07
 
 _LOG_APPEND_TIME_FLAG: Final = 0x08
 _TRANSACTIONAL_FLAG: Final = 0x10
-_CONTROL_FLAG: Final = 0x20
+CONTROL_FLAG: Final = 0x20
 DELETE_HORIZON_FLAG: Final = 0x40
 """Bit of the batch attributes: the base timestamp is the time from which compaction may remove the batch's tombstones
 (KIP-534)."""
@@ -124,7 +124,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        return bool(self.attributes & _CONTROL_FLAG)
+        return bool(self.attributes & CONTROL_FLAG)
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
@@ -159,7 +159,7 @@ def check_batch(buffer: Buffer) -> BatchHeader:
     if count * RECORD_BYTES_MIN > (size - HEADER_BYTES) * _DECOMPRESSION_RATIO_MAX[attributes & CODEC_MASK]:
         raise InvalidRecord(f"{count} records cannot be in {size - HEADER_BYTES} bytes")
     if producer_id >= 0:
-        if sequence < 0 and not attributes & _CONTROL_FLAG:
+        if sequence < 0 and not attributes & CONTROL_FLAG:
             raise InvalidRecord("an idempotent batch without a sequence number")
     elif attributes & _TRANSACTIONAL_FLAG:
         raise InvalidRecord("a transactional batch without a producer id")
@@ -295,7 +295,7 @@ def build_batch(
     """Encode one batch of (timestamp_ms, key, value, headers) records, at least one, with consecutive offsets."""
     if not records:
         raise ValueError("a batch needs at least one record")
-    attributes = codec | (_TRANSACTIONAL_FLAG if transactional else 0) | (_CONTROL_FLAG if control else 0)
+    attributes = codec | (_TRANSACTIONAL_FLAG if transactional else 0) | (CONTROL_FLAG if control else 0)
     base_timestamp_ms, max_timestamp_ms = records[0][0], max(record[0] for record in records)
     return _encode(
         encode_records(records),

@@ -24,6 +24,7 @@ CHANGES = st.lists(
         st.tuples(st.just("move"), st.integers(0, 200), MOMENTS, st.integers(0, 90)),
         st.tuples(st.just("take"), MOMENTS, st.integers(1, 9), st.integers(1, 40)),
         st.tuples(st.just("deliver"), st.integers(0, 9), st.lists(st.integers(0, 200), max_size=2)),
+        st.tuples(st.just("postpone"), st.integers(0, 200), MOMENTS),
         st.tuples(st.just("snapshot")),
         st.tuples(st.just("select"), MOMENTS, MOMENTS, st.none() | st.tuples(MOMENTS, st.integers(0, 200))),
         st.tuples(st.just("below"), st.integers(0, 90), st.integers(1, 30)),
@@ -46,12 +47,13 @@ def test_pending_records_behave_like_a_sorted_dictionary(changes: list[tuple]) -
     for name, *arguments in changes:
         if name == "snapshot":
             pending = PendingRecords.from_bytes(pending.freeze().to_bytes())
+            model.until.clear()
         else:
             getattr(model, name)(pending, *arguments)
         rows = sorted(model.rows.values())
         assert pending.count == len(rows)
         assert pending.size_bytes == sum(row.size for row in rows)
-        assert pending.next_due_ms == (rows[0].due_ms if rows else None)
+        assert pending.next_due_ms == min((model.until.get(row.id, row.due_ms) for row in rows), default=None)
         assert all(pending.find(row.id) == row for row in rows)
         lowest = pending.lowest_location()
         assert (lowest is None) == (not rows)
@@ -61,6 +63,7 @@ def test_pending_records_behave_like_a_sorted_dictionary(changes: list[tuple]) -
 class _Model:
     def __init__(self) -> None:
         self.rows: dict[int, PendingRecord] = {}
+        self.until: dict[int, int] = {}
         self._next_id = 0
 
     def add(self, pending: PendingRecords, records: list[tuple[int, int]]) -> None:
@@ -72,16 +75,24 @@ class _Model:
 
     def remove(self, pending: PendingRecords, record_id: int) -> None:
         assert pending.remove(record_id) == self.rows.pop(record_id, None)
+        self.until.pop(record_id, None)
+
+    def postpone(self, pending: PendingRecords, record_id: int, until_ms: int) -> None:
+        if record_id in self.rows:
+            pending.postpone(self.rows[record_id], until_ms)
+            self.until[record_id] = until_ms
 
     def move(self, pending: PendingRecords, record_id: int, due_ms: int, location: int) -> None:
         if record_id in self.rows:
             row = self.rows[record_id]._replace(due_ms=due_ms, location=location)
             self.rows[record_id] = row
+            self.until.pop(record_id, None)
             pending.replace(row)
 
     def take(self, pending: PendingRecords, now_ms: int, records_max: int, bytes_max: int) -> None:
         expected: list[PendingRecord] = []
-        for row in sorted(self.rows.values()):
+        self.until = {record_id: until_ms for record_id, until_ms in self.until.items() if until_ms > now_ms}
+        for row in sorted(row for row in self.rows.values() if row.id not in self.until):
             if row.due_ms > now_ms or len(expected) == records_max:
                 break
             if expected and sum(one.size for one in expected) + row.size > bytes_max:
@@ -97,6 +108,7 @@ class _Model:
         assert pending.remove_delivered(ids) == len(known)
         for record_id in known:
             del self.rows[record_id]
+            self.until.pop(record_id, None)
 
     def select(
         self, pending: PendingRecords, begin_ms: int, end_ms: int, after: tuple[int, int] | None
@@ -137,3 +149,18 @@ def test_an_incomplete_snapshot_is_refused(size: int) -> None:
     if size < len(data):
         with pytest.raises(CorruptLog):
             PendingRecords.from_bytes(data[:size])
+
+
+def test_memory_does_not_grow_with_the_number_of_cancelled_records() -> None:
+    """A timeout per request that is cancelled when the request is done, while an earlier record is pending."""
+    pending = PendingRecords()
+    pending.add(PendingRecord(0, 0, 0, 0, 1))
+    for number in range(1, 20_000):
+        pending.add(PendingRecord(1_000, number, number, 0, 1))
+        pending.remove(number)
+    assert len(pending._recent_order) <= 2 + pending_records._OUTDATED_MAX + 1
+    for number in range(20_000, 21_000):
+        pending.add(PendingRecord(1_000 + number, number, number, 0, 1))
+    for number in range(20_000, 21_000):
+        pending.remove(number)
+    assert len(pending._heads) <= 2 * len(pending._runs) + pending_records._OUTDATED_MAX + 1

@@ -36,7 +36,7 @@ async def list_delayed_records(
             one.ids,
             one.key,
             one.records_max,
-            max(0, one.value_bytes_max),
+            one.value_bytes_max,
         )
         for one in request.queries
     ]
