@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pytest
@@ -12,7 +13,8 @@ from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
 from mansio.broker.partition.delayed_records import DelayedRecords
 from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
-from mansio.errors import MansioError
+from mansio.broker.services.schedules import ScheduleService
+from mansio.errors import MansioError, RequestTimedOut, ScheduleNotFound
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
 from support.replicas import TOPIC, Cluster, Node
@@ -149,6 +151,38 @@ def test_each_firing_is_in_the_log_once_whichever_replicas_lead(seed: int) -> No
     cluster.run_for(3_000)
     cluster.run_until(cluster.settled)
     assert check(cluster, created) > 30
+
+
+def service(cluster: ScheduledCluster, node_id: int) -> ScheduleService:
+    """The schedule service of one broker."""
+    manager = cluster.managers[node_id]
+    partitions = SimpleNamespace(find=lambda *_: manager.partition, delay_manager=lambda _: manager)
+    node = cluster[node_id]
+    return ScheduleService(cast("Any", partitions), clock=node.clock, scheduler=node.scheduler, wait_ms_max=500)
+
+
+def test_a_missing_schedule_is_answered_only_after_its_deletion_is_committed() -> None:
+    cluster = ScheduledCluster(seed=1)
+    cluster.managers[1].schedules.create(schedule(1))
+    cluster.run_for(2_500)
+    cluster.network.isolate(1)
+    cluster.elect(2, isr=(2, 3))
+    cluster.tell(2, 3)
+    schedules, run = service(cluster, 1), cluster.simulation.run
+    for _ in range(2):
+        with pytest.raises(RequestTimedOut):
+            run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
+    with pytest.raises(RequestTimedOut):
+        run(schedules.pause(TOPIC.bytes, 0, "s1", timeout_ms=500))
+    cluster.managers[1].schedules.create(schedule(1))  # never committed, either
+    with pytest.raises(RequestTimedOut):
+        other = schedule(1)._replace(value=b"w")
+        run(schedules.create(TOPIC.bytes, 0, other, timeout_ms=500))
+    schedules = service(cluster, 2)
+    cluster.run_for(1_000)
+    run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
+    with pytest.raises(ScheduleNotFound):
+        run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
 
 
 def test_a_leader_that_leaves_fails_the_creation() -> None:

@@ -2,6 +2,8 @@
 
 Invariants:
 * A change is reported only after its control batch is committed. Each change can be repeated.
+* That nothing was changed is reported, too, only after the log is committed up to its end at the time of the look-up:
+  what was found there may be truncated with an uncommitted part of the log.
 * A list yields to the event loop every `EVENT_LOOP_SLICE_S`.
 """
 
@@ -12,12 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.services.records import EVENT_LOOP_SLICE_S
-from mansio.errors import DelaysNotEnabled, InvalidRequest, MansioError, RequestTimedOut, ScheduleNotFound
+from mansio.errors import (
+    DelaysNotEnabled,
+    InvalidRequest,
+    MansioError,
+    RequestTimedOut,
+    ScheduleAlreadyExists,
+    ScheduleNotFound,
+)
 from mansio.state.schedules.recurrence import Recurrence
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
@@ -124,26 +133,22 @@ class ScheduleService:
                 f"topic {partition.topic!r} does not accept schedules:"
                 f" mansio topic alter {partition.topic} -c mansio.delay.enable=true"
             )
-        _, end_offset = manager.create(schedule)
-        await self._commit(partition, end_offset, timeout_ms)
+        await self._change(partition, partial(manager.create, schedule), timeout_ms)
 
     async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
         """Stop the firings of a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""
         partition, manager = self._existing(topic_id, index, name)
-        _, end_offset = manager.pause(name)
-        await self._commit(partition, end_offset, timeout_ms)
+        await self._change(partition, partial(manager.pause, name), timeout_ms)
 
     async def resume(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
         """Let a paused schedule fire again. Raises `ScheduleNotFound`, and the errors of `create`."""
         partition, manager = self._existing(topic_id, index, name)
-        _, end_offset = manager.resume(name)
-        await self._commit(partition, end_offset, timeout_ms)
+        await self._change(partition, partial(manager.resume, name), timeout_ms)
 
     async def delete(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
         """Delete a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""
         partition, manager = self._existing(topic_id, index, name)
-        _, end_offset = manager.delete(name)
-        await self._commit(partition, end_offset, timeout_ms)
+        await self._change(partition, partial(manager.delete, name), timeout_ms)
 
     def _leader(self, topic_id: bytes, index: int) -> Partition:
         partition = self._partitions.find(None, topic_id, index)
@@ -161,6 +166,17 @@ class ScheduleService:
         if manager is None:
             raise ScheduleNotFound(f"{partition.name} has no schedule {name!r}")
         return partition, manager
+
+    async def _change(
+        self, partition: Partition, change: Callable[[], tuple[Schedule, int]], timeout_ms: int
+    ) -> None:
+        """Change a schedule and wait until the result is final, whether it is a success or a refusal."""
+        try:
+            _, end_offset = change()
+        except (ScheduleAlreadyExists, ScheduleNotFound):
+            await self._commit(partition, partition.end_offset, timeout_ms)
+            raise
+        await self._commit(partition, end_offset, timeout_ms)
 
     async def _commit(self, partition: Partition, end_offset: int, timeout_ms: int) -> None:
         """Wait until the log is committed up to an offset. Raises `RequestTimedOut`."""

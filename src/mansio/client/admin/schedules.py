@@ -189,12 +189,20 @@ class ScheduleAdmin:
         return await self._list(await self._partitions(topic), name, 0, 0)
 
     async def _change(self, topic: str, name: str, change: ScheduleChange) -> None:
-        """Change all schedules with this name; there is more than one only after racing creations."""
-        found = await self._find(topic, name)
-        if not found:
+        """Change all schedules with this name; there is more than one only after racing creations.
+
+        If a list has none, each leader is asked for the change: unlike a list, that waits until a deletion is
+        committed, so `ScheduleNotFound` is final."""
+        found = [TopicPartition(topic, one.partition) for one in await self._find(topic, name)]
+        count = 0
+        for partition in found or await self._partitions(topic):
+            try:
+                await self._alter(partition, {"change": change, "name": name})
+            except ScheduleNotFound:
+                continue
+            count += 1
+        if not count:
             raise _not_found(topic, name)
-        for one in found:
-            await self._alter(TopicPartition(topic, one.partition), {"change": change, "name": name})
 
     async def _alter(self, partition: TopicPartition, change: Mapping[str, Any]) -> None:
         cluster = self._cluster
