@@ -61,8 +61,8 @@ MORE_SCHEDULE_DEFECTS = (
     Defect(
         "a schedule fires early",
         "broker/partition/schedule_manager.py",
-        "queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms)]",
-        "queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms + 300)]",
+        "queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms, steps_max)]",
+        "queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms + 300, steps_max)]",
         CRASH,
     ),
     Defect(

@@ -21,6 +21,7 @@ class _Manager:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.uncommitted_end = 0
+        self.has_fired = False
         self.soon_ms: int | None = None
         self.distant_ms = clock.wall_ms() + DISTANT_MS
         self.delivered = 0
@@ -88,3 +89,25 @@ def test_a_partition_that_is_tried_again_does_not_wait_for_a_clock_that_was_set_
         clock.seconds += TIMER_MS_MAX / 1000
         scheduler.fire()
     assert manager.delivered == 1
+
+
+def test_slices_of_firings_leave_the_number_of_delayed_records_per_slice() -> None:
+    clock, scheduler = ManualClock(), ManualScheduler()
+    delivery = DelayedDelivery(clock, cast("Any", scheduler))
+    manager = _Manager(clock)
+
+    def deliver_slowly(records_max: int, bytes_max: int) -> int:
+        del bytes_max
+        clock.seconds += 0.02
+        manager.soon_ms = None
+        return records_max
+
+    manager.deliver_due = deliver_slowly  # type: ignore[method-assign]
+    delivery.attach(cast("DelayManager", manager))
+    for has_fired in (True, False):
+        before = delivery._slice_records
+        manager.has_fired = has_fired
+        manager.soon_ms = clock.wall_ms()
+        manager.view.on_due_changed()
+        scheduler.fire()
+        assert (delivery._slice_records == before) is has_fired

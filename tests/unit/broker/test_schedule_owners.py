@@ -21,6 +21,7 @@ from support.replicas import TOPIC, Cluster, Node
 
 if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
+    from mansio.ports import Clock
 
 EVERY_MS = 1_000
 
@@ -151,6 +152,39 @@ def test_each_firing_is_in_the_log_once_whichever_replicas_lead(seed: int) -> No
     cluster.run_for(3_000)
     cluster.run_until(cluster.settled)
     assert check(cluster, created) > 30
+
+
+class SteppingClock:
+    """A clock that a test sets, and that shows 0.3 ms more at each look at its monotonic time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.ahead_ms = 0
+        self.step_s = 0.0003
+        self.steps = 0
+
+    def wall_ms(self) -> int:
+        return self.clock.wall_ms() + self.ahead_ms
+
+    def monotonic(self) -> float:
+        self.steps += 1
+        return self.clock.monotonic() + self.steps * self.step_s
+
+
+@pytest.mark.parametrize("catch_up", CatchUpMode)
+def test_firings_after_a_long_downtime_are_slices_of_about_a_millisecond(catch_up: CatchUpMode) -> None:
+    cluster = ScheduledCluster(seed=1)
+    manager = cluster.managers[1]
+    for number in range(1, 31):
+        manager.schedules.create(schedule(number, catch_up))
+    clock = manager.partition.clock = SteppingClock(manager.partition.clock)
+    clock.ahead_ms = 95_000
+    for _ in range(4):
+        before = {one.name: one.next_due_ms for one in manager.view.schedules}
+        assert manager.deliver_due(64, 1 << 18) == (0 if catch_up is CatchUpMode.NONE else 4)
+        changed = [one for one in manager.view.schedules if one.next_due_ms != before[one.name]]
+        assert len(changed) == 4
+        assert manager.has_fired
 
 
 def service(cluster: ScheduledCluster, node_id: int) -> ScheduleService:

@@ -86,7 +86,7 @@ class _StoredRecords(NamedTuple):
 class DelayManager:
     """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
 
-    __slots__ = ("_cached", "_cached_bytes", "partition", "schedules", "uncommitted_end", "view")
+    __slots__ = ("_cached", "_cached_bytes", "has_fired", "partition", "schedules", "uncommitted_end", "view")
 
     def __init__(self, partition: Partition, view: DelayedRecords) -> None:
         self.partition = partition
@@ -95,6 +95,8 @@ class DelayManager:
         self.schedules = ScheduleManager(partition, view)
         self._cached: dict[int, _StoredRecords] = {}
         self._cached_bytes = 0
+        self.has_fired = False
+        """Whether the last slice was one of firings, whose duration says nothing about delayed records."""
         self.uncommitted_end = 0
         """End offset of the last delivery or firing."""
 
@@ -170,11 +172,12 @@ class DelayManager:
         now_ms = self.partition.clock.wall_ms()
         view = self.view
         record_ms, schedule_ms = view.pending.next_due_ms, view.schedules.next_wake_ms
-        if (
+        self.has_fired = (
             schedule_ms is not None
             and schedule_ms <= now_ms
             and (record_ms is None or schedule_ms < record_ms)
-        ):
+        )
+        if self.has_fired:
             until_ms = now_ms if record_ms is None else min(now_ms, record_ms - 1)
             count = self.schedules.fire_due(until_ms, records_max, bytes_max)
             self.uncommitted_end = self.partition.end_offset

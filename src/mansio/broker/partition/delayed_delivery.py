@@ -1,7 +1,8 @@
 """Delivery of delayed records when they are due, and firing of schedules, for all partitions that this broker leads.
 
 One timer wakes for the earliest due time of all partitions. What is due is delivered in slices of about `SLICE_MS`, one
-partition after the other, so that a million records that are due at one moment delay no other request for longer.
+partition after the other, so that a million records that are due at one moment delay no other request for longer. The
+number of delayed records per slice follows the duration of their slices; slices of firings end by time.
 
 Invariants:
 * The timer is only a hint: whether a record is due is decided by the wall clock, so a clock that is set back delays
@@ -178,7 +179,7 @@ class DelayedDelivery:
         count = manager.deliver_due(self._slice_records, SLICE_BYTES_MAX)
         self.delivered_count += count
         took_ms = (self._clock.monotonic() - began) * 1000
-        if count >= self._slice_records:
+        if count >= self._slice_records and not manager.has_fired:
             self._adapt_slice(took_ms)
         next_ms = manager.view.next_wake_ms
         if next_ms is None:

@@ -80,8 +80,11 @@ RETRY_MS: Final = 10_000
 COPIED_BYTES_MAX: Final = 512 << 10
 """Bound of one control batch with copies of schedules."""
 
-SKIPPED_MAX: Final = 16
-"""Number of schedules whose missed firings are skipped in one slice."""
+SLICE_MS: Final = 1.0
+"""Time after which a slice of firings ends: computing due times takes long for some expressions."""
+
+SLICE_STEPS_MAX: Final = 128
+"""Number of schedules that one slice looks at. The others that are due are later in order."""
 
 
 class ScheduleManager:
@@ -227,19 +230,23 @@ class ScheduleManager:
 
     def fire_due(self, until_ms: int, records_max: int, bytes_max: int) -> int:
         """Append the records of schedules that are due, up to a time that is not later than now, in the order of their
-        due times; at least one, at most `records_max` and `bytes_max`. Missed firings are caught up as each schedule
-        requires. Returns the number of records.
+        due times, for about `SLICE_MS`; at most `records_max` and `bytes_max`. Missed firings are caught up as each
+        schedule requires. Returns the number of records; what is due then is left for the next call.
 
         Raises the errors of `Partition.append_unchanged`; the schedules are then due as before."""
-        now_ms = self._partition.clock.wall_ms()
-        queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms)]
-        heapq.heapify(queue)
+        clock = self._partition.clock
+        now_ms = clock.wall_ms()
+        slice_end = clock.monotonic() + SLICE_MS / 1000
+        steps_max = min(records_max, SLICE_STEPS_MAX)
+        queue = [(one.next_due_ms, one.name, one) for one in self._view.schedules.due(until_ms, steps_max)]
         records: list[NewRecord] = []
         firings: list[Firing] = []
         skipped: list[Schedule] = []
         size = 0
-        while queue and len(records) < records_max and size < bytes_max and len(skipped) < SKIPPED_MAX:
-            due_ms, name, schedule = heapq.heappop(queue)
+        for step in range(steps_max):
+            if not queue or size >= bytes_max or (step and clock.monotonic() >= slice_end):
+                break
+            due_ms, name, schedule = heapq.heappop(queue)  # a sorted list is a heap
             try:
                 fired_ms, next_ms = next_step(_recurrence(schedule), due_ms, now_ms, schedule.catch_up)
             except InvalidSchedule as error:
@@ -249,6 +256,7 @@ class ScheduleManager:
             next_due_ms = NOT_DUE_MS if next_ms is None else next_ms
             if fired_ms is None:
                 skipped.append(schedule._replace(next_due_ms=next_due_ms))
+                size += record_bytes(schedule)
                 continue
             schedule = schedule._replace(firings=schedule.firings + 1, next_due_ms=next_due_ms)
             firings.append(Firing(schedule.id, schedule.firings, next_due_ms))

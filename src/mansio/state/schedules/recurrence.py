@@ -86,8 +86,32 @@ class Recurrence:
 
     def last_before(self, limit_ms: int, known_ms: int) -> int:
         """Return the latest time below a limit at which the schedule is due, `known_ms` if there is none after it.
+        Raises `InvalidSchedule`."""
+        if self.every_ms:
+            return max(known_ms, self.created_ms + (limit_ms - 1 - self.created_ms) // self.every_ms * self.every_ms)
+        guess_ms = self._guess_before(limit_ms)
+        if guess_ms is None or guess_ms <= known_ms:
+            guess_ms = known_ms
+        elif self.next_after(guess_ms - 1) != guess_ms:
+            return self._search_before(limit_ms, known_ms)
+        found_ms = self.next_after(guess_ms)
+        if found_ms is None or found_ms >= limit_ms:
+            return guess_ms
+        return self._search_before(limit_ms, known_ms)
 
-        Takes time for the logarithm of the range. Raises `InvalidSchedule`."""
+    def _guess_before(self, limit_ms: int) -> int | None:
+        """Return the latest time below a limit as cronsim finds it backwards: not always one at which the schedule is
+        due, because the rules for changes of daylight saving time are those of the way forward."""
+        from cronsim import CronSim, CronSimError
+
+        try:
+            start = datetime.fromtimestamp(-(-limit_ms // 1000), find_zone(self.timezone))
+            return int(next(CronSim(self.cron, start, reverse=True)).timestamp()) * 1000
+        except (CronSimError, ValueError, AssertionError, OverflowError, StopIteration):
+            return None
+
+    def _search_before(self, limit_ms: int, known_ms: int) -> int:
+        """Bisect the time between a known due time and a limit: as many evaluations as its logarithm."""
         low_ms, high_ms = known_ms, limit_ms
         while high_ms - low_ms > 1:
             middle_ms = (low_ms + high_ms) // 2
@@ -129,8 +153,20 @@ def find_zone(name: str) -> tzinfo:
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        if zoneinfo.available_timezones():
+        if _has_zones():
             raise InvalidSchedule(f"time zone {name!r} is unknown") from error
         raise InvalidSchedule(
             f"time zone {name!r} cannot be used: this machine has no time zone database (tzdata)"
         ) from error
+
+
+_ZONES_FOUND: Final[list[bool]] = []
+
+
+def _has_zones() -> bool:
+    """Whether the machine has a time zone database. It is searched until it is found once, which takes milliseconds."""
+    import zoneinfo
+
+    if not _ZONES_FOUND and zoneinfo.available_timezones():
+        _ZONES_FOUND.append(True)
+    return bool(_ZONES_FOUND)

@@ -94,14 +94,14 @@ class Schedules:
         """Return a schedule by its name."""
         return next((one for one in self if one.name == name), None)
 
-    def due(self, now_ms: int) -> list[Schedule]:
-        """Return the schedules that are due, in order."""
-        due = [
+    def due(self, now_ms: int, count_max: int) -> list[Schedule]:
+        """Return the first schedules that are due, in order."""
+        due = (
             (entry.schedule.next_due_ms, entry.schedule.name, entry.schedule)
             for entry in self._entries.values()
             if entry.wake_ms != NOT_DUE_MS and entry.wake_ms <= now_ms
-        ]
-        return [schedule for _, _, schedule in sorted(due)]
+        )
+        return [schedule for _, _, schedule in heapq.nsmallest(count_max, due)]
 
     def lowest_location(self) -> int | None:
         """Return the lowest location; None if there is no schedule."""

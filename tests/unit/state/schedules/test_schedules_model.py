@@ -88,7 +88,8 @@ def test_schedules_behave_like_a_dictionary(changes: list[tuple]) -> None:
             due = sorted(
                 (row[0] for row in waking if row[2] <= moment_ms), key=lambda one: (one.next_due_ms, one.name)
             )
-            assert schedules.due(moment_ms) == due
+            assert schedules.due(moment_ms, 100) == due
+            assert schedules.due(moment_ms, 2) == due[:2]
             below = {row[0] for row in model.values() if row[1] < moment_ms}
             assert {*schedules.located_below(moment_ms)} == below
         assert all(schedules.find(row[0].name) == row[0] for row in model.values())
