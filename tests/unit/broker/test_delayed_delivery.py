@@ -22,6 +22,7 @@ class _Manager:
         self.clock = clock
         self.uncommitted_end = 0
         self.has_fired = False
+        self.schedules = SimpleNamespace(retry_soon=lambda: None)
         self.soon_ms: int | None = None
         self.distant_ms = clock.wall_ms() + DISTANT_MS
         self.delivered = 0

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
 
+from mansio.broker.partition import schedule_manager
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
 from mansio.broker.partition.delayed_records import DelayedRecords
 from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.broker.services.schedules import ScheduleService
-from mansio.errors import MansioError, RequestTimedOut, ScheduleNotFound
+from mansio.errors import InvalidSchedule, MansioError, RequestTimedOut, ScheduleNotFound
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
 from support.replicas import TOPIC, Cluster, Node
@@ -31,6 +33,7 @@ class ScheduledCluster(Cluster):
 
     def __init__(self, seed: int) -> None:
         self.managers: dict[int, DelayManager] = {}
+        self.deliveries: dict[int, DelayedDelivery] = {}
         super().__init__(seed=seed, configs={"mansio.delay.enable": "true"})
         for node_id in self.node_ids:
             self.attach(self[node_id])
@@ -43,7 +46,8 @@ class ScheduledCluster(Cluster):
         view = DelayedRecords(node.disk, node.background, node.scheduler, partition.log)
         partition.add_hook(view)
         manager = DelayManager(partition, view)
-        DelayedDelivery(node.clock, node.scheduler).attach(manager)
+        delivery = self.deliveries[node.node_id] = DelayedDelivery(node.clock, node.scheduler)
+        delivery.attach(manager)
         self.managers[node.node_id] = manager
 
     def restart(self, node_id: int) -> Node:
@@ -185,6 +189,45 @@ def test_firings_after_a_long_downtime_are_slices_of_about_a_millisecond(catch_u
         changed = [one for one in manager.view.schedules if one.next_due_ms != before[one.name]]
         assert len(changed) == 4
         assert manager.has_fired
+
+
+def test_a_schedule_that_cannot_fire_does_not_wait_for_a_clock_that_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = ScheduledCluster(seed=1)
+    manager = cluster.managers[1]
+    manager.schedules.create(schedule(1))
+    clock = SteppingClock(manager.partition.clock)
+    manager.partition.clock = cluster.deliveries[1]._clock = clock
+    with monkeypatch.context() as patched:
+        patched.setattr(schedule_manager, "next_step", Mock(side_effect=InvalidSchedule("no such zone")))
+        clock.ahead_ms = 86_400_000
+        cluster.run_for(30_000)
+    assert manager.schedules.error(UUID(int=1)) == "no such zone"
+    clock.ahead_ms = 0
+    cluster.run_for(30_000)
+    assert len(firings(manager.partition)["s1"]) >= 55
+    assert not manager.schedules.error(UUID(int=1))
+
+
+def test_a_schedule_that_fired_by_a_wrong_clock_fires_again_after_it_is_paused_and_resumed() -> None:
+    cluster = ScheduledCluster(seed=1)
+    manager = cluster.managers[1]
+    manager.schedules.create(schedule(1))
+    clock = SteppingClock(manager.partition.clock)
+    clock.step_s = 0.0
+    manager.partition.clock = cluster.deliveries[1]._clock = clock
+    clock.ahead_ms = 300_000
+    cluster.run_for(15_000)
+    clock.ahead_ms = 0
+    count = len(firings(manager.partition)["s1"])
+    assert count >= 300
+    cluster.run_for(15_000)
+    assert len(firings(manager.partition)["s1"]) == count, "never early"
+    manager.schedules.pause("s1")
+    manager.schedules.resume("s1")
+    cluster.run_for(5_000)
+    assert len(firings(manager.partition)["s1"]) >= count + 4
 
 
 def service(cluster: ScheduledCluster, node_id: int) -> ScheduleService:

@@ -111,7 +111,10 @@ class DelayedDelivery:
 
     def _on_clock_set_back(self, now_ms: int) -> None:
         """Look at every partition again that would wait for what was `RETRY_MS` from a time that will not be soon."""
+        for manager in self._due:
+            manager.schedules.retry_soon()
         for manager, wall_ms in self._wake_ms.items():
+            manager.schedules.retry_soon()
             self._wake_ms[manager] = min(wall_ms, now_ms + RETRY_MS)
         self._rebuild_queue()
 

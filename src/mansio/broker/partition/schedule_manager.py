@@ -297,6 +297,10 @@ class ScheduleManager:
                 ),
             )
 
+    def retry_soon(self) -> None:
+        """Try schedules that cannot fire again after `RETRY_MS`, because the wall clock was set back."""
+        self._view.schedules.limit_postponed(self._partition.clock.wall_ms() + RETRY_MS)
+
     # Retention
 
     def copy_below(self, offset: int) -> int | None:

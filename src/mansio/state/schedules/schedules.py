@@ -76,6 +76,13 @@ class Schedules:
         """Look at a schedule again at this time, because it cannot fire now. Its due time stays the same."""
         self._set(self._entries[schedule_id]._replace(wake_ms=wake_ms))
 
+    def limit_postponed(self, wake_ms: int) -> None:
+        """Look at each postponed schedule again at this time, or earlier."""
+        for entry in [*self._entries.values()]:
+            earliest_ms = max(wake_ms, entry.schedule.next_due_ms)
+            if entry.wake_ms > earliest_ms:
+                self._set(entry._replace(wake_ms=earliest_ms))
+
     # Queries
 
     @property
