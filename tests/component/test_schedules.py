@@ -152,6 +152,23 @@ class TestFiring:
             create(broker, "other", every=3600)
 
 
+    def test_a_schedule_without_key_does_not_fire_in_a_topic_that_is_compacted_later(
+        self, broker: TestBroker
+    ) -> None:
+        admin = broker.client().admin
+        create(broker, "keyed", every=60, key="k")
+        create(broker, "unkeyed", every=60)
+        admin.alter_topic_config(TOPIC, {"mansio.delay.enable": "false", "cleanup.policy": "compact"})
+        broker.clock.advance(seconds=61)
+        assert [message.key for message in visible(broker)] == [b"k"]
+        assert "'reports' is compacted" in (admin.schedules.describe(TOPIC, "unkeyed").error or "")
+        assert admin.schedules.describe(TOPIC, "keyed").error is None
+        admin.alter_topic_config(TOPIC, {"cleanup.policy": "delete"})
+        broker.clock.advance(seconds=30)
+        assert [message.key for message in visible(broker)] == [b"k", None]
+        assert admin.schedules.describe(TOPIC, "unkeyed").error is None
+
+
 class TestCatchUp:
     @pytest.mark.parametrize(("catch_up", "missed"), [("none", []), ("last", [5]), ("all", [1, 2, 3, 4, 5])])
     def test_missed_firings_are_caught_up_as_required(

@@ -248,6 +248,7 @@ class ScheduleManager:
                 break
             due_ms, name, schedule = heapq.heappop(queue)  # a sorted list is a heap
             try:
+                self._check_key(schedule)
                 fired_ms, next_ms = next_step(_recurrence(schedule), due_ms, now_ms, schedule.catch_up)
             except InvalidSchedule as error:
                 self._postpone(schedule, now_ms, error)
@@ -269,6 +270,15 @@ class ScheduleManager:
         if skipped:  # of these, none has fired in this slice
             self._append_states(skipped)
         return len(records)
+
+    def _check_key(self, schedule: Schedule) -> None:
+        """Raise `InvalidSchedule` if the record of a schedule has no key, and the topic has been compacted since the
+        schedule was created."""
+        partition = self._partition
+        if schedule.key is None and partition.rules.requires_keys:
+            raise InvalidSchedule(
+                f"topic {partition.topic!r} is compacted, so its records need keys, and the schedule has none"
+            )
 
     def _append_firings(self, records: Sequence[NewRecord], firings: Sequence[Firing], now_ms: int) -> None:
         partition = self._partition
