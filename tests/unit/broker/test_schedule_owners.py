@@ -15,7 +15,9 @@ from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
 from mansio.broker.partition.delayed_records import DelayedRecords
 from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
-from mansio.broker.services.schedules import ScheduleService
+from mansio.broker.services import schedules as schedules_module
+from mansio.broker.services.records import EVENT_LOOP_SLICE_S
+from mansio.broker.services.schedules import ScheduleQuery, ScheduleService
 from mansio.errors import InvalidSchedule, MansioError, RequestTimedOut, ScheduleNotFound
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
@@ -260,6 +262,23 @@ def test_a_missing_schedule_is_answered_only_after_its_deletion_is_committed() -
     run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
     with pytest.raises(ScheduleNotFound):
         run(schedules.delete(TOPIC.bytes, 0, "s1", timeout_ms=500))
+
+
+def test_a_list_of_many_due_times_yields_to_the_event_loop_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = ScheduledCluster(seed=1)
+    cluster.managers[1].schedules.create(schedule(1))
+    schedules = service(cluster, 1)
+    schedules._clock = SteppingClock(cluster[1].clock)
+    schedules._clock.step_s = EVENT_LOOP_SLICE_S / 3
+    turns = Mock(side_effect=cluster[1].scheduler.call_soon)
+    monkeypatch.setattr(cluster[1].scheduler, "call_soon", turns)
+    query = ScheduleQuery(TOPIC.bytes, 0)
+    ((listed,),) = cluster.simulation.run(schedules.list_schedules([query], times_max=100))
+    assert len(listed.next_times_ms) == 100
+    assert listed.next_times_ms[99] - listed.next_times_ms[0] == 99 * EVERY_MS
+    assert sum(call.args[0] is schedules_module._resume for call in turns.call_args_list) >= 25
 
 
 def test_a_leader_that_leaves_fails_the_creation() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.services.records import EVENT_LOOP_SLICE_S
@@ -26,7 +27,7 @@ from mansio.state.schedules.recurrence import Recurrence
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
@@ -103,15 +104,17 @@ class ScheduleService:
         for schedule in manager.schedules():
             if query.name is not None and schedule.name != query.name:
                 continue
-            error, times_ms = manager.error(schedule.id), []
+            error = manager.error(schedule.id)
+            times_ms: list[int] = []
             try:
-                times_ms = _next_times_ms(schedule, times_max)
+                for due_ms in islice(_due_times_ms(schedule), times_max):
+                    times_ms.append(due_ms)
+                    if self._clock.monotonic() >= slice_end:
+                        await self._yield_to_loop()
+                        slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
             except MansioError as failure:
                 error = failure.message
             found.append(ListedSchedule(schedule, times_ms, error))
-            if self._clock.monotonic() >= slice_end:
-                await self._yield_to_loop()
-                slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
         return found
 
     async def _yield_to_loop(self) -> None:
@@ -193,17 +196,13 @@ class ScheduleService:
             timer.cancel()
 
 
-def _next_times_ms(schedule: Schedule, times_max: int) -> list[int]:
-    """Return the due times of a schedule from its next one on. Raises `InvalidSchedule`."""
-    times_ms: list[int] = []
-    if schedule.next_due_ms == NOT_DUE_MS or not times_max:
-        return times_ms
+def _due_times_ms(schedule: Schedule) -> Iterator[int]:
+    """Yield the due times of a schedule from its next one on. Raises `InvalidSchedule`."""
     recurrence = Recurrence(schedule.cron, schedule.every_ms, schedule.timezone, schedule.created_ms)
-    due_ms: int | None = schedule.next_due_ms
-    while due_ms is not None and len(times_ms) < times_max:
-        times_ms.append(due_ms)
-        due_ms = recurrence.next_after(due_ms) if len(times_ms) < times_max else None
-    return times_ms
+    due_ms: int | None = None if schedule.next_due_ms == NOT_DUE_MS else schedule.next_due_ms
+    while due_ms is not None:
+        yield due_ms
+        due_ms = recurrence.next_after(due_ms)
 
 
 def _resume(promise: Promise[None]) -> None:

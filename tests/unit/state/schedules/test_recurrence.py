@@ -6,12 +6,14 @@ import contextlib
 import zoneinfo
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import InvalidSchedule
+from mansio.state.schedules import recurrence as recurrence_module
 from mansio.state.schedules.recurrence import (
     INTERVAL_MS_MAX,
     LATE_MS_MAX,
@@ -47,6 +49,26 @@ def times(recurrence: Recurrence, after: str, before: str) -> list[str]:
         found.append(datetime.fromtimestamp(next_ms / 1000, UTC).strftime("%H:%M"))
         moment_ms = next_ms
     return found
+
+
+def test_unknown_zones_search_the_database_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Mock(return_value={"Europe/Berlin"})
+    monkeypatch.setattr(zoneinfo, "available_timezones", search)
+    monkeypatch.setattr(recurrence_module, "_ZONES_FOUND", [])
+    for number in range(20):
+        with pytest.raises(InvalidSchedule, match="is unknown"):
+            find_zone(f"Nowhere/{number}")
+    assert search.call_count == 1
+
+
+def test_the_last_due_time_of_a_long_range_takes_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluations = Mock(wraps=Recurrence.next_after)
+    daily = cron("30 6 * * mon-fri", BERLIN)
+    monkeypatch.setattr(Recurrence, "next_after", lambda *arguments: evaluations(*arguments))
+    assert daily.last_before(ms("2026-11-16T00:00+01:00"), ms("2026-01-05T06:30+01:00")) == ms(
+        "2026-11-13T06:30+01:00"
+    )
+    assert evaluations.call_count <= 3
 
 
 class TestDaylightSaving:
