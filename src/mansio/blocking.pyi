@@ -554,9 +554,10 @@ class ScheduleAdmin:
 
         `catch_up`: whether none, the last or all firings are caught up that were missed by more than a minute. Without
         `partition`, the key chooses it as a producer does, or else the name. A schedule that exists with the same
-        definition is returned.
+        definition is returned as it is: if it is paused, it stays so, see `is_paused` and `resume`.
 
-        Raises `InvalidSchedule`, `DelaysNotEnabled` if the topic lacks `mansio.delay.enable=true`,
+        Raises `ValueError` for an interval that is not between 1 second and 366 days or not of whole milliseconds,
+        `InvalidSchedule`, `DelaysNotEnabled` if the topic lacks `mansio.delay.enable=true`,
         `ScheduleAlreadyExists` if there is another one with this name, and `UnknownTopicOrPartition`."""
         ...
 

@@ -148,9 +148,12 @@ class TestFiring:
         broker.restart()
         broker.clock.advance(minutes=61)
         assert len(visible(broker)) == 1
-        with pytest.raises(DelaysNotEnabled):
+        refusal = (
+            "topic 'reports' does not accept delays: mansio topic alter reports -c mansio.delay.enable=true"
+        )
+        with pytest.raises(DelaysNotEnabled, match=f"^{refusal}$"):
             create(broker, "other", every=3600)
-
+        assert schedule_manager.not_enabled_error(TOPIC).message == refusal
 
     def test_a_schedule_without_key_does_not_fire_in_a_topic_that_is_compacted_later(
         self, broker: TestBroker
@@ -279,8 +282,11 @@ class TestRefusals:
             ({"cron": "0 0 30 2 *"}, "bad day-of-month"),
             ({"cron": "0 9 * * *", "timezone": "Europe/Bern"}, "time zone 'Europe/Bern' is unknown"),
             ({"every": 60, "timezone": "Europe/Berlin"}, "no time zone"),
-            ({"every": 0.5}, "at least 1 second"),
-            ({"every": timedelta(days=367)}, "366 days"),
+            ({"cron": "0 9 * * *", "timezone": ""}, "time zone is empty"),
+            ({"every": 60, "timezone": ""}, "time zone is empty"),
+            ({"cron": " "}, "the cron expression is empty"),
+            ({"cron": "daily"}, "has 1 field, not 5"),
+            ({"cron": "@daily"}, r"has to be written as '0 0 \* \* \*'"),
             ({}, "either a cron expression or an interval"),
             ({"cron": "0 9 * * *", "every": 60}, "either a cron expression or an interval"),
             ({"every": 60, "name": ""}, "name"),
@@ -295,6 +301,28 @@ class TestRefusals:
         with pytest.raises(InvalidSchedule, match=message) as caught:
             create(broker, **options)
         assert "\n" not in caught.value.message
+        assert broker.client().admin.schedules.list(TOPIC) == []
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"every": 0.5}, "every: .* at least 1 second .*, not 0.5"),
+            ({"every": timedelta(days=367)}, "every: .* at most 366 days"),
+            ({"every": float("nan")}, "every: .* not nan"),
+            ({"every": float("inf")}, "every: .* not inf"),
+            ({"every": 1e300}, "every: .* not 1e"),
+            ({"every": "15m"}, "every: not a timedelta or a number of seconds: '15m'"),
+            ({"every": True}, "every: not a timedelta"),
+            ({"every": 1.0005}, "every: not a whole number of milliseconds: 1.0005"),
+            ({"every": 60, "name": 5}, "name: not a text: 5"),
+            ({"cron": 5}, "cron: not a text: 5"),
+        ],
+    )
+    def test_an_invalid_argument_is_a_value_error(
+        self, broker: TestBroker, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            create(broker, **options)
         assert broker.client().admin.schedules.list(TOPIC) == []
 
     def test_a_topic_without_delays_is_refused_with_the_command(self, broker: TestBroker) -> None:
@@ -393,10 +421,12 @@ def test_every_kind_of_consumer_gets_each_firing_once(broker: TestBroker) -> Non
 
 
 def test_the_command_line_manages_schedules(broker: TestBroker) -> None:
-    def command(*arguments: str, code: int = 0) -> str:
+    def command(*arguments: str, code: int = 0, notes: list[str] | None = None) -> str:
         words = [sys.executable, "-m", "mansio", "schedule", *arguments, "-b", broker.bootstrap_servers]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
+        if notes is not None:
+            notes.append(done.stderr)
         assert code == 0 or done.stderr.count("\n") == 1, done.stderr
         return done.stdout if code == 0 else done.stderr
 
@@ -417,12 +447,23 @@ def test_the_command_line_manages_schedules(broker: TestBroker) -> None:
         ("report", True, 0, 0),
         ("tick", False, 1, 5),
     ]
-    command("resume", "report", "-t", TOPIC)
-    command("delete", "report", "-t", TOPIC)
+    assert json.loads(command("pause", "report", "-t", TOPIC, "-o", "json"))["paused"] is True
+    notes: list[str] = []
+    command(*weekdays, "--value", "go", "-H", "a=b", "-k", "k", notes=notes)
+    assert notes == [
+        "mansio: schedule 'report' exists and stays paused: mansio schedule resume report --topic reports\n"
+    ]
+    assert json.loads(command("resume", "report", "-t", TOPIC, "-o", "json"))["paused"] is False
+    deleted = {"name": "report", "topic": TOPIC, "deleted": True}
+    assert json.loads(command("delete", "report", "-t", TOPIC, "-o", "json")) == deleted
     assert "no schedule 'report'" in command("describe", "report", "-t", TOPIC, code=1)
     assert "bad minute" in command("create", "x", "-t", TOPIC, "--cron", "99 * * * *", code=1)
     assert "exists with another definition" in command(
         "create", "tick", "-t", TOPIC, "--every", "16m", code=1
     )
-    for wrong in (["--cron", "0 9 * * *", "--every", "1m"], ["--every", "soon"], []):
+    for wrong in (["--cron", "0 9 * * *", "--every", "1m"], ["--every", "soon"], ["--every", "999ms"], []):
         command("create", "x", "-t", TOPIC, *wrong, code=2)
+    assert "1s (the minimum)" in command("create", "x", "-t", TOPIC, "--every", "0.1s", code=2)
+    command("create", "a b; ls", "-t", TOPIC, "--every", "15m")
+    hint = "mansio schedule delete 'a b; ls' --topic reports"
+    assert hint in command("create", "a b; ls", "-t", TOPIC, "--every", "16m", code=1)

@@ -237,7 +237,9 @@ def service(cluster: ScheduledCluster, node_id: int) -> ScheduleService:
     manager = cluster.managers[node_id]
     partitions = SimpleNamespace(find=lambda *_: manager.partition, delay_manager=lambda _: manager)
     node = cluster[node_id]
-    return ScheduleService(cast("Any", partitions), clock=node.clock, scheduler=node.scheduler, wait_ms_max=500)
+    return ScheduleService(
+        cast("Any", partitions), clock=node.clock, scheduler=node.scheduler, wait_ms_max=500
+    )
 
 
 def test_a_missing_schedule_is_answered_only_after_its_deletion_is_committed() -> None:
@@ -254,8 +256,8 @@ def test_a_missing_schedule_is_answered_only_after_its_deletion_is_committed() -
     with pytest.raises(RequestTimedOut):
         run(schedules.pause(TOPIC.bytes, 0, "s1", timeout_ms=500))
     cluster.managers[1].schedules.create(schedule(1))  # never committed, either
+    other = schedule(1)._replace(value=b"w")
     with pytest.raises(RequestTimedOut):
-        other = schedule(1)._replace(value=b"w")
         run(schedules.create(TOPIC.bytes, 0, other, timeout_ms=500))
     schedules = service(cluster, 2)
     cluster.run_for(1_000)

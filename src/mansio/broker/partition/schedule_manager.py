@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import shlex
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import (
@@ -120,10 +121,7 @@ class ScheduleManager:
         self._ensure_usable()
         partition = self._partition
         if not partition.rules.accepts_delays:
-            raise DelaysNotEnabled(
-                f"topic {partition.topic!r} does not accept schedules:"
-                f" mansio topic alter {partition.topic} -c mansio.delay.enable=true"
-            )
+            raise not_enabled_error(partition.topic)
         now_ms = partition.clock.wall_ms()
         schedule = schedule._replace(created_ms=now_ms, next_due_ms=NOT_DUE_MS, firings=0, is_paused=False)
         self._check(schedule)
@@ -132,7 +130,7 @@ class ScheduleManager:
             if not has_same_definition(known, schedule):
                 raise ScheduleAlreadyExists(
                     f"schedule {schedule.name!r} exists with another definition:"
-                    f" mansio schedule delete {schedule.name} --topic {partition.topic}"
+                    f" mansio schedule delete {shlex.quote(schedule.name)} --topic {partition.topic}"
                 )
             return known, partition.end_offset
         return self._store(schedule._replace(next_due_ms=_next_due_ms(schedule, now_ms)))
@@ -327,6 +325,13 @@ class ScheduleManager:
                 break
             copied.append(schedule)
         return self._append_states(copied)
+
+
+def not_enabled_error(topic: str) -> DelaysNotEnabled:
+    """Return the error for a new schedule in a topic that does not accept delays; clients word it so, too."""
+    return DelaysNotEnabled(
+        f"topic '{topic}' does not accept delays: mansio topic alter {topic} -c mansio.delay.enable=true"
+    )
 
 
 def has_same_definition(one: Schedule, other: Schedule) -> bool:

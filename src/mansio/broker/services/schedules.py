@@ -14,9 +14,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.partition.schedule_manager import not_enabled_error
 from mansio.broker.services.records import EVENT_LOOP_SLICE_S
 from mansio.errors import (
-    DelaysNotEnabled,
     InvalidRequest,
     MansioError,
     RequestTimedOut,
@@ -132,10 +132,7 @@ class ScheduleService:
         partition = self._leader(topic_id, index)
         manager = self._find_manager(partition)
         if manager is None:
-            raise DelaysNotEnabled(
-                f"topic {partition.topic!r} does not accept schedules:"
-                f" mansio topic alter {partition.topic} -c mansio.delay.enable=true"
-            )
+            raise not_enabled_error(partition.topic)
         await self._change(partition, partial(manager.create, schedule), timeout_ms)
 
     async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:

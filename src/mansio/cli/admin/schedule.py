@@ -7,6 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
+import shlex
+import sys
 from datetime import UTC, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -46,6 +48,10 @@ TopicOption = Annotated[
 ]
 
 TIMES: Final = 5
+INTERVAL_S_MIN: Final = 1
+INTERVAL_S_MAX: Final = 366 * 86_400
+STATE_LENGTH_MAX: Final = 60
+"""Length to which the reason why a schedule cannot fire is truncated in the table of `list`."""
 LIST_COLUMNS: Final = ("name", "topic", "when", "catch_up", "firings", "next")
 
 
@@ -121,13 +127,14 @@ def create(
 ) -> None:
     """Create a schedule: publish a record again and again, by a cron expression or in an interval.
 
-    The topic must have mansio.delay.enable=true. Prints the schedule with its next times.
+    The topic must have mansio.delay.enable=true. Prints the schedule with its next times. One that exists with the
+    same definition stays as it is, also if it is paused.
     """
     if (cron is None) == (every is None):
         usage_error("give either a cron expression or an interval", "--cron / --every")
     if every is not None and timezone is not None:
         usage_error("an interval has no time zone", "--timezone")
-    interval = None if every is None else timedelta(seconds=parse_duration_s(every, "--every"))
+    interval = None if every is None else _parse_interval(every)
     headers = parse_name_values(header or (), "--header")
 
     async def work() -> Schedule:
@@ -145,7 +152,19 @@ def create(
                 partition=partition,
             )
 
-    _show(run(work()), output)
+    created = run(work())
+    if created.is_paused:
+        hint = f"mansio schedule resume {shlex.quote(name)} --topic {topic}"
+        print(f"mansio: schedule {name!r} exists and stays paused: {hint}", file=sys.stderr, flush=True)
+    _show(created, output)
+
+
+def _parse_interval(text: str) -> timedelta:
+    """Parse the value of --every; exit code 2 if it is invalid."""
+    seconds = parse_duration_s(text, "--every", examples=f"{INTERVAL_S_MIN}s (the minimum), 15m, 1h, 2d")
+    if not INTERVAL_S_MIN <= seconds <= INTERVAL_S_MAX:
+        usage_error(f"{text!r} is not between 1s and 366d", "--every")
+    return timedelta(seconds=seconds)
 
 
 @app.command("list")
@@ -170,6 +189,8 @@ def list_schedules(
     rows: list[list[str]] = []
     for schedule in found:
         times = _times(schedule) or [_state(schedule)]
+        if schedule.error:
+            times = [_truncated(_state(schedule))]
         cells = (schedule.name, schedule.topic, _when(schedule), schedule.catch_up, schedule.firings)
         rows.append([*map(format_cell, cells), times[0]])
         rows += [[""] * len(cells) + [moment] for moment in times[1:]]
@@ -196,36 +217,49 @@ def describe(
 def pause(
     name: NameArgument,
     topic: TopicOption,
+    output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Stop the firings of a schedule until it is resumed."""
 
-    async def work() -> None:
+    async def work() -> Schedule | None:
         async with connect(bootstrap_servers) as client:
             await client.admin.schedules.pause(topic, name)
+            if output is not Output.JSON:
+                return None
+            return await client.admin.schedules.describe(topic, name, times=TIMES)
 
-    run(work())
+    changed = run(work())
+    if changed is not None:
+        show_json(_json_row(changed))
 
 
 @app.command()
 def resume(
     name: NameArgument,
     topic: TopicOption,
+    output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Let a paused schedule fire again, from its next time on; the firings in the pause are not caught up."""
 
-    async def work() -> None:
+    async def work() -> Schedule | None:
         async with connect(bootstrap_servers) as client:
             await client.admin.schedules.resume(topic, name)
+            if output is not Output.JSON:
+                return None
+            return await client.admin.schedules.describe(topic, name, times=TIMES)
 
-    run(work())
+    changed = run(work())
+    if changed is not None:
+        show_json(_json_row(changed))
 
 
 @app.command()
 def delete(
     name: NameArgument,
     topic: TopicOption,
+    output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Delete a schedule. The records that it has published stay."""
@@ -235,6 +269,8 @@ def delete(
             await client.admin.schedules.delete(topic, name)
 
     run(work())
+    if output is Output.JSON:
+        show_json({"name": name, "topic": topic, "deleted": True})
 
 
 # -- output --------
@@ -297,6 +333,10 @@ def _state(schedule: Schedule) -> str:
     if schedule.error:
         return f"cannot fire: {schedule.error}"
     return "paused" if schedule.is_paused else "active"
+
+
+def _truncated(text: str) -> str:
+    return text if len(text) <= STATE_LENGTH_MAX else f"{text[: STATE_LENGTH_MAX - 3]}..."
 
 
 def _times(schedule: Schedule) -> list[str]:

@@ -223,7 +223,9 @@ def _pending_cells(counts: PendingCounts) -> dict[str, Any]:
     return {
         "pending": counts.count,
         "pending_bytes": counts.size_bytes,
-        "next_due": None if next_due is None else next_due.isoformat(timespec="milliseconds"),
+        "next_due": None
+        if next_due is None
+        else next_due.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "overdue_ms": counts.overdue_ms,
     }
 

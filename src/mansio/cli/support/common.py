@@ -189,11 +189,11 @@ def parse_time_option(text: str | None, name: str) -> int | None:
         )
 
 
-def parse_duration_s(text: str, name: str) -> float:
+def parse_duration_s(text: str, name: str, *, examples: str = "1h, 30m, 2d") -> float:
     """Parse the duration that the option `name` has, such as 1h, in seconds; exit code 2 if invalid."""
     found = DURATION_PATTERN.fullmatch(text.strip())
     if found is None:
-        usage_error(f"{text!r} is not a duration; examples: 1h, 30m, 2d", name)
+        usage_error(f"{text!r} is not a duration; examples: {examples}", name)
     return int(found[1]) * TIME_UNIT_SECONDS[found[2]]
 
 

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -52,6 +53,8 @@ QUERIES_PER_REQUEST: Final = 16
 _WHOLE_VALUE: Final = (1 << 31) - 1
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_EVERY_MIN: Final = timedelta(seconds=1)
+_EVERY_MAX: Final = timedelta(days=366)
 
 CatchUp = Literal["none", "last", "all"]
 """Which firings of a schedule are caught up that were missed by more than a minute."""
@@ -115,10 +118,12 @@ class ScheduleAdmin:
 
         `catch_up`: whether none, the last or all firings are caught up that were missed by more than a minute. Without
         `partition`, the key chooses it as a producer does, or else the name. A schedule that exists with the same
-        definition is returned.
+        definition is returned as it is: if it is paused, it stays so, see `is_paused` and `resume`.
 
-        Raises `InvalidSchedule`, `DelaysNotEnabled` if the topic lacks `mansio.delay.enable=true`,
+        Raises `ValueError` for an interval that is not between 1 second and 366 days or not of whole milliseconds,
+        `InvalidSchedule`, `DelaysNotEnabled` if the topic lacks `mansio.delay.enable=true`,
         `ScheduleAlreadyExists` if there is another one with this name, and `UnknownTopicOrPartition`."""
+        _check_texts(name, cron, timezone)
         record = serialize_fields(value, key, headers, None, None)
         fields = {
             "change": ScheduleChange.CREATE,
@@ -141,7 +146,8 @@ class ScheduleAdmin:
             chosen = existing[0].partition
             if partition not in (None, chosen):
                 raise ScheduleAlreadyExists(
-                    f"schedule {name!r} exists in partition {chosen}: mansio schedule delete {name} --topic {topic}"
+                    f"schedule {name!r} exists in partition {chosen}:"
+                    f" mansio schedule delete {shlex.quote(name)} --topic {topic}"
                 )
         elif partition is not None:
             chosen = partition
@@ -315,13 +321,37 @@ def _not_found(topic: str, name: str) -> ScheduleNotFound:
     return ScheduleNotFound(f"topic {topic} has no schedule {name!r}")
 
 
+def _check_texts(name: object, cron: object, timezone: object) -> None:
+    """Raise `ValueError` for arguments that are not texts, and `InvalidSchedule` for empty ones."""
+    for argument, text, is_optional in (
+        ("name", name, False),
+        ("cron", cron, True),
+        ("timezone", timezone, True),
+    ):
+        if not isinstance(text, str) and not (is_optional and text is None):
+            raise ValueError(f"{argument}: not a text: {text!r}")
+    if cron is not None and not str(cron).strip():
+        raise InvalidSchedule("the cron expression is empty")
+    if timezone == "":
+        raise InvalidSchedule("the time zone is empty; for UTC leave it out")
+
+
 def _every_ms(every: timedelta | float | None) -> int:
+    """Return an interval in ms, 0 for None. Raises `ValueError`."""
     if every is None:
         return 0
-    duration = every if isinstance(every, timedelta) else timedelta(seconds=every)
-    if duration < timedelta(seconds=1):
-        raise InvalidSchedule("an interval is at least 1 second and at most 366 days")
-    return duration // _MILLISECOND
+    if isinstance(every, timedelta):
+        duration = every
+    elif not isinstance(every, int | float) or isinstance(every, bool):
+        raise ValueError(f"every: not a timedelta or a number of seconds: {every!r}")
+    else:  # neither NaN nor what a timedelta cannot have; the limits are checked below
+        duration = timedelta(seconds=every) if 0 <= every <= _EVERY_MAX.total_seconds() else timedelta()
+    if not _EVERY_MIN <= duration <= _EVERY_MAX:
+        raise ValueError(f"every: an interval is at least 1 second and at most 366 days, not {every}")
+    every_ms, rest = divmod(duration, _MILLISECOND)
+    if rest:
+        raise ValueError(f"every: not a whole number of milliseconds: {every}")
+    return every_ms
 
 
 def _zone_name(timezone: str | None, cron: str | None) -> str:

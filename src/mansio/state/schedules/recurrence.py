@@ -31,6 +31,17 @@ INTERVAL_MS_MAX: Final = 366 * 24 * 60 * 60 * 1000
 CRON_FIELDS: Final = 5
 CRON_LENGTH_MAX: Final = 200
 
+CRON_NICKNAMES: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+"""Nicknames of Debian's cron, which are refused with the expression that they stand for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
@@ -51,12 +62,20 @@ class Recurrence:
             if not INTERVAL_MS_MIN <= self.every_ms <= INTERVAL_MS_MAX:
                 raise InvalidSchedule("an interval is at least 1 second and at most 366 days")
             return
+        if not self.timezone:  # one spelling of each definition: they are compared
+            raise InvalidSchedule("a cron expression has a time zone, UTC for example")
         if len(self.cron) > CRON_LENGTH_MAX:
             raise InvalidSchedule(f"a cron expression has at most {CRON_LENGTH_MAX} characters")
         fields = len(self.cron.split())
+        if not fields:
+            raise InvalidSchedule("the cron expression is empty")
+        if (expression := CRON_NICKNAMES.get(self.cron.strip().lower())) is not None:
+            raise InvalidSchedule(f"cron {self.cron!r} has to be written as {expression!r}")
         if fields != CRON_FIELDS:
+            plural = "" if fields == 1 else "s"
             raise InvalidSchedule(
-                f"cron {self.cron!r} has {fields} fields, not 5: minute, hour, day of month, month, day of week"
+                f"cron {self.cron!r} has {fields} field{plural}, not 5:"
+                " minute, hour, day of month, month, day of week"
             )
         if self.next_after(self.created_ms) is None:
             raise InvalidSchedule(f"cron {self.cron!r} never matches in the next 50 years")
@@ -88,7 +107,9 @@ class Recurrence:
         """Return the latest time below a limit at which the schedule is due, `known_ms` if there is none after it.
         Raises `InvalidSchedule`."""
         if self.every_ms:
-            return max(known_ms, self.created_ms + (limit_ms - 1 - self.created_ms) // self.every_ms * self.every_ms)
+            return max(
+                known_ms, self.created_ms + (limit_ms - 1 - self.created_ms) // self.every_ms * self.every_ms
+            )
         guess_ms = self._guess_before(limit_ms)
         if guess_ms is None or guess_ms <= known_ms:
             guess_ms = known_ms

@@ -243,7 +243,7 @@ class TestRefusals:
             ("99 * * * *", "cron '99 * * * *': bad minute"),
             ("* * * *", "has 4 fields, not 5"),
             ("* * * * * *", "has 6 fields, not 5"),
-            ("soon", "has 1 fields, not 5"),
+            ("soon", "has 1 field, not 5"),
             ("* * 31 2 *", "bad day-of-month"),
             ("* * */20 * 1L", "never matches"),
             ("0 9 * * *" + " " * 200, "at most 200 characters"),
