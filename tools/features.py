@@ -31,7 +31,7 @@ FEATURES = {
     "Producing": {
         "P1": "Keys go to the partition every Kafka client would choose (murmur2)",
         "P2": "Batching by size and linger, with a result per message",
-        "P3": "Idempotent producers: retries never duplicate, also over restarts",
+        "P3": "Idempotent producers: retries never duplicate, also over restarts; deduplication by id in a window",
         "P4": "Transactions over partitions and offsets",
         "P5": "Invalid input gets a typed error; the other batches of the request are not affected",
     },

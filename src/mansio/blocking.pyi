@@ -153,7 +153,7 @@ class Client:
     """A connected client; see `connect`."""
     admin: Admin
     """Administration of the cluster."""
-    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None) -> RecordMetadata:
+    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
         ...
 
@@ -427,18 +427,22 @@ class LoopUnavailable(RuntimeError):
     """The loop is closed, or the call came from the loop's own thread and would deadlock."""
 class Producer:
     """Publishes to any topic of one cluster. Use as `with`, or call `close()`."""
-    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None) -> RecordMetadata:
+    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
         The record is delivered after `delay` (a duration, or seconds), or at the moment `at`; the offset in the result
-        is then its id while it is pending. Raises the broker's typed error, `InvalidRecord` for a value that is neither
-        bytes nor text, `ValueError` for an impossible delay, `DelaysNotEnabled` if the topic accepts none, and
-        `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record may still be published."""
+        is then its id while it is pending. With `dedup_id` the record is not stored again if one with the same id was
+        accepted lately; without key and partition, the id chooses the partition.
+
+        Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, `ValueError` for an
+        impossible delay or id, `DelaysNotEnabled` if the topic accepts no delays, `DeduplicationNotEnabled` if it has
+        no deduplication window, and `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record
+        may still be published."""
         ...
 
-    def send(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None) -> Delivery:
+    def send(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None) -> Delivery:
         """Queue one record for publishing and return its delivery. The call waits only for the topic's metadata or for
-        buffer space. `delay`, `at`: see `publish`."""
+        buffer space. `delay`, `at`, `dedup_id`: see `publish`."""
         ...
 
     def flush(self) -> None:

@@ -70,6 +70,10 @@ class DelaysNotEnabled(InvalidRequest):
     """The topic does not accept delayed records."""
 
 
+class DeduplicationNotEnabled(InvalidRequest):
+    """The topic has no deduplication window."""
+
+
 class InvalidSchedule(InvalidRequest):
     """The schedule has an invalid cron expression, interval or time zone."""
 

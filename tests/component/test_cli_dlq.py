@@ -140,6 +140,20 @@ def test_a_rate_is_kept_and_what_was_redriven_is_not_dead(world: World) -> None:
     assert (other["redriven"], other["not_dead_lettered"]) == (0, RECORDS)
 
 
+def test_appended_records_are_no_repeats_in_a_deduplication_window(world: World) -> None:
+    shell = world.shell
+    shell("topic", "alter", "t", "-c", "mansio.dedup.ms=600000")
+    with mansio.blocking.connect(shell.environment["MANSIO_BOOTSTRAP_SERVERS"]) as client:
+        headers = [("mansio-dedup-id", b"1"), ("kind", b"unique")]
+        stored = client.publish("t", "content", headers=headers)
+        end = client.admin.list_offsets([world.partition], "latest")[world.partition].offset
+        world.reject(stored.offset, stored.offset)
+        arguments = ("--filter", "header.kind=unique", "--to", "t", "--id", "r")
+        (row,) = shell.json("dlq", "redrive", "t", *arguments)["rows"]
+        assert row["appended"] == 1
+        assert client.admin.list_offsets([world.partition], "latest")[world.partition].offset == end + 1
+
+
 def test_records_are_appended_once_for_each_id(world: World) -> None:
     shell = world.shell
     shell("topic", "create", "fixed", "--partitions", "1")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.client.producer import delays
+from mansio.client.producer import delays, topic_setting_check
 from mansio.errors import DelaysNotEnabled, UnknownTopicOrPartition
 from mansio.testing import TestBroker
 from mansio.wire.api_versions import ApiKey
@@ -190,7 +190,7 @@ def test_the_setting_is_asked_once_and_its_change_is_noticed(
     shared: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [time.monotonic()]
-    monkeypatch.setattr(delays, "time", SimpleNamespace(time=time.time, monotonic=lambda: now[0]))
+    monkeypatch.setattr(topic_setting_check, "time", SimpleNamespace(monotonic=lambda: now[0]))
     asked: list[str] = []
 
     async def scenario() -> None:
@@ -215,7 +215,7 @@ def test_the_setting_is_asked_once_and_its_change_is_noticed(
             await client.publish_many(topic, [b"x"] * 30, delay=60)
             assert len(asked) == 2
             await client.admin.alter_topic_config(topic, {"mansio.delay.enable": "false"})
-            now[0] += delays.CHECK_INTERVAL_S + 1
+            now[0] += topic_setting_check.CHECK_INTERVAL_S + 1
             with pytest.raises(DelaysNotEnabled):
                 await client.publish(topic, b"x", delay=60)
             assert len(asked) == 3

@@ -103,6 +103,12 @@ def is_delay_history(seed: int) -> bool:
     return seed >= FIRST_SEED
 
 
+def configs_of(seed: int) -> dict[str, str]:
+    """Settings of the topic."""
+    del seed
+    return dict(CONFIGS)
+
+
 def is_single_node(seed: int) -> bool:
     return is_delay_history(seed) and seed % SINGLE_EVERY == 0
 

@@ -17,7 +17,7 @@ from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import delays, delivery, workload_clients
+from sim import deduplication, delays, delivery, workload_clients
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
@@ -58,8 +58,10 @@ class World:
         self.delivery: delivery.Delivery | None = None
         self.settings: dict[str, int] = {}
         """Of brokers, beside those of all histories."""
+        self.feature: Any = deduplication if deduplication.is_deduplication_history(seed) else delays
+        """Module with what is of one feature only, if this is a history of one: `delays` or `deduplication`."""
         if delays.is_delay_history(seed):
-            self.settings = dict(delays.SETTINGS)
+            self.settings = dict(self.feature.SETTINGS)
         elif seed >= delivery.FIRST_SEED:
             self.settings = {
                 "share_coordinator_state_topic_num_partitions": delivery.STATE_PARTITIONS,
@@ -96,13 +98,19 @@ class World:
         self.disk_ms = delivery.disk_ms_of(seed)
         self.shares_of_faults = delivery.shares_of_faults(seed)
         if delays.is_delay_history(seed):
-            self.shares_of_faults = delays.SINGLE_FAULTS if self.is_single_node else delays.CLUSTER_FAULTS
+            feature = self.feature
+            self.shares_of_faults = feature.SINGLE_FAULTS if self.is_single_node else feature.CLUSTER_FAULTS
         self.told: list[str] = []
         self.writes_end = self.over = False
         self.clients: list[Any] = []
         self.producers: list[Producer] = []
         self.readers: list[Any] = []
-        self.delays = delays.Delays(self) if delays.is_delay_history(seed) else None
+        self.delays: Any = None
+        """The clients and the judge of a history of one feature."""
+        if deduplication.is_deduplication_history(seed):
+            self.delays = deduplication.Deduplication(self)
+        elif delays.is_delay_history(seed):
+            self.delays = delays.Delays(self)
         self.healed_ms = self.recovered_ms = 0.0
 
     # The parts
@@ -280,7 +288,8 @@ class World:
         broker = self.brokers()[0]
         replicas, configs = 1 if self.is_single_node else 3, CONFIGS
         if self.delays is not None:
-            configs = delays.CONFIGS if self.is_single_node else {**CONFIGS, **delays.CONFIGS}
+            own = self.feature.configs_of(self.seed)
+            configs = own if self.is_single_node else {**CONFIGS, **own}
 
         async def make() -> None:
             while True:
@@ -330,8 +339,8 @@ class World:
             return
         faults = FAULTS
         if self.delays is not None:
-            allowed = delays.SINGLE_FAULTS if self.is_single_node else FAULTS
-            faults = {**{name: FAULTS[name] for name in allowed}, **delays.FAULTS}
+            allowed = self.feature.SINGLE_FAULTS if self.is_single_node else FAULTS
+            faults = {**{name: FAULTS[name] for name in allowed}, **self.feature.FAULTS}
         names = [self.only] if self.only else list(faults)
         weights = [self.shares_of_faults.get(name, faults[name][1]) for name in names]
         name = self.random.choices(names, weights)[0]

@@ -209,6 +209,7 @@ def _publishing(
         timestamp_ms: int | datetime | None = None,
         delay: timedelta | float | None = None,
         at: datetime | None = None,
+        dedup_id: bytes | str | None = None,
     ) -> RecordMetadata:
         def begin(outcome: PendingCall[RecordMetadata]) -> None:
             delivery = attempt(
@@ -221,6 +222,7 @@ def _publishing(
                 timestamp_ms=timestamp_ms,
                 delay=delay,
                 at=at,
+                dedup_id=dedup_id,
             )
             if delivery is None:
                 work = publish(
@@ -233,6 +235,7 @@ def _publishing(
                     timestamp_ms=timestamp_ms,
                     delay=delay,
                     at=at,
+                    dedup_id=dedup_id,
                 )
                 outcome.complete_with_task(asyncio.get_running_loop().create_task(work))
                 return

@@ -117,6 +117,7 @@ class Client:
         timestamp_ms: int | datetime | None = None,
         delay: timedelta | float | None = None,
         at: datetime | None = None,
+        dedup_id: bytes | str | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
         producer = self._producer or self._default_producer()
@@ -129,6 +130,7 @@ class Client:
             timestamp_ms=timestamp_ms,
             delay=delay,
             at=at,
+            dedup_id=dedup_id,
         )
 
     def _publish_nowait(
@@ -142,6 +144,7 @@ class Client:
         timestamp_ms: int | datetime | None = None,
         delay: timedelta | float | None = None,
         at: datetime | None = None,
+        dedup_id: bytes | str | None = None,
     ) -> Delivery | None:
         """`publish` for the blocking client; see `Producer._publish_nowait`."""
         return self._default_producer()._publish_nowait(
@@ -153,6 +156,7 @@ class Client:
             timestamp_ms=timestamp_ms,
             delay=delay,
             at=at,
+            dedup_id=dedup_id,
         )
 
     async def publish_many(

@@ -69,7 +69,8 @@ class RecordMetadata(NamedTuple):
 
 class OutgoingRecord(NamedTuple):
     """A record to publish with `publish_many`. A `partition` of None is chosen by the producer, a `timestamp_ms` of
-    None is the current time. `delay` (a duration, or seconds) or `at` delays it; see `publish`."""
+    None is the current time. `delay` (a duration, or seconds) or `at` delays it; `dedup_id` is the id by which a repeat
+    is recognized; see `publish`."""
 
     value: bytes | None
     key: bytes | None = None
@@ -78,6 +79,7 @@ class OutgoingRecord(NamedTuple):
     timestamp_ms: int | None = None
     delay: timedelta | float | None = None
     at: datetime | None = None
+    dedup_id: bytes | str | None = None
 
 
 Publishable = bytes | str | OutgoingRecord | None

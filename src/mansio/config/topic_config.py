@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 DELETE: Final = "delete"
 COMPACT: Final = "compact"
 DELAY_ENABLE: Final = "mansio.delay.enable"
+DEDUP_MS: Final = "mansio.dedup.ms"
+DEDUP_MS_MAX: Final = 7 * 24 * 3600 * 1000
+"""Longest deduplication window, in ms."""
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
 
 
@@ -146,6 +149,18 @@ _KEYS: Final = (
         "local.retention.ms", ConfigType.LONG, "-2", "log.local.retention.ms",
         "Time in ms for which records are kept on local disks. -2: retention.ms.",
         integer_parser(-2, INT64_MAX), no_effect=_NOT_TIERED,
+    ),
+    ConfigKey(
+        "mansio.dedup.ids.max", ConfigType.INT, "1000000", "mansio.dedup.ids.max",
+        "Maximum number of ids of a partition that are remembered; a producer that would exceed it gets a retriable"
+        " error.",
+        integer_parser(1, INT32_MAX),
+    ),
+    ConfigKey(
+        DEDUP_MS, ConfigType.LONG, "0", DEDUP_MS,
+        "Deduplication window of each partition in ms: a record is not stored again if one with the same id, in the"
+        " header mansio-dedup-id, was accepted in this time before. Not with compaction. 0: none.",
+        integer_parser(0, DEDUP_MS_MAX),
     ),
     ConfigKey(
         DELAY_ENABLE, ConfigType.BOOLEAN, "false", DELAY_ENABLE,
@@ -322,6 +337,8 @@ class TopicSettings:
     accepts_delays: bool
     delayed_bytes_max: int
     delayed_records_max: int
+    dedup_ms: int
+    dedup_ids_max: int
     compression_type: str = PRODUCER
     compression_level: int | None = None
     """None: the default of the codec, or the codec has none."""
@@ -368,8 +385,8 @@ def validated_overrides(
 def check_combination(
     overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
 ) -> None:
-    """Check min.insync.replicas against the replication factor, the compaction lags against each other, and delays
-    against compaction. Raises `InvalidConfig`."""
+    """Check min.insync.replicas against the replication factor, the compaction lags against each other, delays and
+    deduplication against compaction, and deduplication against dead letters. Raises `InvalidConfig`."""
     by_name = partial(
         effective_value, overrides=overrides, defaults=defaults or {}, replication_factor=replication_factor
     )
@@ -377,6 +394,16 @@ def check_combination(
         raise InvalidConfig(
             f"{DELAY_ENABLE}: a topic with cleanup.policy=compact cannot have delayed records, because compaction goes"
             " by the order of the log"
+        )
+    if by_name(DEDUP_MS) != "0" and by_name(DEAD_LETTER_TOPIC_ENABLE) == "true":
+        raise InvalidConfig(
+            f"{DEDUP_MS}: a topic for dead letters cannot have a deduplication window: dead letters keep the ids of"
+            " their records"
+        )
+    if by_name(DEDUP_MS) != "0" and COMPACT in _cleanup_policy(by_name("cleanup.policy")):
+        raise InvalidConfig(
+            f"{DEDUP_MS}: a topic with cleanup.policy=compact cannot have a deduplication window, because compaction"
+            " would remove first records that later ones refer to"
         )
     if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
         raise InvalidConfig(
@@ -455,6 +482,8 @@ def resolve_topic_settings(
         accepts_delays=value[DELAY_ENABLE] == "true",
         delayed_bytes_max=value["mansio.delay.pending.bytes.max"],
         delayed_records_max=value["mansio.delay.pending.records.max"],
+        dedup_ms=value[DEDUP_MS],
+        dedup_ids_max=value["mansio.dedup.ids.max"],
         compression_type=value["compression.type"],
         compression_level=_compression_level(value["compression.type"], value),
     )

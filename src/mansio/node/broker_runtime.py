@@ -172,6 +172,7 @@ class BrokerRuntime:
             scheduler=host_ports.scheduler,
             check_interval_ms=settings.log_retention_check_interval_ms,
             delay_manager=self.partitions.delay_manager,
+            deduplicator=self.partitions.deduplicator,
         )
         group_configs = GroupConfigManager(
             store=store,

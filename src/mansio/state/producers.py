@@ -106,9 +106,10 @@ class ProducerTable:
             batch.base_offset for producer in self._producers.values() for batch in producer.batches
         )
 
-    def check(self, header: BatchHeader) -> Duplicate | None:
+    def check(self, header: BatchHeader, *, may_be_shorter: bool = False) -> Duplicate | None:
         """Check whether a client's batch may be appended. Returns None if it may, `Duplicate` if the log has the batch
-        already.
+        already. `may_be_shorter`: or if it has only its last records, because of a deduplication window: the batch in
+        the log then begins with a later sequence.
 
         Raises `InvalidRecord` (an id without epoch or sequence), `InvalidProducerEpoch` (fenced by a newer instance of
         the producer) and `OutOfOrderSequence` (a gap, or a duplicate too old to be detected).
@@ -128,7 +129,10 @@ class ProducerTable:
             return None
         last = last_sequence(header.base_sequence, header.last_offset_delta)
         for batch in producer.batches:
-            if batch.base_sequence == header.base_sequence and batch.last_sequence == last:
+            if batch.last_sequence == last and (
+                batch.base_sequence == header.base_sequence
+                or (may_be_shorter and _is_part(batch.base_sequence, header))
+            ):
                 return Duplicate(
                     batch.base_offset, batch.base_offset + batch.last_offset_delta, batch.timestamp_ms
                 )
@@ -234,6 +238,11 @@ class ProducerTable:
                 position += _BATCH.size
             table._producers[producer_id] = producer
         return table, end_offset
+
+
+def _is_part(base_sequence: int, header: BatchHeader) -> bool:
+    """Return whether a batch contains a record with this sequence."""
+    return (base_sequence - header.base_sequence) & SEQUENCE_MAX <= header.last_offset_delta
 
 
 def _check_new_epoch(header: BatchHeader, producer: Producer) -> None:

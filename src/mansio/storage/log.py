@@ -667,6 +667,14 @@ class Log:
         found = self._walk(from_offset)
         return (read_exactly(file, header.batch_length + 12, position) for file, position, header in found)
 
+    def control_batches(self, from_offset: int) -> Iterator[tuple[BatchHeader, bytes | None]]:
+        """The headers of all batches as of `batch_headers`, with the bytes of those that are control batches."""
+        found = self._walk(from_offset, skip_damaged=True)
+        return (
+            (header, read_exactly(file, header.batch_length + 12, position) if header.is_control else None)
+            for file, position, header in found
+        )
+
     def _walk(
         self, from_offset: int, *, skip_damaged: bool = False
     ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from nightly.planted.deduplication_defects import DEDUPLICATION_DEFECTS
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from nightly.planted.planted import Defect
 from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
@@ -117,6 +118,7 @@ DEFECTS = (
     *SHARE_DEFECTS,
     *SHARE_STATE_DEFECTS,
     *GROUP_DEFECTS,
+    *DEDUPLICATION_DEFECTS,
 )
 
 MORE = (

@@ -164,6 +164,27 @@ DEFECTS = (
         "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
         "pass",
     ),
+    rule(
+        2_000_000,
+        "deduplication window lost at a change of leader",
+        "broker/partition/deduplication_view.py",
+        "self._apply(content, base_offset)",
+        "self._apply(None, base_offset)",
+    ),
+    rule(
+        2_000_000,
+        "deduplication window lost at a start from a snapshot",
+        "state/deduplication/window.py",
+        "window._shards.append(_Shard.from_bytes(data[position:end], rows))",
+        "window._shards.append(_Shard(0))",
+    ),
+    rule(
+        2_000_000,
+        "deduplication ids deleted by retention",
+        "broker/partition/deduplicator.py",
+        "waiting += found",
+        "waiting += []",
+    ),
 )
 
 RARE = (

@@ -137,6 +137,16 @@ def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: P
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
 
+def test_the_examples_about_deduplication_work_in_their_order(bench: Bench) -> None:
+    found = examples("docs/DEDUPLICATION.md")
+    assert [*found] == ["python", "confluent", "shell"]
+    for name, words in {"python": "3 payments\n", "confluent": "", "shell": "invoice 4711"}.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+        assert outcome.output.count("invoice 4711") <= 1, outcome.output
+
+
 def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     found = examples("docs/SCHEDULES.md")
     assert [*found] == ["shell", "python", "fixture"]

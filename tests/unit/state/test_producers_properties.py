@@ -66,3 +66,26 @@ def test_nothing_is_stored_twice_or_out_of_order_and_a_replay_rebuilds_the_table
     read, read_end = ProducerTable.from_bytes(snapshot)
     assert read_end == end_offset
     assert read.to_bytes(end_offset) == snapshot
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 6), st.data())
+def test_a_batch_that_was_stored_without_its_first_records_is_recognized(
+    sequence: int, count: int, data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(1, count))
+    sent = header(1, 0, sequence, count)
+    stored = header(1, 0, (sequence + count - kept) % 2**31, kept)
+    table = ProducerTable()
+    table.record(stored, 5, 9)
+    assert table.check(sent, may_be_shorter=True) == Duplicate(5, 5 + kept - 1, 5)
+    upcoming = header(1, 0, (sequence + count) % 2**31, count)
+    assert table.check(upcoming, may_be_shorter=True) is None
+    for other in (
+        header(1, 0, (sequence + count - kept + 1) % 2**31, kept),
+        header(1, 0, sequence, count + 1),
+    ):
+        try:
+            assert table.check(other, may_be_shorter=True) is None
+            assert other.base_sequence == upcoming.base_sequence
+        except OutOfOrderSequence:
+            pass

@@ -24,6 +24,7 @@ Warnings do not affect readiness; with any of them the broker is `degraded`:
   is not known yet what pipelines still need.
 * `dead_letters_pending`: dead letters could not be written at the last attempt.
 * `delayed_records_near_limit`: a partition has so many pending records that it will soon refuse delayed ones.
+* `deduplication_ids_near_limit`: a partition has so many deduplication ids that it will soon refuse others.
 * In a cluster: `etcd_unresponsive`, `etcd_member_down`, `replicas_not_in_sync`, `under_min_isr` (acks=all is rejected).
 
 Invariant: at most `REASONS_MAX` reasons and as many warnings are listed, with the count of the others.

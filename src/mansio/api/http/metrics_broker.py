@@ -296,7 +296,7 @@ def dead_letter_warnings(broker: RunningBroker) -> Iterator[Problem]:
 
 
 PENDING_WARNING_FRACTION: Final = 0.8
-"""Fraction of a partition's limits on pending records from which a warning is reported."""
+"""Fraction of a partition's limits on pending records, or on deduplication ids, from which a warning is reported."""
 
 
 def _delays(broker: RunningBroker) -> Iterator[Measurement]:
@@ -322,6 +322,39 @@ def delay_warnings(broker: RunningBroker) -> Iterator[Problem]:
             )
 
 
+def _deduplication(broker: RunningBroker) -> Iterator[Measurement]:
+    partitions = broker.services.partitions
+    found = [one for one in map(partitions.deduplicator, tuple(partitions)) if one is not None]
+    yield _gauge(
+        "deduplication_ids",
+        "Deduplication ids that are remembered, in partitions of which this broker has a replica.",
+        sum(one.view.window.count for one in found),
+    )
+    yield _counter(
+        "deduplication_repeats",
+        "Records that were not stored because they were repeats, since the start.",
+        sum(one.repeat_count for one in found),
+    )
+
+
+def deduplication_warnings(broker: RunningBroker) -> Iterator[Problem]:
+    """Return a warning for each partition with so many deduplication ids that the broker will soon refuse others."""
+    partitions = broker.services.partitions
+    for partition in tuple(partitions):
+        deduplicator = partitions.deduplicator(partition)
+        if deduplicator is None or not partition.is_leader:
+            continue
+        count, ids_max = deduplicator.count_ids(), partition.settings.dedup_ids_max
+        if count >= PENDING_WARNING_FRACTION * ids_max:
+            yield Problem(
+                "deduplication_ids_near_limit",
+                f"{partition.name}: {count:,} deduplication ids are remembered, {count / ids_max:.0%} of"
+                " mansio.dedup.ids.max",
+                partition.topic,
+                partition.index,
+            )
+
+
 METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], ...]] = (
     _records,
     _storage,
@@ -335,6 +368,7 @@ METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], 
     _quotas,
     _log_lines,
     _delays,
+    _deduplication,
     metrics_cluster.measurements,
     _share_groups,
 )

@@ -98,6 +98,7 @@ class ServiceStats:
         yield from metrics_cluster.warnings(self._broker)
         yield from metrics_broker.dead_letter_warnings(self._broker)
         yield from metrics_broker.delay_warnings(self._broker)
+        yield from metrics_broker.deduplication_warnings(self._broker)
         yield from _hold_warnings(service)
         for partition in tuple(service.partitions):
             if (truncated := partition.log.recovery.truncated_tail) is not None:

@@ -8,6 +8,7 @@ Invariants:
 * No record at or above the high watermark or at or above `Partition.retention_floor` is deleted.
 * Pending delayed records and schedules are never deleted, and do not count for retention.bytes. Before the segment that
   contains them is deleted, they are copied to the end of the log.
+* Deduplication ids that have not expired are copied to the end of the log before their segment is deleted.
 * Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
   contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
 * A check examines the segments that it deletes and one more, and yields the event loop after `SLICE_SECONDS`.
@@ -27,6 +28,7 @@ from mansio.storage.retention import UNLIMITED, find_expired
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from mansio.broker.partition.deduplicator import Deduplicator
     from mansio.broker.partition.delay_manager import DelayManager
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Scheduler, Timer
@@ -71,10 +73,13 @@ class RetentionManager:
         scheduler: Scheduler,
         check_interval_ms: int,
         delay_manager: Callable[[Partition], DelayManager | None] = lambda _: None,
+        deduplicator: Callable[[Partition], Deduplicator | None] = lambda _: None,
     ) -> None:
-        """`delay_manager` returns what manages the delayed records of a partition; None if there are none."""
+        """`delay_manager` returns what manages the delayed records of a partition, `deduplicator` what knows its
+        deduplication ids; None if there are none."""
         self._partitions = partitions
         self._delay_manager = delay_manager
+        self._deduplicator = deduplicator
         self._clock = clock
         self._scheduler = scheduler
         self._check_interval_ms = check_interval_ms
@@ -180,11 +185,22 @@ class RetentionManager:
                 self._scheduler.spawn(
                     self._release(partition, delays, expired.end_offset), name="copy of pending records"
                 )
+        deduplicator = self._deduplicator(partition)
+        if deduplicator is not None and floor is not None and deduplicator.view.retention_floor() is not None:
+            # What only ids keep that have not expired is deleted by a later check, when they have been copied.
+            expired = find(high_watermark)
+            if expired.end_offset > max(found.end_offset, floor):
+                if expired.includes_active:
+                    partition.roll()
+                self._scheduler.spawn(
+                    self._release(partition, deduplicator, expired.end_offset),
+                    name="copy of deduplication ids",
+                )
 
-    async def _release(self, partition: Partition, delays: DelayManager, offset: int) -> None:
-        """Copy the pending records and schedules below an offset to the end of the log."""
+    async def _release(self, partition: Partition, owner: DelayManager | Deduplicator, offset: int) -> None:
+        """Copy the pending records and schedules, or the deduplication ids, below an offset to the end of the log."""
         try:
-            await delays.release_below(offset)
+            await owner.release_below(offset)
         except MansioError as error:
             if not partition.closed and partition.is_leader:
                 self._record_failure(partition, error.message)

@@ -50,8 +50,10 @@ class AppendRules(NamedTuple):
     """Whether every record must have a key, because the topic is compacted."""
     accepts_delays: bool = False
     """Whether records with a header for a delay are delivered later."""
+    deduplicates: bool = False
+    """Whether records with an id that was accepted before are not stored again."""
     inspects_records: bool = False
-    """Whether batches of clients are decoded, because of one of the two settings before."""
+    """Whether batches of clients are decoded, because of one of the settings before."""
     compression: Compression | None = None
     """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
 

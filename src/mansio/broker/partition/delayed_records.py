@@ -189,10 +189,12 @@ class DelayedRecords:
         return None
 
     def on_append(self, header: BatchHeader, base_offset: int) -> None:
-        staged, self._staged = self._staged, None
+        staged = self._staged
+        is_staged = staged is not None and staged[0] == header.crc
+        if is_staged or not header.is_control:  # a control batch with deduplication ids may precede
+            self._staged = None
         if self._is_reading or base_offset < self.applied_end:
             return
-        is_staged = staged is not None and staged[0] == header.crc
         if self.applied_end != base_offset or (header.is_control and not is_staged):
             self._read_on()
         else:

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
-    from mansio.broker.partition.partition_hook import PartitionHook
+    from mansio.broker.partition.partition_hook import CheckedBatch, PartitionHook
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
     from mansio.storage.checked_ranges import CheckedRange
@@ -151,9 +151,11 @@ class Partition:
         "_settings",
         "_start_offset_waits",
         "broker_id",
+        "check_ids",
         "clock",
         "closed",
         "convert_delayed",
+        "first_offset_of_repeat",
         "group_commit",
         "index",
         "internal",
@@ -212,9 +214,15 @@ class Partition:
         self.convert_delayed: Callable[[Buffer], bytes | None] | None = None
         """Returns the control batch to append instead of a client's batch with delayed records; None for other batches.
         Called if the topic accepts delays."""
-        self.on_control_batches: Callable[[Partition], None] | None = None
-        """Called before a follower appends control batches, so that the pending records in them are known; None if they
-        are already. The topic may have accepted delays before this replica existed."""
+        self.on_control_batches: Callable[[Partition, memoryview], None] | None = None
+        """Called with batches that a follower is about to append, some of which are control batches; None if pending
+        records are known already. The topic may have accepted delays before this replica existed."""
+        self.check_ids: Callable[[Buffer], CheckedBatch | None] | None = None
+        """Finds the repeats in a client's batch with deduplication ids; None for other batches. Called if the topic has
+        a deduplication window."""
+        self.first_offset_of_repeat: Callable[[Buffer, AppendResult], AppendResult] | None = None
+        """Called with a batch that an idempotent producer sends again, and the result known from its sequence; returns
+        the result with the offset of the first record with its id."""
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
@@ -362,6 +370,8 @@ class Partition:
             )  # duplicates too: what was not flushed never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
+                if rules.deduplicates and self.first_offset_of_repeat is not None:
+                    known = self.first_offset_of_repeat(batch, known)
                 return known._replace(append_time_ms=-1) if by_client else known
         append_time_ms = -1
         front = None
@@ -370,6 +380,12 @@ class Partition:
         if rules.inspects_records and not internal:
             if rules.requires_keys:
                 check_keys(self.name, batch, header)
+            elif (
+                rules.deduplicates
+                and self.check_ids is not None
+                and (checked := self.check_ids(batch)) is not None
+            ):
+                return self._append_checked(checked, urgent=urgent)
             elif self.convert_delayed is not None and (converted := self.convert_delayed(batch)) is not None:
                 batch = converted
                 header = read_header(converted)
@@ -392,6 +408,41 @@ class Partition:
         else:
             self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
         return AppendResult(base_offset, end_offset, append_time_ms, False)
+
+    def _append_checked(self, checked: CheckedBatch, *, urgent: bool) -> AppendResult:
+        """Append what is not a repeat of a client's batch with deduplication ids. Everything that rejects the batch for
+        other reasons was checked before."""
+        batch, first_ms = checked.batch, checked.first_ms
+        by_client = self.rules.timestamp_type is TimestampType.CREATE
+        if batch is not None:
+            converted = None if self.convert_delayed is None else self.convert_delayed(batch)
+            if converted is not None:
+                batch, by_client = converted, True  # its timestamp stays as it is
+            elif not by_client:
+                front = with_log_append_time(batch, read_header(batch), checked.accepted_ms)
+                batch = front + bytes(batch[len(front) :])
+                first_ms = checked.accepted_ms if first_ms < 0 else first_ms
+        base_offset, end_offset = -1, checked.known_end
+        appended = checked.finish(batch)
+        for one in appended:
+            header = read_header(one)
+            try:
+                base_offset = self.log.append(one, header, self.replica.leader_epoch)
+            except StorageError as error:
+                raise self._append_error(error) from error
+            for after in self._after_append:
+                after(header, base_offset)
+            end_offset = max(end_offset, base_offset + header.last_offset_delta + 1)
+        if not urgent:
+            self._acknowledged_end = max(self._acknowledged_end, end_offset)
+        if appended or (urgent and end_offset > self.replica.high_watermark):
+            if self.replica.waits_for_followers and (urgent or self._parked):
+                self.group_commit.request_flush_with_followers(self.log)
+            else:
+                self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
+        if checked.first_offset >= 0:
+            base_offset = checked.first_offset
+        return AppendResult(base_offset, end_offset, -1 if by_client else first_ms, checked.batch is None)
 
     def append_unchanged(self, batches: Sequence[bytes]) -> int:
         """Append batches of the broker itself, one directly after the other, and start their flush; return their end
@@ -923,7 +974,7 @@ class Partition:
         if not headers:
             raise CorruptMessage(f"{self.name}: the leader sent {len(records)} bytes without a whole batch")
         if attributes & CONTROL_FLAG and self.on_control_batches is not None:
-            self.on_control_batches(self)
+            self.on_control_batches(self, records[:size])
         first = headers[0]
         if first.base_offset < log.end_offset <= first.last_offset and log.start_offset == log.end_offset:
             self.reset_to(first.base_offset)  # the leader's log starts inside this batch
@@ -1135,8 +1186,8 @@ class Partition:
         if save:
             for hook in self._hooks:
                 hook.close()
-        self.convert_delayed = None
         self.on_control_batches = None
+        self.convert_delayed = self.check_ids = self.first_offset_of_repeat = None
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)

@@ -1,5 +1,5 @@
-"""Interface of features that observe or control one partition (`PartitionHook`), and the result of an append
-(`AppendResult`).
+"""Interface of features that observe or control one partition (`PartitionHook`), the result of an append
+(`AppendResult`), and a batch whose repeats were found (`CheckedBatch`).
 
 Invariant: every method of a hook runs on the broker's event loop and does not block, except `on_truncate`, which is
 rare.
@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.ports import Buffer
     from mansio.wire.batch.record_batch import BatchHeader
 
 
@@ -23,6 +26,23 @@ class AppendResult(NamedTuple):
     end_offset: int
     append_time_ms: int
     duplicate: bool
+
+
+class CheckedBatch(NamedTuple):
+    """A client's batch with deduplication ids, after its repeats were found.
+
+    `batch`: with the records that are not repeats; None if all are. `first_offset` and `first_ms`: where the first
+    record is, and when it was accepted, if it is a repeat; otherwise -1. `known_end`: the log must be committed up to
+    here before the repeats are acknowledged. `accepted_ms`: the time at which the others are accepted.
+
+    `finish(stored)` is called once, with `batch` as it will be stored, and returns the batches to append."""
+
+    batch: Buffer | None
+    first_offset: int
+    first_ms: int
+    known_end: int
+    accepted_ms: int
+    finish: Callable[[Buffer | None], Sequence[Buffer]]
 
 
 class PartitionHook(Protocol):

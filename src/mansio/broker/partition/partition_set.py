@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.batch_verifier import BatchVerifier
+from mansio.broker.partition.deduplication_view import DeduplicationView
+from mansio.broker.partition.deduplicator import Deduplicator
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
 from mansio.broker.partition.delayed_records import DelayedRecords, has_delay_snapshot
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
+from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.partition.retention_holds import RetentionHoldHook, RetentionHolds
 from mansio.broker.partition.storage_health import StorageHealth
@@ -42,15 +45,17 @@ from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.settings import LogSettings
 from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.control_records import read_control_record
+from mansio.wire.batch.delay_control_records import DelayControlType
 from mansio.wire.batch.recompress import Compression
-from mansio.wire.batch.record_batch import TimestampType
+from mansio.wire.batch.record_batch import TimestampType, read_header
+from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
     from mansio.broker.partition.partition_files import AssignedReplica
-    from mansio.broker.partition.producer_hook import ProducerHook
     from mansio.config.settings import Settings
     from mansio.config.topic_config import TopicSettings
     from mansio.metadata.model import PartitionState, Topic, TopicChange
@@ -86,6 +91,10 @@ class _IndexedTopic:
         """A partition that could not be opened is replaced by its error; None: not a replica here (yet)."""
 
 
+DELAY_CONTROL_TYPES: Final = frozenset((*DelayControlType, *ScheduleControlType))
+"""Types of control records of delayed records and schedules."""
+
+
 class PartitionSet:
     """Open partitions of this broker, found by the topic's name or id. All methods run on the broker's event loop."""
 
@@ -107,6 +116,7 @@ class PartitionSet:
         self.recompressor = Recompressor(recompression_thread)
         self.delayed_delivery = DelayedDelivery(clock, scheduler)
         self._delay_managers: dict[Partition, DelayManager] = {}
+        self._deduplicators: dict[Partition, Deduplicator] = {}
         self._disk = disk
         self._settings = settings
         self._clustered = settings.clustered
@@ -329,6 +339,8 @@ class PartitionSet:
                 partition.log.update_settings(log_settings)
                 if settings.accepts_delays and partition.find_hook(DelayedRecords) is None:
                     self._attach_delays(partition)
+                if settings.dedup_ms and partition.find_hook(DeduplicationView) is None:
+                    self._attach_deduplication(partition)
 
     def apply_broker_settings(self, settings: Settings) -> None:
         """Apply the default topic settings in changed broker settings to all served topics."""
@@ -392,12 +404,28 @@ class PartitionSet:
         if settings.accepts_delays or has_delay_snapshot(self._disk, log.directory):
             self._attach_delays(partition)
         else:
-            partition.on_control_batches = self._attach_delays
+            partition.on_control_batches = self._attach_delays_if_received
+        if settings.dedup_ms:
+            self._attach_deduplication(partition)
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
             self._group_commit.request_flush(log, urgent=True)
         return partition
+
+    def _attach_delays_if_received(self, partition: Partition, records: memoryview) -> None:
+        """Keep track of delayed records if a leader sends control batches of them, because its topic accepted delays
+        before this replica existed. `records`: whole batches."""
+        position = 0
+        while position < len(records):
+            header = read_header(records, position)
+            end = position + header.size
+            if header.is_control:
+                found = read_control_record(records[position:end])
+                if found is not None and found.type in DELAY_CONTROL_TYPES:
+                    self._attach_delays(partition)
+                    return
+            position = end
 
     def _attach_delays(self, partition: Partition) -> None:
         """Keep track of the delayed records of a partition, and deliver them while this broker is the leader."""
@@ -418,6 +446,37 @@ class PartitionSet:
     def delay_manager(self, partition: Partition) -> DelayManager | None:
         """Return what manages the delayed records of a partition; None if its topic never accepted delays."""
         return self._delay_managers.get(partition)
+
+    def _attach_deduplication(self, partition: Partition) -> None:
+        """Keep the deduplication window of a partition, and find repeats while this broker is the leader."""
+        log = partition.log
+        try:
+            view = DeduplicationView(
+                self._disk,
+                self._file_thread,
+                self._scheduler,
+                self._clock,
+                log,
+                window_ms=lambda: partition.settings.dedup_ms,
+                is_leader=lambda: partition.is_leader,
+            )
+        except OSError as error:
+            log.fail(error, f"cannot read the deduplication ids of {log.directory}")
+            return
+        view.on_damage = partition.report_damage
+        partition.add_hook(view)
+        producers = partition.find_hook(ProducerHook)
+        if producers is not None:
+            producers.has_shorter_batches = True
+        deduplicator = Deduplicator(partition, view)
+        partition.check_ids = deduplicator.check
+        partition.first_offset_of_repeat = deduplicator.with_first_offset
+        self._deduplicators[partition] = deduplicator
+
+    def deduplicator(self, partition: Partition) -> Deduplicator | None:
+        """Return what finds the repeats of a partition; None if its topic has had no deduplication window since the
+        partition was opened."""
+        return self._deduplicators.get(partition)
 
     def _local_replicas(self, topics: Iterable[Topic]) -> list[AssignedReplica]:
         """Return topic and partition index of the replicas of this broker; on a single node of all partitions."""
@@ -453,6 +512,7 @@ class PartitionSet:
                 partition.close(save=False)
                 if (manager := self._delay_managers.pop(partition, None)) is not None:
                     self.delayed_delivery.detach(manager)
+                self._deduplicators.pop(partition, None)
                 self._group_commit.unregister(partition.log)
                 partition.log.close(save=False)
         # After this, no flush, checkpoint or repair of these logs is in progress.
@@ -465,6 +525,7 @@ class PartitionSet:
         partitions = [one for one in self._all_partitions_or_errors() if isinstance(one, Partition)]
         self.delayed_delivery.close()
         self._delay_managers.clear()
+        self._deduplicators.clear()
         for partition in partitions:
             self._close_step(partition, partial(partition.close, save=save))
         if save:
@@ -529,7 +590,8 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
         requires_keys=settings.compacts,
         accepts_delays=settings.accepts_delays,
-        inspects_records=settings.compacts or settings.accepts_delays,
+        deduplicates=settings.dedup_ms > 0,
+        inspects_records=settings.compacts or settings.accepts_delays or settings.dedup_ms > 0,
         compression=_compression(settings),
     )
 

@@ -51,6 +51,7 @@ class ProducerHook:
         "_saved_end_offset",
         "_unsaved_bytes",
         "_waiting_snapshot",
+        "has_shorter_batches",
         "table",
     )
 
@@ -73,6 +74,8 @@ class ProducerHook:
         self._waiting_snapshot: tuple[int, bytes] | None = None
         self._expiry_due_ms = clock.wall_ms() + EXPIRY_INTERVAL_MS
         self._expiration_ms = expiration_ms
+        self.has_shorter_batches = False
+        """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
         self.table = ProducerTable(expiration_ms=expiration_ms)
         self._load()
 
@@ -81,7 +84,7 @@ class ProducerHook:
     def before_append(self, header: BatchHeader) -> AppendResult | None:
         if header.producer_id < 0:
             return None
-        known = self.table.check(header)
+        known = self.table.check(header, may_be_shorter=self.has_shorter_batches)
         if known is None:
             return None
         return AppendResult(known.base_offset, known.last_offset + 1, known.timestamp_ms, True)

@@ -236,6 +236,7 @@ class RecordService:
         """
         await self._wait_for_acknowledged((each.topic, each.partition) for each in deletions)
         await self._copy_pending_records(deletions)
+        await self._copy_deduplication_ids(deletions)
         pending: list[Promise[int] | MansioError] = []
         replicated: list[Promise[int]] = []
         for each in deletions:
@@ -280,6 +281,20 @@ class RecordService:
                 before_offset = partition.high_watermark
             with contextlib.suppress(MansioError):
                 await delays.release_below(min(before_offset, partition.high_watermark))
+
+    async def _copy_deduplication_ids(self, deletions: Sequence[RecordsToDelete]) -> None:
+        """Copy the deduplication ids that are stored below the offsets to the ends of their logs: a repeat of a deleted
+        record is still one. If that fails, they keep what they need from being deleted."""
+        for each in deletions:
+            partition = self._partitions.get(each.topic, each.partition)
+            deduplicator = None if partition is None else self._partitions.deduplicator(partition)
+            if partition is None or deduplicator is None:
+                continue
+            before_offset = each.before_offset
+            if before_offset == HIGH_WATERMARK:
+                before_offset = partition.high_watermark
+            with contextlib.suppress(MansioError):
+                await deduplicator.release_below(min(before_offset, partition.high_watermark))
 
 
 class _CommitWait:

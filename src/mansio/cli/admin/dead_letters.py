@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import MansioError, UnknownTopicOrPartition
+from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.internal_records.dead_letter_headers import (
     ID_HEADER,
     KAFKA_HEADER_PREFIX,
@@ -80,11 +81,13 @@ def parse_dead_letter(message: Message) -> DeadLetter | None:
 
 
 def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
-    """The headers of the original record: those of the dead letter without the headers that the broker has added."""
+    """The headers of the original record: those of the dead letter without the headers that the broker has added, and
+    without a deduplication id, of which the record would be a repeat."""
     return [
         (name, value)
         for name, value in message.headers
-        if not name.startswith((KAFKA_HEADER_PREFIX, MANSIO_HEADER_PREFIX)) and name != REDRIVE_HEADER
+        if not name.startswith((KAFKA_HEADER_PREFIX, MANSIO_HEADER_PREFIX))
+        and name not in (REDRIVE_HEADER, DEDUP_ID_HEADER)
     ]
 
 

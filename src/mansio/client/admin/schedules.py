@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from uuid import UUID, uuid4
 
-from mansio.client.producer.delays import DelayCheck
+from mansio.client.producer.delays import delay_check
 from mansio.client.producer.producer import serialize_fields
 from mansio.errors import (
     ConnectionLost,
@@ -138,7 +138,7 @@ class ScheduleAdmin:
             "headers": [{"name": header, "value": content} for header, content in record.headers],
         }
         partitions = await self._partitions(topic)
-        await DelayCheck(self._cluster).ensure_enabled(topic)
+        await delay_check(self._cluster).ensure_enabled(topic)
         if partition is not None and TopicPartition(topic, partition) not in partitions:
             raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
         existing = await self._find(topic, name)

@@ -1,102 +1,38 @@
-"""Delayed publishing: the header of a delayed record, and whether a topic accepts delays.
+"""Delayed publishing: the header of a delayed record.
 
-A broker that does not know delays, or a topic without the setting, would store the header and deliver the record at
-once. So the setting is read before the first delayed record of a topic, and again after `CHECK_INTERVAL_S`.
-
-Invariants:
-* A delay is rounded up to milliseconds: no record is due before the given time.
-* Calls that wait for the setting of one topic share one request. A refusal is not remembered.
+Invariant: a delay is rounded up to milliseconds: no record is due before the given time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import DelaysNotEnabled, MansioError
-from mansio.net.retry import raise_for_code
-from mansio.wire.api_versions import ApiKey
+from mansio.client.producer.topic_setting_check import TopicSettingCheck
+from mansio.errors import DelaysNotEnabled
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELAY_MS_MAX, DELIVER_AT_HEADER
 
 if TYPE_CHECKING:
     from mansio.client.types import HeadersLike
     from mansio.net.cluster import Cluster
-    from mansio.wire.codec.messages import Struct
-
-CHECK_INTERVAL_S: Final = 10.0
-"""How long a topic that accepted delays is expected to accept them. If the setting is turned off, records that are
-published in this time are not delayed."""
-
-TOPICS_MAX: Final = 10_000
-"""Number of topics whose setting is remembered."""
 
 _SETTING: Final = "mansio.delay.enable"
-_TOPIC_RESOURCE: Final = 2
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class DelayCheck:
-    """Knows which topics accept delayed records. All methods run on the event loop's thread."""
+def delay_check(cluster: Cluster) -> TopicSettingCheck:
+    """Return what knows which topics accept delayed records; its error is `DelaysNotEnabled`."""
+    return TopicSettingCheck(cluster, _SETTING, "false", _new_error)
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._checked_s: dict[str, float] = {}
-        """Topics that accept delays, with the monotonic time in seconds at which that was read."""
-        self._requests: dict[str, asyncio.Task[bool]] = {}
 
-    def is_enabled(self, topic: str) -> bool:
-        """Whether a topic is known to accept delays; False if that has to be read."""
-        checked_s = self._checked_s.get(topic)
-        return checked_s is not None and time.monotonic() < checked_s + CHECK_INTERVAL_S
-
-    async def ensure_enabled(self, topic: str) -> None:
-        """Raise `DelaysNotEnabled` if a topic accepts no delays, `UnknownTopicOrPartition` if it does not exist."""
-        if self.is_enabled(topic):
-            return
-        request = self._requests.get(topic)
-        if request is None:
-            request = asyncio.get_running_loop().create_task(self._read_setting(topic))
-            self._requests[topic] = request
-            request.add_done_callback(lambda _: self._requests.pop(topic, None))
-        try:
-            is_enabled = await asyncio.shield(request)
-        except MansioError as error:
-            raise type(error)(error.message) from error  # each call raises its own error object
-        if not is_enabled:
-            raise DelaysNotEnabled(
-                f"topic '{topic}' does not accept delays: mansio topic alter {topic} -c {_SETTING}=true"
-            )
-
-    async def close(self) -> None:
-        """Cancel the requests in progress."""
-        requests = [*self._requests.values()]
-        for request in requests:
-            request.cancel()
-        await asyncio.gather(*requests, return_exceptions=True)
-
-    async def _read_setting(self, topic: str) -> bool:
-        now_s = time.monotonic()
-        resource = {
-            "resource_type": _TOPIC_RESOURCE,
-            "resource_name": topic,
-            "configuration_keys": [_SETTING],
-        }
-        fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
-        response = await self._cluster.request(
-            ApiKey.DESCRIBE_CONFIGS, fields, check=_check, retry_unknown_topic=False
-        )
-        self._checked_s.pop(topic, None)
-        if not any(entry.name == _SETTING and entry.value == "true" for entry in response.results[0].configs):
-            return False
-        if len(self._checked_s) >= TOPICS_MAX:
-            self._checked_s.clear()
-        self._checked_s[topic] = now_s
-        return True
+def _new_error(topic: str) -> DelaysNotEnabled:
+    return DelaysNotEnabled(
+        f"topic '{topic}' does not accept delays: mansio topic alter {topic} -c {_SETTING}=true"
+    )
 
 
 def with_delay_header(
@@ -153,8 +89,3 @@ def milliseconds_of(moment: datetime | None, name: str) -> int:
             f"{name}: a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()"
         )
     return max(0, -((_EPOCH - moment) // _MILLISECOND))
-
-
-def _check(response: Struct) -> None:
-    for result in response.results:
-        raise_for_code(result.error_code, result.error_message)

@@ -20,7 +20,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Self, cast
 
 from mansio.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
-from mansio.client.producer.delays import DelayCheck, with_delay_header
+from mansio.client.producer.dedup_ids import deduplication_check, encode_dedup_id, with_dedup_header
+from mansio.client.producer.delays import delay_check, with_delay_header
 from mansio.client.producer.metadata_waiters import MetadataWaiters
 from mansio.client.producer.partitioner import next_sticky_partition
 from mansio.client.producer.producer_options import ProducerOptions
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from mansio.client.producer.topic_setting_check import TopicSettingCheck
     from mansio.client.types import Headers, HeadersLike, Publishable, RecordMetadata
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import TopicMetadata
@@ -73,7 +75,8 @@ class Producer:
         self._topics: dict[str, _TopicQueues] = {}
         self._space_waiters: deque[asyncio.Event] = deque()
         """Callers that wait for buffer space, in the order of the calls; only the first is woken."""
-        self._delay_check = DelayCheck(cluster)
+        self._delay_check = delay_check(cluster)
+        self._deduplication_check = deduplication_check(cluster)
         self._sender = Sender(cluster, self._options, self._wake_space_waiter)
         self._is_closed = False
 
@@ -106,22 +109,31 @@ class Producer:
         timestamp_ms: int | datetime | None = None,
         delay: timedelta | float | None = None,
         at: datetime | None = None,
+        dedup_id: bytes | str | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
         The record is delivered after `delay` (a duration, or seconds), or at the moment `at`; the offset in the result
-        is then its id while it is pending. Raises the broker's typed error, `InvalidRecord` for a value that is neither
-        bytes nor text, `ValueError` for an impossible delay, `DelaysNotEnabled` if the topic accepts none, and
-        `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record may still be published.
+        is then its id while it is pending. With `dedup_id` the record is not stored again if one with the same id was
+        accepted lately; without key and partition, the id chooses the partition.
+
+        Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, `ValueError` for an
+        impossible delay or id, `DelaysNotEnabled` if the topic accepts no delays, `DeduplicationNotEnabled` if it has
+        no deduplication window, and `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record
+        may still be published.
         """
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
-            await self._ensure_delays(topic)
+            await self._ensure_setting(self._delay_check, topic)
+        if dedup_id is not None:
+            dedup_id = encode_dedup_id(dedup_id)
+            headers = with_dedup_header(headers, dedup_id)
+            await self._ensure_setting(self._deduplication_check, topic)
         batch = None
         if key is None and headers is None and partition is None and timestamp_ms is None:
             batch = self._append_value(topic, value, is_awaited=True)
         if batch is None:
-            record = serialize_fields(value, key, headers, partition, timestamp_ms)
+            record = serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id)
             batch = self._append_nowait(topic, record) or (await self._wait_and_append(topic, record))[1]
         index = len(batch.values) - 1
         if not batch.is_completed:
@@ -143,15 +155,23 @@ class Producer:
         timestamp_ms: int | datetime | None = None,
         delay: timedelta | float | None = None,
         at: datetime | None = None,
+        dedup_id: bytes | str | None = None,
     ) -> Delivery | None:
         """Queue one record for publishing and return its delivery, without waiting. Returns None and queues nothing if
         the call would have to wait for metadata or buffer space. The blocking client uses it, because it needs no
-        task. A delayed record may have to wait, too."""
+        task. A record with a delay or an id may have to wait, too."""
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
             if not self._delay_check.is_enabled(topic):
                 return None
-        batch = self._append_nowait(topic, serialize_fields(value, key, headers, partition, timestamp_ms))
+        if dedup_id is not None:
+            dedup_id = encode_dedup_id(dedup_id)
+            headers = with_dedup_header(headers, dedup_id)
+            if not self._deduplication_check.is_enabled(topic):
+                return None
+        batch = self._append_nowait(
+            topic, serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id)
+        )
         return None if batch is None else Delivery(batch, len(batch.values) - 1)
 
     async def send(
@@ -165,17 +185,22 @@ class Producer:
         timestamp_ms: int | datetime | None = None,
         delay: timedelta | float | None = None,
         at: datetime | None = None,
+        dedup_id: bytes | str | None = None,
     ) -> Delivery:
         """Queue one record for publishing and return its delivery. The call waits only for the topic's metadata or for
-        buffer space. `delay`, `at`: see `publish`."""
+        buffer space. `delay`, `at`, `dedup_id`: see `publish`."""
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
-            await self._ensure_delays(topic)
+            await self._ensure_setting(self._delay_check, topic)
+        if dedup_id is not None:
+            dedup_id = encode_dedup_id(dedup_id)
+            headers = with_dedup_header(headers, dedup_id)
+            await self._ensure_setting(self._deduplication_check, topic)
         if key is None and headers is None and partition is None and timestamp_ms is None:
             put = self._append_value(topic, value)
             if put is not None:
                 return Delivery(put, len(put.values) - 1)
-        record = serialize_fields(value, key, headers, partition, timestamp_ms)
+        record = serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id)
         was_batch_closed, batch = await self._wait_and_append(topic, record)
         delivery = Delivery(batch, len(batch.values) - 1)
         if was_batch_closed:
@@ -194,7 +219,8 @@ class Producer:
     ) -> list[RecordMetadata]:
         """Publish values (or `OutgoingRecord`s) in order and wait until all are acknowledged.
 
-        `delay`, `at`: see `publish`; they apply to the records that have none of their own.
+        `delay`, `at`: see `publish`; they apply to the records that have none of their own. Each `OutgoingRecord` may
+        have a `dedup_id`.
         If a record fails, raises the first error after the results of all records are known; the other records may be
         stored.
         """
@@ -209,7 +235,12 @@ class Producer:
                 if isinstance(record, OutgoingRecord) and (record.delay is not None or record.at is not None):
                     headers = with_delay_header(record.headers, record.delay, record.at)
                     record = record._replace(headers=_headers(headers), delay=None, at=None)
-                    await self._ensure_delays(topic)
+                    await self._ensure_setting(self._delay_check, topic)
+                if isinstance(record, OutgoingRecord) and record.dedup_id is not None:
+                    dedup_id = encode_dedup_id(record.dedup_id)
+                    headers = with_dedup_header(record.headers, dedup_id)
+                    record = record._replace(headers=_headers(headers), dedup_id=dedup_id)
+                    await self._ensure_setting(self._deduplication_check, topic)
                 was_batch_closed, batch = await self._wait_and_append(topic, serialize_record(record))
                 begin = len(batch.values) - 1
                 position += 1
@@ -239,6 +270,7 @@ class Producer:
             for waiter in self._space_waiters:
                 waiter.set()
             await self._delay_check.close()
+            await self._deduplication_check.close()
             await self._metadata_waiters.close()
             await self._sender.close()
 
@@ -276,11 +308,13 @@ class Producer:
         queues = self._topics.get(topic)
         if queues is None:
             queues = self._topics[topic] = _TopicQueues(topic)
-        value, key, headers, partition, timestamp_ms, _, _ = record
+        value, key, headers, partition, timestamp_ms, _, _, dedup_id = record
         keyless = False
         if partition is None:
             if key is not None:
                 partition = partition_for_key(key, len(view.partitions))
+            elif type(dedup_id) is bytes:  # a repeat is recognized in the same partition only
+                partition = partition_for_key(dedup_id, len(view.partitions))
             else:
                 keyless = True
                 partition = (
@@ -381,14 +415,14 @@ class Producer:
             raise InvalidTopic(f"a topic name must be text, not {type(topic).__name__}")
         return await self._metadata_waiters.request_topic(topic)
 
-    async def _ensure_delays(self, topic: str) -> None:
-        """Raise `DelaysNotEnabled` if the topic does not accept delays."""
-        if not self._delay_check.is_enabled(topic):
+    async def _ensure_setting(self, check: TopicSettingCheck, topic: str) -> None:
+        """Raise the error of a check if the topic does not have the setting."""
+        if not check.is_enabled(topic):
             if self._is_closed:
                 raise ConnectionLost("the producer is closed")
             if self._metadata_waiters.cached_topic(topic) is None:
                 await self._request_topic(topic)  # creates it where topics are created on first use
-            await self._delay_check.ensure_enabled(topic)
+            await check.ensure_enabled(topic)
 
     async def _wait_for_space(self, size: int) -> None:
         waiter = asyncio.Event()
@@ -440,6 +474,7 @@ def serialize_fields(
     headers: HeadersLike | None,
     partition: int | None,
     timestamp_ms: int | datetime | None,
+    dedup_id: bytes | None = None,
 ) -> OutgoingRecord:
     """Return a record with key, value and headers as bytes and the timestamp in milliseconds. Raises `InvalidRecord`
     for a wrong type."""
@@ -449,6 +484,7 @@ def serialize_fields(
         () if headers is None else _headers(headers),
         partition,
         None if timestamp_ms is None else milliseconds(timestamp_ms),
+        dedup_id=dedup_id,
     )
 
 

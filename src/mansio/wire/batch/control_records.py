@@ -12,7 +12,14 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CorruptMessage, InvalidRecord
-from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, read_varint
+from mansio.wire.batch.record_batch import (
+    HEADER_BYTES,
+    build_batch,
+    encode_batch,
+    read_header,
+    read_varint,
+    varint,
+)
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer
@@ -20,9 +27,13 @@ if TYPE_CHECKING:
 CONTROL_VERSION: Final = 0
 
 _KEY: Final = struct.Struct(">hh")
+_BEFORE_KEY: Final = b"\0\0\0" + varint(_KEY.size)  # attributes, timestamp and offset deltas
+_NO_HEADERS: Final = b"\0"
 
 NO_TIMESTAMP_MS: Final = -1
 """Timestamp of a record without one, as in Kafka."""
+
+_HEADER: Final = read_header(build_batch([(NO_TIMESTAMP_MS, None, None, ())], control=True))
 
 
 class ControlRecord(NamedTuple):
@@ -38,8 +49,9 @@ def control_key(record_type: int) -> bytes:
 
 
 def encode_control_batch(record_type: int, value: bytes) -> bytes:
-    """Encode a batch with one control record."""
-    return build_batch([(NO_TIMESTAMP_MS, control_key(record_type), value, ())], control=True)
+    """Encode a batch with one control record, as `build_batch` does but faster."""
+    fields = b"".join((_BEFORE_KEY, control_key(record_type), varint(len(value)), value, _NO_HEADERS))
+    return encode_batch(_HEADER, varint(len(fields)) + fields)
 
 
 def read_control_record(batch: Buffer) -> ControlRecord | None:

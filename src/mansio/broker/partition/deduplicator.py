@@ -1,0 +1,223 @@
+"""Deduplication of the records of one partition on its leader: finds the repeats in a producer's batch.
+
+A record is a repeat if a record with its id was accepted in the last mansio.dedup.ms. It is not stored; the response to
+its producer has the offset of the first record. Ids are stored in the partition's own log (`DeduplicationView`), so
+replication, recovery and a change of leader need nothing else.
+
+* Of a batch without repeats, all is appended, after a control batch with the ids.
+* Of a batch with some repeats, a batch with the other records is appended. It ends with the sequence of the producer's
+  batch, by which that batch is recognized if it is sent again.
+* Of a batch with repeats only, an idempotent producer's sequence is appended in a control batch, otherwise nothing.
+
+Invariants:
+* Checking a batch and appending it is one step of the event loop, so two batches with one id are never both accepted.
+* The view changes only with what was appended; ids of an append that failed are not in it.
+* The offset in the response is that of the batch's first record, also when the batch is sent again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.partition.partition_hook import AppendResult, CheckedBatch
+from mansio.errors import CoordinatorLoadInProgress, LeaderNotAvailable, ThrottlingQuotaExceeded
+from mansio.state.deduplication.window import NO_COPIES, Copies
+from mansio.wire.batch.dedup_control_records import (
+    SEQUENCE_MAX,
+    AcceptedIds,
+    CopiedIds,
+    encode_copied_ids,
+    encode_ids,
+    encode_repeated,
+)
+from mansio.wire.batch.dedup_header import decompressed_bytes_max, read_ids
+from mansio.wire.batch.record_batch import build_batch, read_header
+from mansio.wire.batch.record_reader import read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.broker.partition.deduplication_view import DeduplicationView
+    from mansio.broker.partition.partition import Partition
+    from mansio.ports import Buffer
+    from mansio.state.deduplication.window import AcceptedId
+    from mansio.wire.batch.dedup_header import IdentifiedBatch
+
+COPIED_IDS_MAX: Final = 4096
+"""Maximum number of ids in one control batch with copies."""
+
+
+class Deduplicator:
+    """Deduplication of a partition's records. All methods run on the broker's event loop."""
+
+    __slots__ = ("partition", "repeat_count", "view")
+
+    def __init__(self, partition: Partition, view: DeduplicationView) -> None:
+        self.partition = partition
+        self.view = view
+        self.repeat_count = 0
+        """Number of repeats that this broker has found since it opened the partition."""
+
+    def count_ids(self) -> int:
+        """Return the number of ids that are remembered: exact above half of the limit, below it with ids that have
+        expired."""
+        window, settings = self.view.window, self.partition.settings
+        until_ms = self.partition.clock.wall_ms() - settings.dedup_ms
+        window.make_room(0, settings.dedup_ids_max // 2, until_ms)
+        return window.count
+
+    # Batches of producers
+
+    def check(self, batch: Buffer) -> CheckedBatch | None:
+        """Find the repeats in a client's batch; return None if none of its records has an id. Nothing is changed.
+
+        Raises `InvalidRecord` for invalid ids, `ThrottlingQuotaExceeded` if there are too many ids, and
+        `LeaderNotAvailable` while the view is being read."""
+        identified = self._read_ids(batch)
+        if identified is None:
+            return None
+        partition, window = self.partition, self.view.window
+        now_ms = partition.clock.wall_ms()
+        until_ms = now_ms - partition.settings.dedup_ms
+        keys: list[bytes] = []
+        positions: list[int] = []
+        kept: list[int] = []
+        new: set[bytes] = set()
+        first_offset, first_ms, known_end = -1, -1, 0
+        for index, key in enumerate(identified.keys):
+            if key is not None:
+                if key in new:
+                    continue
+                known = window.find(key)
+                if known is not None and known.accepted_ms > until_ms:
+                    known_end = max(known_end, known.offset + 1)
+                    if not index:
+                        first_offset, first_ms = known
+                    continue
+                new.add(key)
+                keys.append(key)
+                positions.append(len(kept))
+            kept.append(index)
+        if new and not window.make_room(len(new), partition.settings.dedup_ids_max, until_ms):
+            raise ThrottlingQuotaExceeded(
+                f"{partition.name}: {window.count} ids are remembered,"
+                f" mansio.dedup.ids.max={partition.settings.dedup_ids_max}"
+            )
+        repeats = len(identified.keys) - len(kept)
+        kept_batch: Buffer | None = batch if kept else None
+        if kept and repeats:
+            kept_batch = _without_repeats(batch, identified, kept)
+
+        def finish(stored: Buffer | None) -> tuple[Buffer, ...]:
+            self.repeat_count += repeats
+            return self._finish(identified, keys, positions, now_ms, stored)
+
+        return CheckedBatch(kept_batch, first_offset, first_ms, known_end, now_ms, finish)
+
+    def with_first_offset(self, batch: Buffer, known: AppendResult) -> AppendResult:
+        """Return the result of a batch that an idempotent producer sends again, `known` from its sequence.
+
+        Raises `LeaderNotAvailable` while the view is being read."""
+        identified = self._read_ids(batch)
+        if identified is None or (key := identified.keys[0]) is None:
+            return known
+        found = self.view.window.find(key)
+        if found is None or found.offset > known.base_offset:
+            return known
+        return known._replace(base_offset=found.offset)
+
+    def _read_ids(self, batch: Buffer) -> IdentifiedBatch | None:
+        partition = self.partition
+        if not partition.rules.deduplicates:
+            return None
+        identified = read_ids(batch, partition.name)
+        if identified is not None and not self.view.is_complete:  # producers retry this error
+            raise LeaderNotAvailable(f"{partition.name}: its deduplication ids are being loaded")
+        return identified
+
+    def _finish(
+        self,
+        identified: IdentifiedBatch,
+        keys: Sequence[bytes],
+        positions: Sequence[int],
+        now_ms: int,
+        stored: Buffer | None,
+    ) -> tuple[Buffer, ...]:
+        """Return the batches that are appended, and announce them to the view."""
+        if stored is None:
+            if identified.header.producer_id < 0:
+                return ()
+            control = encode_repeated(identified.header)
+            self.view.stage(read_header(control).crc, None)
+            return (control,)
+        if not keys:
+            return (stored,)
+        ids = AcceptedIds(keys, positions, now_ms, read_header(stored).crc)
+        control = encode_ids(ids)
+        self.view.stage(read_header(control).crc, ids)
+        return (control, stored)
+
+    # Retention
+
+    async def release_below(self, offset: int) -> None:
+        """Copy the ids below an offset that have not expired to the end of the log, so that retention can delete that
+        part.
+
+        Returns when the copies are committed. Raises `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, and the errors
+        of `Partition.append_unchanged`."""
+        partition, view = self.partition, self.view
+        self._ensure_usable()
+        window = view.window
+        floor = view.retention_floor()
+        until_ms = partition.clock.wall_ms() - partition.settings.dedup_ms
+        after_ms, last_ms = window.uncopied_times(offset, until_ms)
+        earlier, latest_ms = window.copies, window.latest_ms
+        waiting: list[AcceptedId] = []
+        first_copy = partition.end_offset
+        for found in window.select(after_ms, last_ms):
+            waiting += found
+            while len(waiting) > COPIED_IDS_MAX:
+                self._copy(waiting[:COPIED_IDS_MAX], NO_COPIES)
+                del waiting[:COPIED_IDS_MAX]
+                await partition.scheduler.sleep(0)
+                self._ensure_usable()
+                if view.window is not window or window.latest_ms < latest_ms:
+                    return  # a part of the log was truncated, or the clock was set back: a later call begins again
+        if waiting:
+            is_from_begin = after_ms == until_ms  # otherwise older ids are in earlier copies
+            location = first_copy if is_from_begin else earlier.location
+            self._copy(waiting, Copies(location, last_ms))
+        window.release_below(offset)
+        if not waiting:
+            return  # all ids have expired, or were copied before
+        view.retained_until = (partition.end_offset, offset if floor is None else floor)
+        await partition.commit_promise(partition.end_offset)
+
+    def _copy(self, ids: Sequence[AcceptedId], copies: Copies) -> None:
+        copied = CopiedIds(
+            [one.key for one in ids], [one.offset for one in ids], [one.accepted_ms for one in ids], *copies
+        )
+        control = encode_copied_ids(copied)
+        self.view.stage(read_header(control).crc, copied)
+        self.partition.append_unchanged((control,))
+
+    def _ensure_usable(self) -> None:
+        self.partition.ensure_leader()
+        if not self.view.is_complete:
+            raise CoordinatorLoadInProgress(f"{self.partition.name}: its deduplication ids are being loaded")
+
+
+def _without_repeats(batch: Buffer, identified: IdentifiedBatch, kept: Sequence[int]) -> bytes:
+    """Return a batch with the records at these positions of a producer's batch, and with its last sequence."""
+    header = identified.header
+    records = read_records(batch, output_bytes_max=decompressed_bytes_max(batch))
+    sequence = header.base_sequence
+    if header.producer_id >= 0:
+        sequence = (sequence + header.last_offset_delta + 1 - len(kept)) & SEQUENCE_MAX
+    return build_batch(
+        [records[index][1:] for index in kept],
+        codec=header.codec,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=sequence,
+    )
