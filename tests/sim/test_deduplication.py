@@ -30,14 +30,12 @@ def run(first: int, count: int) -> None:
     assert repeats > 20
 
 
-@pytest.mark.row("P3")
 @pytest.mark.timeout(600)
 def test_no_history_stores_an_id_twice_or_loses_one() -> None:
     run(FIRST_SEED, SEEDS)
 
 
 @pytest.mark.full
-@pytest.mark.row("P3")
 @pytest.mark.timeout(600)
 def test_no_history_of_several_stores_an_id_twice_or_loses_one() -> None:
     run(FIRST_SEED + 100, 10 * SEEDS)

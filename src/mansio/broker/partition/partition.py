@@ -436,10 +436,11 @@ class Partition:
         if not urgent:
             self._acknowledged_end = max(self._acknowledged_end, end_offset)
         if appended or (urgent and end_offset > self.replica.high_watermark):
-            if self.replica.waits_for_followers and (urgent or self._parked):
+            is_awaited = urgent or bool(self._parked)
+            if self.replica.waits_for_followers and is_awaited:
                 self.group_commit.request_flush_with_followers(self.log)
             else:
-                self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
+                self.group_commit.request_flush(self.log, urgent=is_awaited)
         if checked.first_offset >= 0:
             base_offset = checked.first_offset
         return AppendResult(base_offset, end_offset, -1 if by_client else first_ms, checked.batch is None)
