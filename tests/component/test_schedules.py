@@ -467,3 +467,5 @@ def test_the_command_line_manages_schedules(broker: TestBroker) -> None:
     command("create", "a b; ls", "-t", TOPIC, "--every", "15m")
     hint = "mansio schedule delete 'a b; ls' --topic reports"
     assert hint in command("create", "a b; ls", "-t", TOPIC, "--every", "16m", code=1)
+    broker.client().admin.create_partitions(TOPIC, 2)
+    assert hint in command("create", "a b; ls", "-t", TOPIC, "--every", "15m", "-p", "1", code=1)
