@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import urllib.request
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from mansio.errors import (
     ScheduleNotFound,
 )
 from mansio.testing import TestBroker
+from system.e2e.test_cli import Shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -418,6 +420,47 @@ def test_every_kind_of_consumer_gets_each_firing_once(broker: TestBroker) -> Non
             if sum(received.values()) == 3:
                 break
     assert received == {b"1": 1, b"2": 1, b"3": 1}
+
+
+@pytest.mark.row("O1")
+def test_operators_see_the_schedules_and_which_of_them_cannot_fire(broker: TestBroker) -> None:
+    def get(path: str) -> str:
+        with urllib.request.urlopen(f"{broker.http_url}{path}", timeout=30) as response:  # the broker of this test
+            return str(response.read().decode())
+
+    shell = Shell(broker.bootstrap_servers)
+    broker.client().publish(TOPIC, b"delayed", delay=86_400)
+    for name in ("a", "b"):
+        create(broker, name, every=600)
+    create(broker, "keyed", every=900, key="k")
+    metrics = get("/metrics")
+    assert 'mansio_topic_schedules{topic="reports"} 3.0' in metrics
+    assert 'mansio_partition_schedules{partition="0",topic="reports"} 3.0' in metrics
+    assert 'mansio_partition_schedules_failing{partition="0",topic="reports"} 0.0' in metrics
+    due = next(
+        line for line in metrics.splitlines() if line.startswith("mansio_partition_next_firing_seconds{")
+    )
+    assert 0 < float(due.split()[-1]) <= 600
+    assert json.loads(get("/health/ready"))["warnings"] == []
+    described = shell("topic", "describe", TOPIC)
+    assert "\nschedules  3\n" in described
+    assert re.search(r" \d{4}-\d\d-\d\dT[0-9:.]+Z ", described), "due times as in other commands"
+    broker.client().admin.alter_topic_config(
+        TOPIC, {"mansio.delay.enable": "false", "cleanup.policy": "compact"}
+    )
+    broker.clock.advance(seconds=601)
+    (warning,) = json.loads(get("/health/ready"))["warnings"]
+    assert (warning["reason"], warning["topic"], warning["partition"]) == ("schedule_cannot_fire", TOPIC, 0)
+    assert "schedule 'a' (and 1 more): topic 'reports' is compacted" in warning["detail"]
+    assert 'mansio_topic_schedules_failing{topic="reports"} 2.0' in get("/metrics")
+    assert "\nschedules  3, 2 cannot fire\n" in shell("topic", "describe", TOPIC)
+    row = next(line for line in shell("schedule", "list").splitlines() if line.startswith("a "))
+    assert row.endswith("...")
+    assert "is compacted, so its records need keys" in shell("schedule", "describe", "a", "-t", TOPIC)
+    broker.client().admin.schedules.pause(TOPIC, "a")
+    assert 'mansio_topic_schedules_failing{topic="reports"} 1.0' in get("/metrics")
+    shell("topic", "delete", TOPIC)
+    assert "reports: 1 pending delayed record and 3 schedules were deleted" in shell.errors
 
 
 def test_the_command_line_manages_schedules(broker: TestBroker) -> None:

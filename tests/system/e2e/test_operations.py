@@ -271,6 +271,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "dead_letters_pending",
         "delayed_records_near_limit",
         "deduplication_ids_near_limit",
+        "schedule_cannot_fire",
     }
     modules = [ROOT / "src" / "mansio" / "api" / "http" / "metrics_cluster.py"]
     modules += (ROOT / "src" / "mansio" / "metadata").rglob("*.py")

@@ -205,11 +205,11 @@ def test_a_schedule_that_cannot_fire_does_not_wait_for_a_clock_that_was_set_back
         patched.setattr(schedule_manager, "next_step", Mock(side_effect=InvalidSchedule("no such zone")))
         clock.ahead_ms = 86_400_000
         cluster.run_for(30_000)
-    assert manager.schedules.error(UUID(int=1)) == "no such zone"
+    assert manager.schedules.failing() == [("s1", "no such zone")]
     clock.ahead_ms = 0
     cluster.run_for(30_000)
     assert len(firings(manager.partition)["s1"]) >= 55
-    assert not manager.schedules.error(UUID(int=1))
+    assert manager.schedules.failing() == []
 
 
 def test_a_schedule_that_fired_by_a_wrong_clock_fires_again_after_it_is_paused_and_resumed() -> None:

@@ -49,9 +49,18 @@ class PendingSample(NamedTuple):
     next_due_s: float
 
 
+class ScheduleSample(NamedTuple):
+    """Schedules of one partition, at least one. `failing`: number of those that cannot fire; `next_firing_s`: time
+    until the first is due, below 0 if it is overdue, None if none is due."""
+
+    schedules: int
+    failing: int
+    next_firing_s: float | None
+
+
 class PartitionSample(NamedTuple):
     """One open partition of this broker at the time of the scrape. `has_failed`: after a storage failure.
-    `replication`: None on a single node and on followers; `pending`: None without pending records and on followers."""
+    `replication`: None on a single node and on followers; `pending` and `schedules`: None without any, and on followers."""
 
     topic: str
     partition: int
@@ -63,6 +72,7 @@ class PartitionSample(NamedTuple):
     has_failed: bool
     replication: LeaderSample | None = None
     pending: PendingSample | None = None
+    schedules: ScheduleSample | None = None
 
 
 class Problem(NamedTuple):
@@ -170,8 +180,8 @@ class BrokerStats(MetricsSource, Protocol):
 
     def warnings(self) -> Iterable[Problem]:
         """Return the problems that an operator should know although the broker works. Reasons: `corrupt_batch`,
-        `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`, and those of a
-        cluster, see `metrics_cluster`."""
+        `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`,
+        `delayed_records_near_limit`, `schedule_cannot_fire`, and those of a cluster, see `metrics_cluster`."""
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
         """Call `listener` when a write fails because the disk is full, and when a write succeeds again afterwards."""

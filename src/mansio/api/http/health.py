@@ -25,6 +25,7 @@ Warnings do not affect readiness; with any of them the broker is `degraded`:
 * `dead_letters_pending`: dead letters could not be written at the last attempt.
 * `delayed_records_near_limit`: a partition has so many pending records that it will soon refuse delayed ones.
 * `deduplication_ids_near_limit`: a partition has so many deduplication ids that it will soon refuse others.
+* `schedule_cannot_fire`: a recurring schedule of a partition is due and cannot fire.
 * In a cluster: `etcd_unresponsive`, `etcd_member_down`, `replicas_not_in_sync`, `under_min_isr` (acks=all is rejected).
 
 Invariant: at most `REASONS_MAX` reasons and as many warnings are listed, with the count of the others.

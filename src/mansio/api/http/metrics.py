@@ -87,6 +87,17 @@ PENDING_GAUGES: Final = (
 )
 """Gauges of partitions that this broker leads and that have pending records."""
 
+SCHEDULE_GAUGES: Final = (
+    ("partition_schedules", "Recurring schedules, also paused ones.", "schedules"),
+    ("partition_schedules_failing", "Recurring schedules that cannot fire at present.", "failing"),
+    (
+        "partition_next_firing_seconds",
+        "Time until the next schedule fires, or is tried again; below 0 if that is overdue.",
+        "next_firing_s",
+    ),
+)
+"""Gauges of partitions that this broker leads and that have schedules."""
+
 
 @dataclass(slots=True)
 class TopicTotals:
@@ -96,6 +107,8 @@ class TopicTotals:
     records: int = 0
     size_bytes: int = 0
     pending_records: int = 0
+    schedules: int = 0
+    failing_schedules: int = 0
 
 
 @dataclass(slots=True)
@@ -188,6 +201,18 @@ class Snapshot:
                 "Delayed records that are pending in the topic's partitions that this broker leads.",
                 "pending_records",
             ),
+            (
+                "gauge",
+                "topic_schedules",
+                "Recurring schedules in the topic's partitions that this broker leads.",
+                "schedules",
+            ),
+            (
+                "gauge",
+                "topic_schedules_failing",
+                "Recurring schedules of those that cannot fire at present.",
+                "failing_schedules",
+            ),
         ):
             samples = [({"topic": name_}, getattr(found, attribute)) for name_, found in self.topics.items()]
             yield _family(kind, name, meaning, samples, ("topic",))
@@ -202,6 +227,12 @@ class Snapshot:
                 if sample.pending is not None:
                     value = float(getattr(sample.pending, attribute))
                     family.add_metric([sample.topic, str(sample.partition)], value)
+            yield family
+        for name, meaning, attribute in SCHEDULE_GAUGES:
+            family = GaugeMetricFamily(PREFIX + name, meaning, labels=["topic", "partition"])
+            for sample in self.partitions:
+                if (found := getattr(sample.schedules, attribute, None)) is not None:
+                    family.add_metric([sample.topic, str(sample.partition)], float(found))
             yield family
 
     def _failure_metrics(self) -> Iterable[Metric]:
@@ -352,6 +383,9 @@ async def take_snapshot(
         topic.size_bytes += sample.size_bytes
         if sample.pending is not None:
             topic.pending_records += sample.pending.records
+        if sample.schedules is not None:
+            topic.schedules += sample.schedules.schedules
+            topic.failing_schedules += sample.schedules.failing
     snapshot.topics_left_out = len(topics_left_out)
     if snapshot.partition_count > bounds.partitions_max:
         snapshot.partitions.clear()  # all or none: the selection must not be arbitrary

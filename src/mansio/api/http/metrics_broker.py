@@ -355,6 +355,21 @@ def deduplication_warnings(broker: RunningBroker) -> Iterator[Problem]:
             )
 
 
+def schedule_warnings(broker: RunningBroker) -> Iterator[Problem]:
+    """Return a warning for each partition with schedules that cannot fire."""
+    for partition in tuple(broker.services.partitions):
+        found = broker.services.schedules.sample(partition)
+        if found is not None and found.failing:
+            name, reason = found.failing[0]
+            more = f" (and {len(found.failing) - 1} more)" if len(found.failing) > 1 else ""
+            yield Problem(
+                "schedule_cannot_fire",
+                f"{partition.name}: schedule {name!r}{more}: {reason}",
+                partition.topic,
+                partition.index,
+            )
+
+
 METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], ...]] = (
     _records,
     _storage,

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from mansio.api.http import metrics_broker, metrics_cluster
-from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, PendingSample, Problem
+from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, PendingSample, Problem, ScheduleSample
 from mansio.broker.partition.retention_holds import RELEASE_REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mansio.api.http.broker_stats import Distribution, Measurement, Phase, RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.delays import PartitionPending
+    from mansio.broker.services.schedules import PartitionSchedules
     from mansio.config.settings import Settings
 
 
@@ -99,6 +100,7 @@ class ServiceStats:
         yield from metrics_broker.dead_letter_warnings(self._broker)
         yield from metrics_broker.delay_warnings(self._broker)
         yield from metrics_broker.deduplication_warnings(self._broker)
+        yield from metrics_broker.schedule_warnings(self._broker)
         yield from _hold_warnings(service)
         for partition in tuple(service.partitions):
             if (truncated := partition.log.recovery.truncated_tail) is not None:
@@ -116,7 +118,7 @@ class ServiceStats:
         if self._broker is None:
             return
         clustered = self.is_in_cluster
-        delays = self._broker.services.delays
+        delays, schedules = self._broker.services.delays, self._broker.services.schedules
         for partition in tuple(self._broker.services.partitions):
             yield PartitionSample(
                 topic=partition.topic,
@@ -129,6 +131,7 @@ class ServiceStats:
                 has_failed=partition.log.failure is not None,
                 replication=metrics_cluster.leader_sample(partition) if clustered else None,
                 pending=_pending_sample(delays.sample(partition)),
+                schedules=_schedule_sample(schedules.sample(partition)),
             )
 
     def group_lags(self) -> Iterator[GroupLag]:
@@ -158,6 +161,13 @@ def _pending_sample(found: PartitionPending | None) -> PendingSample | None:
     if found is None or found.next_due_ms is None:
         return None
     return PendingSample(found.count, found.size_bytes, (found.next_due_ms - found.now_ms) / 1000)
+
+
+def _schedule_sample(found: PartitionSchedules | None) -> ScheduleSample | None:
+    if found is None:
+        return None
+    next_firing_s = None if found.next_due_ms is None else (found.next_due_ms - found.now_ms) / 1000
+    return ScheduleSample(found.count, len(found.failing), next_firing_s)
 
 
 def _hold_warnings(service: BrokerServices) -> Iterator[Problem]:

@@ -96,7 +96,9 @@ class ScheduleManager:
     def __init__(self, partition: Partition, view: DelayedRecords) -> None:
         self._partition = partition
         self._view = view
-        self._errors: dict[UUID, str] = {}
+        self._errors: dict[UUID, tuple[int, str]] = {}
+        """Due time of a firing that is not possible at present, and why. Void once the schedule has another due time,
+        for example because another broker, which was the leader in between, has fired it."""
 
     # Queries
 
@@ -105,9 +107,16 @@ class ScheduleManager:
         self._ensure_usable()
         return sorted(self._view.schedules, key=_by_name)
 
-    def error(self, schedule_id: UUID) -> str:
+    def error(self, schedule: Schedule) -> str:
         """Return why a schedule cannot fire at present; "" if it can."""
-        return self._errors.get(schedule_id, "")
+        due_ms, reason = self._errors.get(schedule.id, (NOT_DUE_MS, ""))
+        return reason if due_ms == schedule.next_due_ms else ""
+
+    def failing(self) -> list[tuple[str, str]]:
+        """Return name and reason of each schedule that cannot fire at present, by name."""
+        if not self._errors:
+            return []
+        return sorted((one.name, reason) for one in self._view.schedules if (reason := self.error(one)))
 
     # Changes
 
@@ -293,8 +302,9 @@ class ScheduleManager:
         """Try a schedule again later whose next due time cannot be computed on this broker."""
         partition = self._partition
         self._view.schedules.postpone(schedule.id, now_ms + RETRY_MS)
-        if self._errors.get(schedule.id) != error.message:
-            self._errors[schedule.id] = error.message
+        found = (schedule.next_due_ms, error.message)
+        if self._errors.get(schedule.id) != found:
+            self._errors[schedule.id] = found
             logger.error(
                 "schedule_failed",
                 extra=fields(

@@ -60,6 +60,17 @@ class ListedSchedule:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionSchedules:
+    """Schedules of one partition, for metrics and health. `failing`: name of each that cannot fire at present, and why;
+    `next_due_ms`: when the first is due or tried again, None if none is; `now_ms`: the wall clock."""
+
+    count: int
+    failing: Sequence[tuple[str, str]]
+    next_due_ms: int | None
+    now_ms: int
+
+
 class ScheduleService:
     """Lists and changes schedules. All methods run on the broker's event loop."""
 
@@ -75,6 +86,15 @@ class ScheduleService:
         self._wait_ms_max = wait_ms_max
 
     # Queries
+
+    def sample(self, partition: Partition) -> PartitionSchedules | None:
+        """Return the schedules of a partition; None if there are none, or this broker does not lead it."""
+        delays = self._partitions.delay_manager(partition)
+        if delays is None or not partition.is_leader or not delays.view.schedules:
+            return None
+        schedules = delays.view.schedules
+        failing = delays.schedules.failing()
+        return PartitionSchedules(len(schedules), failing, schedules.next_wake_ms, self._clock.wall_ms())
 
     async def list_schedules(
         self, queries: Sequence[ScheduleQuery], *, times_max: int
@@ -104,7 +124,7 @@ class ScheduleService:
         for schedule in manager.schedules():
             if query.name is not None and schedule.name != query.name:
                 continue
-            error = manager.error(schedule.id)
+            error = manager.error(schedule)
             times_ms: list[int] = []
             try:
                 for due_ms in islice(_due_times_ms(schedule), times_max):

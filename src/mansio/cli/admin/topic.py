@@ -154,7 +154,7 @@ def describe(
 
     OFFSETS is END - START: the number of records, unless compaction, delayed records or transactions left gaps. The
     table has the settings that differ from their defaults, JSON all settings. Partitions with pending delayed records
-    are listed below; OVERDUE MS is for how long the earliest has been due.
+    are listed below; OVERDUE MS is for how long the earliest has been due. Recurring schedules are counted.
     """
 
     async def work() -> dict[str, Any]:
@@ -169,6 +169,9 @@ def describe(
     for name, setting in found["configs"].items():
         if setting["source"] != "default":
             print(f"setting  {name}={setting['value']}")
+    if found["schedules"]:
+        failing = found["schedules_failing"]
+        print(f"schedules  {found['schedules']:,}" + (f", {failing:,} cannot fire" if failing else ""))
     show_table(
         PARTITION_COLUMNS,
         [[format_cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]],
@@ -193,6 +196,7 @@ async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
     ends = await client.admin.list_offsets(every, "latest")
     settings = await client.admin.describe_config(topic)
     delayed = await client.admin.delays.counts(topic)
+    schedules = await client.admin.schedules.list(topic, times=0)
     return {
         "name": topic,
         "id": str(UUID(bytes=view.topic_id)),
@@ -201,6 +205,8 @@ async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
             name: {"value": setting.value, "source": setting.source}
             for name, setting in sorted(settings.items())
         },
+        "schedules": len(schedules),
+        "schedules_failing": sum(one.error is not None for one in schedules),
         "partitions": [
             {
                 "partition": partition.index,
@@ -316,7 +322,7 @@ def delete(
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Ignore topics that do not exist.")] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete topics with all their records permanently; delayed records that are pending are deleted, too, and counted.
+    """Delete topics with all their records permanently; pending delayed records and schedules are deleted, too, and counted.
 
     A failure does not stop the others; the exit code is 1 then.
     """
@@ -325,32 +331,35 @@ def delete(
         async with connect(bootstrap_servers) as client:
 
             async def delete_one(topic: str) -> None:
-                pending = await _count_pending(client, topic)
+                pending, schedules = await _count_pending(client, topic)
                 try:
                     await client.admin.delete_topic(topic)
                 except UnknownTopicOrPartition:
                     if not if_exists:
                         raise
                     return
-                if pending:
-                    plural = "s were" if pending > 1 else " was"
-                    print(f"{topic}: {pending:,} pending delayed record{plural} deleted", file=sys.stderr)
+                counts = ((pending, "pending delayed record"), (schedules, "schedule"))
+                deleted = [f"{count:,} {name}{'s' * (count > 1)}" for count, name in counts if count]
+                if deleted:
+                    verb = "was" if pending + schedules == 1 else "were"
+                    print(f"{topic}: {' and '.join(deleted)} {verb} deleted", file=sys.stderr)
 
             await run_for_each(topics, delete_one)
 
     run(work())
 
 
-async def _count_pending(client: Client, topic: str) -> int:
-    """Number of delayed records that are pending in a topic; 0 if it is unknown, because a topic whose leaders do not
-    answer can be deleted, too."""
+async def _count_pending(client: Client, topic: str) -> tuple[int, int]:
+    """Numbers of pending delayed records and of schedules in a topic; 0 if they are unknown, because a topic whose
+    leaders do not answer can be deleted, too."""
     import asyncio
 
     try:
         async with asyncio.timeout(COUNT_TIMEOUT_S):
-            return sum(one.count for one in (await client.admin.delays.counts(topic)).values())
+            pending = sum(one.count for one in (await client.admin.delays.counts(topic)).values())
+            return pending, len(await client.admin.schedules.list(topic, times=0))
     except (MansioError, TimeoutError):
-        return 0
+        return 0, 0
 
 
 # -- record deletion --------
