@@ -425,7 +425,9 @@ def test_every_kind_of_consumer_gets_each_firing_once(broker: TestBroker) -> Non
 @pytest.mark.row("O1")
 def test_operators_see_the_schedules_and_which_of_them_cannot_fire(broker: TestBroker) -> None:
     def get(path: str) -> str:
-        with urllib.request.urlopen(f"{broker.http_url}{path}", timeout=30) as response:  # the broker of this test
+        with urllib.request.urlopen(
+            f"{broker.http_url}{path}", timeout=30
+        ) as response:  # the broker of this test
             return str(response.read().decode())
 
     shell = Shell(broker.bootstrap_servers)

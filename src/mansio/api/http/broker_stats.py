@@ -60,7 +60,8 @@ class ScheduleSample(NamedTuple):
 
 class PartitionSample(NamedTuple):
     """One open partition of this broker at the time of the scrape. `has_failed`: after a storage failure.
-    `replication`: None on a single node and on followers; `pending` and `schedules`: None without any, and on followers."""
+    `replication`: None on a single node and on followers; `pending`, `schedules`: None without any, and on
+    followers."""
 
     topic: str
     partition: int

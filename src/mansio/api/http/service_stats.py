@@ -6,7 +6,14 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from mansio.api.http import metrics_broker, metrics_cluster
-from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, PendingSample, Problem, ScheduleSample
+from mansio.api.http.broker_stats import (
+    Bounds,
+    GroupLag,
+    PartitionSample,
+    PendingSample,
+    Problem,
+    ScheduleSample,
+)
 from mansio.broker.partition.retention_holds import RELEASE_REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
 

@@ -322,7 +322,8 @@ def delete(
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Ignore topics that do not exist.")] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete topics with all their records permanently; pending delayed records and schedules are deleted, too, and counted.
+    """Delete topics with all their records permanently. Pending delayed records and schedules are deleted, too, and
+    counted.
 
     A failure does not stop the others; the exit code is 1 then.
     """
