@@ -7,6 +7,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 tools=$PWD/.tools
 nats_version=v2.10.27
+nats_scheduling_version=v2.15.2 # delivers messages at a time (`bench.delay_peers`), which needs 2.12
 
 missing() { echo "Not fetched: $*" >&2; }
 
@@ -25,16 +26,21 @@ if ! compgen -G "$tools/kafka/kafka_*.jar" >/dev/null; then
     fi
 fi
 
-if ! [ -x "$tools/nats/nats-server" ]; then
+# nats VERSION DIRECTORY: build a NATS server into .tools/DIRECTORY.
+nats() {
+    [ -x "$tools/$2/nats-server" ] && return
     if command -v go >/dev/null; then
-        echo "Building NATS $nats_version into .tools/nats"
+        echo "Building NATS $1 into .tools/$2"
         # The modules and Go's cache are needed once and thrown away.
-        GOBIN=$tools/nats GOPATH=$tools/go GOCACHE=$tools/go/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local \
-            go install "github.com/nats-io/nats-server/v2@$nats_version" 2>"$tools/go.log" ||
-            missing "NATS $nats_version, as Go could not build it (see .tools/go.log)"
+        GOBIN=$tools/$2 GOPATH=$tools/go GOCACHE=$tools/go/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local \
+            go install "github.com/nats-io/nats-server/v2@$1" 2>"$tools/go.log" ||
+            missing "NATS $1, as Go could not build it (see .tools/go.log)"
         rm -rf "$tools/go"
     else
-        missing "NATS $nats_version, as there is no Go; Debian's is measured"
+        missing "NATS $1, as there is no Go; Debian's is measured"
     fi
-fi
+}
+
+nats "$nats_version" nats
+nats "$nats_scheduling_version" nats-scheduling
 exit 0

@@ -200,6 +200,8 @@ def replay(partition: Partition, window_ms: int) -> dict[bytes, tuple[int, int]]
 class Deduplication:
     """The clients of a history of deduplication, and its judge."""
 
+    has_schedules = False
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.history = DeduplicationHistory(world.checker.broken, window_ms_of(world.seed))

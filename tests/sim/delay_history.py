@@ -6,7 +6,9 @@
 * the due time is the one that the producer gave it, or that of the last acknowledged move, or of a move whose outcome
   is unknown;
 * a record without delay is there, whatever happens to those beside it;
-* the view of each replica is what its log says.
+* the view of each replica is what its log says;
+* the records of a schedule have consecutive numbers and increasing due times, none is early, and none comes after a
+  deletion that was acknowledged; a schedule whose creation was acknowledged is there until somebody deletes it.
 
 A record is known by its partition and id. Records of other kinds have a `DeliveryChecker` of their own.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.wire.batch.delay_control_records import DelayControlType, decode_delay_control
 from mansio.wire.batch.delay_headers import DELAYED_ID_HEADER, DUE_AT_HEADER
 from mansio.wire.batch.record_batch import read_header
@@ -66,6 +69,74 @@ class DeliveryChecker(Protocol):
         """Called at the end of the history."""
 
 
+class _ScheduleState:
+    """What is known of one schedule."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.is_created = self.may_be_deleted = False
+        self.deleted_end: int | None = None
+        """Offset behind its deletion."""
+        self.firings = 0
+        self.due_ms = 0
+
+
+class ScheduleHistory:
+    """`DeliveryChecker` of recurring schedules. Each name is used once, in one partition."""
+
+    def __init__(self, broken: Callable[[str], object]) -> None:
+        self._broken = broken
+        self._states: dict[str, _ScheduleState] = {}
+
+    def creates(self, index: int, name: str) -> None:
+        self._states[name] = _ScheduleState(index)
+
+    def is_created(self, name: str) -> None:
+        self._states[name].is_created = True
+
+    def deletes(self, name: str) -> None:
+        self._states[name].may_be_deleted = True
+
+    def is_deleted(self, name: str, end_offset: int) -> None:
+        self._states[name].deleted_end = end_offset
+
+    def check_existing(self, index: int, names: Iterable[str]) -> None:
+        """These are the schedules of a partition."""
+        existing = {*names}
+        for name, state in self._states.items():
+            if state.index != index:
+                continue
+            if state.is_created and not state.may_be_deleted and name not in existing:
+                self._broken(f"schedule {name} was created and is gone")
+            if state.deleted_end is not None and name in existing:
+                self._broken(f"schedule {name} was deleted and is there")
+
+    def owns(self, delivered: Delivered) -> bool:
+        return delivered.number(FIRING_HEADER) is not None
+
+    def delivered(self, delivered: Delivered) -> None:
+        name = (dict(delivered.record.headers)[SCHEDULE_HEADER] or b"").decode()
+        number, due_ms = delivered.number(FIRING_HEADER) or 0, delivered.number(DUE_HEADER) or 0
+        what = f"firing {number} of {name} is at {delivered.index}/{delivered.offset}"
+        state = self._states.get(name)
+        if state is None or state.index != delivered.index:
+            self._broken(f"{what}, and nobody made this schedule")
+            return
+        if number != state.firings + 1:
+            self._broken(f"{what} after firing {state.firings}")
+        if due_ms <= state.due_ms or delivered.record.timestamp_ms < due_ms:
+            self._broken(f"{what} and was due at {due_ms}, after {state.due_ms}")
+        if state.deleted_end is not None and delivered.offset >= state.deleted_end:
+            self._broken(f"{what} and the schedule was deleted at {state.deleted_end}")
+        state.firings, state.due_ms = number, due_ms
+
+    def finish(self) -> None:
+        """There is nothing that has to be there in the end."""
+
+    def firings(self) -> int:
+        return sum(state.firings for state in self._states.values())
+
+
 class _Change:
     """What was done to one delayed record."""
 
@@ -83,7 +154,8 @@ class DelayHistory:
 
     def __init__(self, broken: Callable[[str], object]) -> None:
         self._broken = broken
-        self.others: list[DeliveryChecker] = []
+        self.schedules = ScheduleHistory(broken)
+        self.others: list[DeliveryChecker] = [self.schedules]
         self.sent: dict[bytes, tuple[int, Sent]] = {}
         self.accepted: dict[Id, Sent] = {}
         self.changes: dict[Id, _Change] = {}
@@ -152,11 +224,12 @@ class DelayHistory:
             if read_header(batch).is_control:
                 continue
             for record in read_records(batch, output_bytes_max=1 << 24):
-                due_ms = Delivered(partition.index, -1, record).number(DUE_AT_HEADER)
-                if due_ms is not None and due_ms > now_ms:
-                    self._broken(
-                        f"broker {partition.broker_id} delivers {record.value!r} {due_ms - now_ms} ms early"
-                    )
+                delivered = Delivered(partition.index, -1, record)
+                for due_ms in (delivered.number(DUE_AT_HEADER), delivered.number(DUE_HEADER)):
+                    if due_ms is not None and due_ms > now_ms:
+                        self._broken(
+                            f"broker {partition.broker_id} delivers {record.value!r} {due_ms - now_ms} ms early"
+                        )
 
     def read(self, partition: Partition) -> None:
         """Read what is committed in a replica's log and was not read before, and before it is deleted."""
@@ -251,6 +324,7 @@ class DelayHistory:
             "delayed records delivered": len(self.offsets),
             "cancelled": self.cancelled,
             "moved": self.moved,
+            "firings": self.schedules.firings(),
         }
 
 

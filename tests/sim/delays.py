@@ -1,4 +1,5 @@
-"""Delayed records in simulated histories: producers delay records, others cancel and move them, readers read.
+"""Delayed records in simulated histories: producers delay records, others cancel and move them, and make and delete
+recurring schedules, readers read.
 
 The topic of these histories accepts delays, and retention deletes its oldest segments, so that pending records are
 copied. Every fourth history has a single node without etcd, the others have a cluster of three. In the end all clocks
@@ -15,9 +16,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple
 from unittest.mock import patch
+from uuid import NAMESPACE_OID, uuid5
 
 from mansio.broker.partition import delay_manager, delayed_delivery, delayed_records
 from mansio.broker.partition.partition import Partition
+from mansio.broker.partition.schedule_manager import FIRING_HEADER
 from mansio.errors import MansioError
 from mansio.state.delays import pending_records
 from mansio.wire.apis import fetch as fetch_wire
@@ -26,6 +29,7 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Schedule
 from sim.clients import (
     DUPLICATE_SEQUENCE,
     FETCH_VERSION,
@@ -73,6 +77,8 @@ CONSTANTS: Final = (
 
 CHANGED_MAX: Final = 4
 CHANGE_MS_MAX: Final = 2500
+SCHEDULES_MAX: Final = 3
+EVERY_MS: Final = 1000
 COPIES_MS_MAX: Final = 10_000
 """A copy of a request that the network made arrives within this time."""
 
@@ -120,6 +126,8 @@ class Delays:
         self.world = world
         self.history = DelayHistory(world.checker.broken)
         self.changers: list[Changer] = []
+        self.has_schedules = True
+        """While schedules fire, logs do not come to rest."""
         self.halved: set[int] = set()
         """Brokers whose disks refuse the second batch of the next delivery."""
 
@@ -228,6 +236,11 @@ class Delays:
         """Compare views and logs, set the clocks beyond all due times, and wait until all is delivered."""
         world = self.world
         until(lambda: not any(self._busy()), DRAIN_MS_MAX, "rest of changers")
+        for index in range(PARTITIONS):
+            if (leader := self.leader(index)) is not None:
+                self.history.schedules.check_existing(index, [one.name for one in leader.view.schedules])
+        until(lambda: not self._delete_schedules(), DRAIN_MS_MAX, "end of schedules")
+        self.has_schedules = False
         latest_ms = world.wall_ms()
         for index in range(PARTITIONS):
             for manager in self.managers(index):
@@ -245,6 +258,18 @@ class Delays:
         if self.world.simulation.now_ms < self.world.healed_ms + COPIES_MS_MAX:
             yield "copies of requests may arrive"
         yield from self.reasons()
+
+    def _delete_schedules(self) -> int:
+        """Delete the schedules, which would go on for ever; returns how many replicas have yet."""
+        found = 0
+        for index in range(PARTITIONS):
+            for manager in self.managers(index):
+                for schedule in list(manager.view.schedules):
+                    if manager.partition.is_leader:
+                        with suppress(MansioError):
+                            manager.schedules.delete(schedule.name)
+                    found += 1
+        return found
 
     def check_end(self) -> None:
         for index in range(PARTITIONS):
@@ -403,7 +428,7 @@ class DelayedReader(Client):
             batch = answer.records[position : position + header.size]
             if not header.is_control:
                 for record in read_records(batch, output_bytes_max=1 << 20):
-                    if record.offset >= before:
+                    if record.offset >= before and FIRING_HEADER not in dict(record.headers):
                         checker.read(self.index, record.offset, record.value.strip(), by=self.name)
             if header.last_offset >= answer.high_watermark:
                 checker.broken(
@@ -434,6 +459,7 @@ class Changer(Client):
         self.history = world.delays.history
         self.index = index
         self.done = False
+        self.created = 0
         self.run(self._run())
 
     async def _run(self) -> None:
@@ -493,4 +519,36 @@ async def move(changer: Changer, manager: DelayManager) -> None:
     changer.history.is_moved(changer.index, known, number)
 
 
-OPERATIONS: Final[dict[str, Operation]] = {"cancel": Operation(cancel, 2), "move": Operation(move, 3)}
+async def change_schedule(changer: Changer, manager: DelayManager) -> None:
+    """Create, pause, resume or delete a schedule."""
+    history, schedules, index = changer.history.schedules, manager.schedules, changer.index
+    known = [one.name for one in manager.view.schedules]
+    if len(known) < SCHEDULES_MAX:
+        changer.created += 1
+        name = f"s{index}-{changer.created}"
+        history.creates(index, name)
+        _, end_offset = schedules.create(_new_schedule(name, changer.random.choice([*CatchUpMode][:2])))
+        await manager.partition.commit_promise(end_offset)
+        history.is_created(name)
+        return
+    name, kind = changer.random.choice(known), changer.random.random()
+    if kind < 0.5:
+        change = schedules.pause if kind < 0.2 else schedules.resume
+        await manager.partition.commit_promise(change(name)[1])
+        return
+    history.deletes(name)
+    _, end_offset = schedules.delete(name)
+    await manager.partition.commit_promise(end_offset)
+    history.is_deleted(name, end_offset)
+
+
+def _new_schedule(name: str, catch_up: CatchUpMode) -> Schedule:
+    schedule_id = uuid5(NAMESPACE_OID, name)
+    return Schedule(schedule_id, name, "", EVERY_MS, "", catch_up, None, name.encode(), (), 0, NOT_DUE_MS)
+
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    "cancel": Operation(cancel, 4),
+    "move": Operation(move, 6),
+    "schedule": Operation(change_schedule, 3),
+}

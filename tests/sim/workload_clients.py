@@ -124,7 +124,9 @@ def reasons(world: World) -> Iterator[str]:
         yield f"topics half made or half deleted: {sorted(state.unfinished_topics)}"
     if not world.administrator.done:
         yield "the administrator is at work"
-    yield from unlike(world, TOPIC)  # the other topic goes on, because groups do
+    is_at_rest = world.delays is None or not world.delays.has_schedules
+    if is_at_rest:
+        yield from unlike(world, TOPIC)  # the other topic goes on, because groups do
     for producer in world.producers:
         if producer.waits_since_ms:
             yield f"{producer.name} waits since {producer.waits_since_ms:.0f}: {producer.last_error}"
@@ -132,7 +134,7 @@ def reasons(world: World) -> Iterator[str]:
         end = max(
             (one.end_offset for one in copies(world, state.topics[TOPIC].topic_id, reader.index)), default=0
         )
-        if reader.position != end:
+        if reader.position != end and is_at_rest:
             yield f"{reader.name} is at {reader.position} of {end}: {reader.last_error}"
     if world.delivery is not None:
         yield from world.delivery.reasons()

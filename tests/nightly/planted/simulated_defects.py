@@ -43,6 +43,10 @@ def rule(seed: int, name: str, file: str, line: str, planted: str) -> SimulatedD
     return SimulatedDefect(seed, Defect(name, file, line, planted, ()))
 
 
+MANAGER = "broker/partition/delay_manager.py"
+VIEW = "broker/partition/delayed_records.py"
+DELIVERY = "broker/partition/delayed_delivery.py"
+
 DEFECTS = (
     rule(
         0,
@@ -185,6 +189,91 @@ DEFECTS = (
         "waiting += found",
         "waiting += []",
     ),
+    rule(
+        1_000_000,
+        "what is stored is found by its offset, whatever the partition",
+        MANAGER,
+        "self._cached: dict[int, _StoredRecords] = {}",
+        'self._cached: dict[int, _StoredRecords] = globals().setdefault("_all_cached", {})',
+    ),
+    rule(
+        1_000_000,
+        "a delivery is valid without its second batch",
+        VIEW,
+        "on_second = partial(pending.remove_delivered, control.ids)",
+        "on_second = partial(pending.remove_delivered, control.ids); on_second()",
+    ),
+    rule(
+        1_000_000,
+        "ids begin again after a restart",
+        MANAGER,
+        "record = PendingRecord(due_ms, base_offset + index, base_offset, begin, bounds[index + 1] - begin)",
+        "record = PendingRecord(due_ms, len(view.pending) + index, base_offset, begin, bounds[index + 1] - begin)",
+    ),
+    rule(
+        1_000_000,
+        "a cancellation while records are delivered is lost",
+        MANAGER,
+        "self.view.pending.remove(record_id)",
+        "(self.view.pending.next_due_ms or 0) > self.partition.clock.wall_ms() and self.view.pending.remove(record_id)",
+    ),
+    rule(
+        1_000_000,
+        "records that are delivered late are delivered twice",
+        MANAGER,
+        "self.uncommitted_end = partition.append_unchanged((control, batch))",
+        "self.uncommitted_end = partition.append_unchanged((control, batch));"
+        " due[0].due_ms < now_ms - 2_000 and pending.replace(due[0])",
+    ),
+    rule(
+        1_000_000,
+        "followers keep what was delivered",
+        VIEW,
+        "expected[2]()",
+        "self.applied_end % 2 or expected[2]()",
+    ),
+    rule(
+        1_000_008,
+        "a view keeps what was truncated",
+        VIEW,
+        "self._waiting_snapshot = self.retained_until = self._staged = self._expected = None",
+        "return",
+    ),
+    rule(
+        1_000_048,
+        "a snapshot is taken between the two batches of a delivery",
+        VIEW,
+        "if self._expected is None and not self._is_reading:",
+        "if not self._is_reading:",
+    ),
+    rule(
+        1_000_000,
+        "records are delivered a second early",
+        MANAGER,
+        "due = view.pending.take_due(limit_ms, records_max, bytes_max)",
+        "due = view.pending.take_due(limit_ms + 1000, records_max, bytes_max)",
+    ),
+    rule(
+        1_000_000,
+        "a move is not in the log",
+        MANAGER,
+        "end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)",
+        "apply(0); end_offset = self.partition.end_offset",
+    ),
+    rule(
+        1_000_000,
+        "copies before retention lose a due time",
+        MANAGER,
+        "control = encode_copied([record.id for record in copied], [record.due_ms for record in copied], batch)",
+        "control = encode_copied([record.id for record in copied], [copied[0].due_ms for _ in copied], batch)",
+    ),
+    rule(
+        1_000_000,
+        "a leader forgets records whose delivery failed",
+        MANAGER,
+        "pending.replace(record)",
+        "pass",
+    ),
 )
 
 RARE = (
@@ -272,9 +361,31 @@ RARE = (
         "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
         "_withhold(in_flight, min(state.lease_bound, log_end), now_ms)",
     ),
+    rule(
+        1_000_000,
+        "retention does not wait for copies",
+        VIEW,
+        "floor = self.retained_until[1]",
+        "pass",
+    ),
+    rule(
+        1_000_000,
+        "a snapshot has what is not committed",
+        VIEW,
+        "if snapshot is not None and snapshot.end_offset <= high_watermark:",
+        "if snapshot is not None:",
+    ),
+    rule(
+        1_000_000,
+        "a follower that leads again goes on from its own clock",
+        DELIVERY,
+        "self._on_clock_set_back(now_ms)",
+        "pass",
+    ),
 )
 """What takes many histories to be seen, or is seen only together with another fault of the program: searched for by
-hand, `python -m nightly.planted.simulated_defects --rare`; what is about share groups, from seed 400000 on."""
+hand, `python -m nightly.planted.simulated_defects --rare`; what is about share groups, from seed 400000 on, and about
+delayed records, from 1000000 on."""
 
 
 def search(defect: Defect, first: int, end: int) -> Found | None:
