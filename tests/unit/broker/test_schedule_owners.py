@@ -212,6 +212,22 @@ def test_a_schedule_that_cannot_fire_does_not_wait_for_a_clock_that_was_set_back
     assert manager.schedules.failing() == []
 
 
+def test_the_reason_of_a_failure_is_void_once_another_leader_has_fired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = ScheduledCluster(seed=1)
+    cluster.managers[1].schedules.create(schedule(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(schedule_manager, "next_step", Mock(side_effect=InvalidSchedule("no such zone")))
+        cluster.run_for(3_000)
+    assert cluster.managers[1].schedules.failing() == [("s1", "no such zone")]
+    cluster.elect(2)
+    cluster.tell()
+    cluster.run_for(15_000)
+    assert len(firings(cluster[2].partition)["s1"]) >= 10
+    assert cluster.managers[1].schedules.failing() == []
+
+
 def test_a_schedule_that_fired_by_a_wrong_clock_fires_again_after_it_is_paused_and_resumed() -> None:
     cluster = ScheduledCluster(seed=1)
     manager = cluster.managers[1]

@@ -71,6 +71,18 @@ def test_the_last_due_time_of_a_long_range_takes_few_evaluations(monkeypatch: py
     assert evaluations.call_count <= 3
 
 
+@pytest.mark.parametrize(
+    "guess", [None, "2026-11-11T06:30+01:00", "2026-11-13T06:31+01:00", "2026-11-13T06:30+01:00"]
+)
+def test_a_wrong_guess_of_the_last_due_time_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, guess: str | None
+) -> None:
+    daily = cron("30 6 * * mon-fri", BERLIN)
+    monkeypatch.setattr(Recurrence, "_guess_before", lambda *_: None if guess is None else ms(guess))
+    found = daily.last_before(ms("2026-11-16T00:00+01:00"), ms("2026-01-05T06:30+01:00"))
+    assert found == ms("2026-11-13T06:30+01:00")
+
+
 class TestDaylightSaving:
     """Berlin: 2026-03-29 02:00 becomes 03:00 at 01:00 UTC, 2026-10-25 03:00 becomes 02:00 at 01:00 UTC."""
 
