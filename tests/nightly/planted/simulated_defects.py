@@ -190,14 +190,14 @@ DEFECTS = (
         "waiting += []",
     ),
     rule(
-        1_000_000,
+        1_000_008,
         "what is stored is found by its offset, whatever the partition",
         MANAGER,
         "self._cached: dict[int, _StoredRecords] = {}",
         'self._cached: dict[int, _StoredRecords] = globals().setdefault("_all_cached", {})',
     ),
     rule(
-        1_000_000,
+        1_000_008,
         "a delivery is valid without its second batch",
         VIEW,
         "on_second = partial(pending.remove_delivered, control.ids)",
@@ -229,8 +229,8 @@ DEFECTS = (
         1_000_000,
         "followers keep what was delivered",
         VIEW,
-        "expected[2]()",
-        "self.applied_end % 2 or expected[2]()",
+        "on_second = partial(pending.remove_delivered, control.ids)",
+        "on_second = partial(pending.remove_delivered, control.ids[1:])",
     ),
     rule(
         1_000_008,
@@ -255,6 +255,13 @@ DEFECTS = (
     ),
     rule(
         1_000_000,
+        "the deletion of a schedule is not in the log",
+        "broker/partition/schedule_manager.py",
+        "end_offset = self._append_control(encode_unscheduled([schedule.id]), apply)",
+        "apply(0); end_offset = self._partition.end_offset",
+    ),
+    rule(
+        1_000_000,
         "a move is not in the log",
         MANAGER,
         "end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)",
@@ -268,7 +275,7 @@ DEFECTS = (
         "control = encode_copied([record.id for record in copied], [copied[0].due_ms for _ in copied], batch)",
     ),
     rule(
-        1_000_000,
+        1_000_004,
         "a leader forgets records whose delivery failed",
         MANAGER,
         "pending.replace(record)",
