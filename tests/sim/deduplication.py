@@ -49,12 +49,12 @@ CONFIGS: Final = {
     "retention.ms": "-1",
     "retention.bytes": "12000",
 }
-SETTINGS: Final = delays.SETTINGS
+SETTINGS: Final = {"log_retention_check_interval_ms": 400}
 CLUSTER_FAULTS: Final = delays.CLUSTER_FAULTS
 SINGLE_FAULTS: Final = delays.SINGLE_FAULTS
 FAULTS: Final = {}
 CONSTANTS: Final = (
-    (deduplication_view, "SNAPSHOT_INTERVAL_BYTES", 20_000),
+    (deduplication_view, "SNAPSHOT_INTERVAL_BYTES", 60_000),
     (deduplication_view, "SLICE_BATCHES", 20),
     (deduplication_view, "RETRY_MS", 500),
     (deduplicator, "COPIED_IDS_MAX", 10),
@@ -334,7 +334,9 @@ class RepeatingProducer(Producer):
 
     def _id(self) -> bytes:
         latest = self.deduplication.latest
-        number = latest[self.index] - self.random.randrange(RECENT_IDS)
+        newest = latest[self.index]
+        age = newest if self.random.random() < 0.2 else RECENT_IDS  # also ids whose records were deleted
+        number = newest - self.random.randrange(max(age, 1))
         if number < 1 or self.random.random() < 0.4:
             latest[self.index] += 1
             number = latest[self.index]

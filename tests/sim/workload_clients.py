@@ -69,7 +69,8 @@ def check_durable(world: World, leader: SimulatedBroker, partition: Partition, o
         broker.node_id
         for broker in world.lives
         for one in copies(world, partition.topic_id, partition.index, (broker,))
-        if one.log.durable_end_offset > offset and one.log.leader_epochs.epoch_for_offset(offset) == epoch
+        if one.log.start_offset > offset  # the offset of a repeat, whose first record was deleted
+        or (one.log.durable_end_offset > offset and one.log.leader_epochs.epoch_for_offset(offset) == epoch)
     }
     needed = {leader.node_id, *_in_sync(world, leader, partition)}
     if not needed <= having or len(having) < partition.settings.min_insync_replicas:

@@ -36,8 +36,8 @@ DEDUPLICATION_DEFECTS = (
     ),
     Defect(
         "deduplication snapshot above the log's end kept",
-        "broker/partition/deduplication_view.py",
-        "beyond = [name for name in self._names() if int(name.removesuffix(SNAPSHOT_SUFFIX)) > end_offset]",
+        "broker/partition/snapshot_files.py",
+        "beyond = [name for name in self._names() if int(name.removesuffix(self._suffix)) > end_offset]",
         "beyond: list[str] = []",
         (f"{REPLICAS}::test_snapshot_of_records_that_were_truncated_is_not_used",),
     ),

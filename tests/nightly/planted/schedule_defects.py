@@ -19,7 +19,7 @@ MORE_SCHEDULE_DEFECTS = (
     Defect(
         "schedule fired by two owners: firings that were truncated stay applied",
         "broker/partition/delayed_records.py",
-        "self._remove_snapshots_beyond(end_offset)",
+        "self._snapshots.remove_beyond(end_offset)",
         "return",
         OWNERS,
     ),

@@ -145,8 +145,8 @@ def test_segments_older_than_any_window_are_not_read() -> None:
     assert len(bases) > 3
     for base in bases[:2]:
         leader.disk.modified_ms_by_path[f"{DIRECTORY}/{base:020d}.log"] = 1
-    for name in leader.view._names():
-        leader.disk.remove(f"{DIRECTORY}/{name}")
+    for path in leader.view._snapshots.paths():
+        leader.disk.remove(path)
     again = DeduplicatedPartition(leader.disk, leader.clock.seconds)
     offsets = [known[0] for known in live_ids(again, 100).values()]
     assert min(offsets) >= bases[2]

@@ -21,9 +21,9 @@ import struct
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
 from mansio.config.topic_config import DEDUP_MS_MAX
 from mansio.errors import CorruptLog, CorruptMessage, MansioError
-from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.deduplication.window import AcceptedId, Copies, DeduplicationWindow
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_INTERVAL_BYTES: Final = 64 << 20
-"""Number of appended bytes after which a snapshot is written."""
-
-RETAINED_SNAPSHOTS: Final = 2
 SLICE_BATCHES: Final = 200
 SLICE_IDS: Final = 500
 """Number of batches, and of ids in control batches, after which a slice of the event loop ends: about 1 ms."""
@@ -80,6 +76,7 @@ class DeduplicationView:
         "_log",
         "_saved_end_offset",
         "_scheduler",
+        "_snapshots",
         "_staged",
         "_unsaved_bytes",
         "_waiting_snapshot",
@@ -102,7 +99,7 @@ class DeduplicationView:
         is_leader: Callable[[], bool],
     ) -> None:
         """`window_ms` returns the setting mansio.dedup.ms of the topic, `is_leader` whether this broker leads the
-        partition: what it appends then and does not `stage` has no ids."""
+        partition: a leader calls `stage` before it appends a control batch with ids, so none has to be read."""
         self._disk = disk
         self._background = background
         self._scheduler = scheduler
@@ -111,6 +108,7 @@ class DeduplicationView:
         self._window_ms = window_ms
         self._is_leader = is_leader
         self._directory = log.directory
+        self._snapshots = SnapshotFiles(disk, log.directory, SNAPSHOT_SUFFIX)
         self._closed = False
         self._is_reading = False
         self._failures = 0
@@ -177,7 +175,7 @@ class DeduplicationView:
 
     def on_truncate(self, end_offset: int) -> None:
         """Load the view again from the latest snapshot at or below `end_offset`, and the log."""
-        self._remove_snapshots_beyond(end_offset)
+        self._snapshots.remove_beyond(end_offset)
         self._waiting_snapshot = self.retained_until = self._staged = self._expected = None
         self.window = DeduplicationWindow()
         self._load()
@@ -298,29 +296,11 @@ class DeduplicationView:
             self._unsaved_bytes = 0
             self._waiting_snapshot = (self.applied_end, self.window.freeze())
 
-    def _names(self) -> list[str]:
-        """Return the names of the snapshots, newest first; a name is a zero-padded offset with a suffix."""
-        names = self._disk.list_directory(self._directory)
-        own = [
-            name
-            for name in names
-            if name.endswith(SNAPSHOT_SUFFIX) and name.removesuffix(SNAPSHOT_SUFFIX).isdecimal()
-        ]
-        return sorted(own, reverse=True)
-
-    def _remove_snapshots_beyond(self, end_offset: int) -> None:
-        beyond = [name for name in self._names() if int(name.removesuffix(SNAPSHOT_SUFFIX)) > end_offset]
-        for name in beyond:
-            self._disk.remove(f"{self._directory}/{name}")
-        if beyond:
-            self._disk.sync_directory(self._directory)
-
     def _load(self) -> None:
         log = self._log
-        self._remove_snapshots_beyond(log.end_offset)
+        self._snapshots.remove_beyond(log.end_offset)
         self._saved_end_offset = -1
-        for name in self._names():
-            path = f"{self._directory}/{name}"
+        for path in self._snapshots.paths():
             try:
                 payload = decode_checksummed(_MAGIC, _VERSION, self._disk.read_file(path))
                 if payload is None:
@@ -354,12 +334,9 @@ class DeduplicationView:
         return max(first, log.start_offset)
 
     def _save(self, end_offset: int, frozen: FrozenWindow) -> None:
-        target = f"{self._directory}/{end_offset:020d}{SNAPSHOT_SUFFIX}"
         data = encode_checksummed(_MAGIC, _VERSION, frozen.to_bytes(_END_OFFSET.pack(end_offset)))
-        write_file_atomically(self._disk, target, data, durable=False)
+        self._snapshots.save(end_offset, data)
         self._saved_end_offset = end_offset
-        for name in self._names()[RETAINED_SNAPSHOTS:]:
-            self._disk.remove(f"{self._directory}/{name}")
 
     def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid

@@ -43,7 +43,8 @@ UNCOMMITTED_RECORDS_MAX: Final = 20_000
 
 
 class DelayedDelivery:
-    """Delivers what is due in a broker's partitions. All methods run on the broker's event loop."""
+    """Delivers the due records, and fires the due schedules, of a broker's partitions. All methods run on the broker's
+    event loop."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler) -> None:
         self._clock = clock

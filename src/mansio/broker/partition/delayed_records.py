@@ -25,8 +25,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
 from mansio.errors import CorruptLog, CorruptMessage, MansioError
-from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.delays.pending_records import PendingRecord, PendingRecords
 from mansio.state.schedules.schedules import Schedules
@@ -54,10 +54,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_INTERVAL_BYTES: Final = 64 << 20
-"""Number of appended bytes after which a snapshot is written."""
-
-RETAINED_SNAPSHOTS: Final = 2
 SLICE_BATCHES: Final = 200
 SLICE_RECORDS: Final = 500
 """Number of batches, and of ids in control batches, after which a slice of the event loop ends: about 1 ms."""
@@ -100,6 +96,7 @@ class DelayedRecords:
         "_log",
         "_saved_end_offset",
         "_scheduler",
+        "_snapshots",
         "_staged",
         "_unsaved_bytes",
         "_waiting_snapshot",
@@ -118,6 +115,7 @@ class DelayedRecords:
         self._scheduler = scheduler
         self._log = log
         self._directory = log.directory
+        self._snapshots = SnapshotFiles(disk, log.directory, SNAPSHOT_SUFFIX)
         self._closed = False
         self._is_reading = False
         self._failures = 0
@@ -141,11 +139,6 @@ class DelayedRecords:
         self.schedules = Schedules()
         self.applied_end = 0
         self._load()
-        if self._saved_end_offset < 0 and not self._names():
-            # From now on `has_delay_snapshot` is true for the directory. Nothing is pending below the log's start.
-            self._save(
-                _Snapshot(log.start_offset, self.pending.freeze(), self.schedules.freeze()), durable=True
-            )
 
     @property
     def is_complete(self) -> bool:
@@ -221,7 +214,7 @@ class DelayedRecords:
 
     def on_truncate(self, end_offset: int) -> None:
         """Load the view again from the latest snapshot at or below `end_offset`, and the log."""
-        self._remove_snapshots_beyond(end_offset)
+        self._snapshots.remove_beyond(end_offset)
         self._waiting_snapshot = self.retained_until = self._staged = self._expected = None
         self.pending = PendingRecords()
         self.schedules = Schedules()
@@ -356,29 +349,11 @@ class DelayedRecords:
                 self.applied_end, self.pending.freeze(), self.schedules.freeze()
             )
 
-    def _names(self) -> list[str]:
-        """Return the names of the snapshots, newest first; a name is a zero-padded offset with a suffix."""
-        names = self._disk.list_directory(self._directory)
-        own = [
-            name
-            for name in names
-            if name.endswith(SNAPSHOT_SUFFIX) and name.removesuffix(SNAPSHOT_SUFFIX).isdecimal()
-        ]
-        return sorted(own, reverse=True)
-
-    def _remove_snapshots_beyond(self, end_offset: int) -> None:
-        beyond = [name for name in self._names() if int(name.removesuffix(SNAPSHOT_SUFFIX)) > end_offset]
-        for name in beyond:
-            self._disk.remove(f"{self._directory}/{name}")
-        if beyond:
-            self._disk.sync_directory(self._directory)
-
     def _load(self) -> None:
         log = self._log
-        self._remove_snapshots_beyond(log.end_offset)
-        self.applied_end = log.start_offset
-        for name in self._names():
-            path = f"{self._directory}/{name}"
+        self._snapshots.remove_beyond(log.end_offset)
+        self.applied_end, self._saved_end_offset = log.start_offset, -1
+        for path in self._snapshots.paths():
             try:
                 data = self._disk.read_file(path)
                 payload = decode_checksummed(_MAGIC, _VERSION, data)
@@ -403,6 +378,12 @@ class DelayedRecords:
                 continue
             self.applied_end = self._saved_end_offset = end_offset
             break
+        else:
+            if not self._snapshots.paths():
+                # `has_delay_snapshot` is true for the directory. Nothing is pending below the log's start.
+                self._save(
+                    _Snapshot(log.start_offset, self.pending.freeze(), self.schedules.freeze()), durable=True
+                )
         self._is_reading = self.applied_end < log.end_offset
         if self._is_reading:
             self._scheduler.call_soon(self._read_slice)
@@ -413,12 +394,9 @@ class DelayedRecords:
         payload = b"".join(
             (_END_OFFSET.pack(end_offset), _SIZE.pack(len(encoded)), encoded, records.to_bytes())
         )
-        target = f"{self._directory}/{end_offset:020d}{SNAPSHOT_SUFFIX}"
         data = encode_checksummed(_MAGIC, _VERSION, payload)
-        write_file_atomically(self._disk, target, data, durable=durable)
+        self._snapshots.save(end_offset, data, durable=durable)
         self._saved_end_offset = end_offset
-        for name in self._names()[RETAINED_SNAPSHOTS:]:
-            self._disk.remove(f"{self._directory}/{name}")
 
     def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid

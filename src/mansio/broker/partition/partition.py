@@ -410,8 +410,8 @@ class Partition:
         return AppendResult(base_offset, end_offset, append_time_ms, False)
 
     def _append_checked(self, checked: CheckedBatch, *, urgent: bool) -> AppendResult:
-        """Append what is not a repeat of a client's batch with deduplication ids. Everything that rejects the batch for
-        other reasons was checked before."""
+        """Append the records of a client's batch with deduplication ids that are not repeats. The caller has made all
+        other checks of the batch."""
         batch, first_ms = checked.batch, checked.first_ms
         by_client = self.rules.timestamp_type is TimestampType.CREATE
         if batch is not None:

@@ -17,8 +17,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from mansio.broker.partition.partition_hook import AppendResult
+from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
 from mansio.errors import CorruptLog
-from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.producers import ProducerTable
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_INTERVAL_BYTES = 64 * 1024 * 1024
-"""Number of appended bytes after which a snapshot is written."""
-
-RETAINED_SNAPSHOTS = 2
 EXPIRY_INTERVAL_MS = 10 * 60 * 1000
 _SUFFIX = ".producers"
 
@@ -49,6 +45,7 @@ class ProducerHook:
         "_expiry_due_ms",
         "_log",
         "_saved_end_offset",
+        "_snapshots",
         "_unsaved_bytes",
         "_waiting_snapshot",
         "has_shorter_batches",
@@ -70,6 +67,7 @@ class ProducerHook:
         self._background = background
         self._directory = directory
         self._log = log
+        self._snapshots = SnapshotFiles(disk, directory, _SUFFIX)
         self._unsaved_bytes = 0
         self._waiting_snapshot: tuple[int, bytes] | None = None
         self._expiry_due_ms = clock.wall_ms() + EXPIRY_INTERVAL_MS
@@ -106,7 +104,7 @@ class ProducerHook:
         if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
             end_offset, data = self._waiting_snapshot
             self._waiting_snapshot = None
-            self._background.submit(lambda: self._save(end_offset, data), self._log_save_error)
+            self._background.submit(lambda: self._snapshots.save(end_offset, data), self._log_save_error)
 
     def on_trim(self, start_offset: int) -> None:
         """Do nothing: producers expire by time, not when their batches are deleted."""
@@ -115,7 +113,7 @@ class ProducerHook:
         """Remove snapshots above `end_offset`, and load the table again from the latest remaining one and the log."""
         self._waiting_snapshot = None
         self._unsaved_bytes = 0
-        self._remove_snapshots_beyond(end_offset)
+        self._snapshots.remove_beyond(end_offset)
         self.table = ProducerTable(expiration_ms=self._expiration_ms)
         self._load()
 
@@ -130,7 +128,7 @@ class ProducerHook:
         if end_offset == self._saved_end_offset:  # an idle partition writes no snapshots
             return
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
-            self._save(end_offset, self.table.to_bytes(end_offset))
+            self._snapshots.save(end_offset, self.table.to_bytes(end_offset))
 
     def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid
@@ -140,35 +138,18 @@ class ProducerHook:
 
     # Snapshots
 
-    def _path(self, name: str) -> str:
-        return f"{self._directory}/{name}"
-
-    def _names(self) -> list[str]:
-        """Return the names of the snapshots, newest first; a name is a zero-padded offset with a suffix."""
-        names = self._disk.list_directory(self._directory)
-        own = [name for name in names if name.endswith(_SUFFIX) and name.removesuffix(_SUFFIX).isdecimal()]
-        return sorted(own, reverse=True)
-
-    def _remove_snapshots_beyond(self, end_offset: int) -> None:
-        """Remove the snapshots of offsets above `end_offset`."""
-        beyond = [name for name in self._names() if int(name.removesuffix(_SUFFIX)) > end_offset]
-        for name in beyond:
-            self._disk.remove(self._path(name))
-        if beyond:
-            self._disk.sync_directory(self._directory)
-
     def _load(self) -> None:
-        self._remove_snapshots_beyond(self._log.end_offset)
+        self._snapshots.remove_beyond(self._log.end_offset)
         from_offset = self._log.start_offset
-        for name in self._names():
+        for path in self._snapshots.paths():
             try:
                 table, end_offset = ProducerTable.from_bytes(
-                    self._disk.read_file(self._path(name)), expiration_ms=self._expiration_ms
+                    self._disk.read_file(path), expiration_ms=self._expiration_ms
                 )
             except (CorruptLog, OSError) as error:
                 logger.warning(
                     "producer_snapshot_read_failed",
-                    extra=fields(path=self._path(name), reason=error),
+                    extra=fields(path=path, reason=error),
                 )
                 continue
             if self._log.start_offset <= end_offset <= self._log.end_offset:
@@ -176,9 +157,3 @@ class ProducerHook:
                 break
         self._saved_end_offset = from_offset
         self.table.replay(self._log.batch_headers(from_offset), self._clock.wall_ms())
-
-    def _save(self, end_offset: int, data: bytes) -> None:
-        target = self._path(f"{end_offset:020d}{_SUFFIX}")
-        write_file_atomically(self._disk, target, data, durable=False)
-        for name in self._names()[RETAINED_SNAPSHOTS:]:
-            self._disk.remove(self._path(name))

@@ -238,7 +238,7 @@ class ScheduleManager:
     def fire_due(self, until_ms: int, records_max: int, bytes_max: int) -> int:
         """Append the records of schedules that are due, up to a time that is not later than now, in the order of their
         due times, for about `SLICE_MS`; at most `records_max` and `bytes_max`. Missed firings are caught up as each
-        schedule requires. Returns the number of records; what is due then is left for the next call.
+        schedule requires. Returns the number of records; schedules that are still due are left for the next call.
 
         Raises the errors of `Partition.append_unchanged`; the schedules are then due as before."""
         clock = self._partition.clock

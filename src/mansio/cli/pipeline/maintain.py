@@ -131,7 +131,7 @@ def maintain(
 
 
 class _Options(NamedTuple):
-    """What is done with a result table."""
+    """Options of the maintenance of a result table."""
 
     target_bytes: int
     snapshots_kept: int
