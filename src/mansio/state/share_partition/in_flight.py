@@ -34,7 +34,7 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from mansio.state.share_partition.key_order import KeyOrder
     from mansio.state.share_partition.types import DeadLetterReservation
@@ -43,7 +43,8 @@ DELIVERIES_MAX: Final = 32_767
 """Largest delivery count that can be stored; a record that reaches it is not delivered again."""
 
 TRANSITIONS: Final[dict[int, frozenset[int]]] = {
-    AVAILABLE: frozenset({ACQUIRED, ARCHIVED}),  # archived: below the log start offset
+    # archived: below the log start offset; acknowledged: of another priority than the share partition
+    AVAILABLE: frozenset({ACQUIRED, ARCHIVED, ACKNOWLEDGED}),
     ACQUIRED: frozenset({ACQUIRED, ACKNOWLEDGED, AVAILABLE, ARCHIVING, ARCHIVED}),  # acquired: renewed
     ACKNOWLEDGED: frozenset(),
     ARCHIVING: frozenset({ARCHIVING, ARCHIVED}),  # archiving: a dead-letter position was reserved
@@ -500,20 +501,21 @@ class InFlightBatches:
 
     # ------------------------------------------------------------------ start of the log
 
-    def drop_below_log_start(self, log_start: int) -> int:
-        """Remove the offsets below the log start offset, up to the first ARCHIVING batch.
+    def drop_below_log_start(self, log_start: int, count: Callable[[int, int], int]) -> int:
+        """Remove the offsets below the log start offset, up to the first ARCHIVING batch. `count` returns the number of
+        records of the share partition between two offsets.
 
-        Returns how many of the removed offsets were not done.
+        Returns how many of the removed records were not done.
         """
         ranges = self.ranges
         waiting = next((batch.first for batch in ranges if batch.state == ARCHIVING), log_start)
         below = min(waiting, log_start)
-        aged_out = max(below - max(ranges.start, ranges.end), 0)
+        aged_out = 0 if below <= ranges.end else count(max(ranges.start, ranges.end), below - 1)
         if self.key_order is not None:
             self.key_order.drop_below(below, log_start)
         for batch in ranges.drop_below(below):
             self.remove_from_counters(batch)
-            aged_out += 0 if batch.state in TERMINAL else batch.size
+            aged_out += 0 if batch.state in TERMINAL else count(batch.first, batch.last)
         self.done_count -= ranges.advance_start()
         if ranges.start < log_start > ranges.end:
             ranges.split(

@@ -19,6 +19,10 @@ done once the copy is committed.
 
 (`in_flight.TRANSITIONS` holds these transitions as a table.)
 
+On a topic with priorities there is a share partition for each priority, which has only the offsets of that priority
+(`own`). It passes the other offsets as if they were acknowledged when it leases an own one above them, so that its
+start offset advances and its state does not grow with the number of records of other priorities.
+
 The state machine does no I/O. Methods take the time (`now_ms` of any steady clock, `wall_ms` of the wall clock) and a
 random number, and return an `Update`. The caller stores the update and then calls `mark_persisted`. An invalid request
 raises its typed error and changes nothing. If storing an update fails, or its outcome is unknown, the caller discards
@@ -97,6 +101,7 @@ from mansio.state.share_partition.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from mansio.state.priorities.priority_index import PriorityOffsets
     from mansio.state.share_partition.acquisition import AcquisitionPolicy
     from mansio.state.share_partition.in_flight import BatchMap
     from mansio.state.share_partition.types import Producer, ShareKey, ShareSettings
@@ -143,27 +148,41 @@ class LeaseBound:
 
     The first lease of a record reaches its member before the update is durable. After stored state was lost it is
     therefore unknown which records without a stored delivery are leased, but all of them are below the bound. The bound
-    advances in steps; the next step is requested while half of the last one is left, so that leases rarely wait for it.
+    advances in steps of `lease_bound_step` records; the next step is requested while half of the last one is left, so
+    that leases rarely wait for it.
 
     Invariants: the bound never decreases and advances only by a durable update; at most one such update is pending.
     """
 
-    __slots__ = ("_requested", "offset")
+    __slots__ = ("_due_from", "_own", "_requested", "offset")
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, own: PriorityOffsets | None) -> None:
+        """`own`: the offsets of the share partition; None if it has all."""
         self.offset = offset
+        self._own = own
+        self._due_from = offset  # the bound is due when an own offset from here on is leased next
         self._requested: tuple[int, int] | None = (
             None  # token of the update that advances the bound, and the new bound
         )
 
     def is_due(self, ranges: BatchMap, settings: ShareSettings) -> bool:
         """Whether the bound has to be advanced now."""
-        return self._requested is None and 2 * (self.offset - ranges.end) < settings.lease_bound_step
+        if self._requested is not None:
+            return False
+        if self._own is None:
+            return 2 * (self.offset - ranges.end) < settings.lease_bound_step
+        following = self._own.first_at_or_above(ranges.end)
+        return following is not None and following >= self._due_from
 
     def request(self, token: int, ranges: BatchMap, settings: ShareSettings) -> int:
         """Start to advance the bound by the update with this token; returns the new bound, effective once the update is
         stored."""
-        bound = max(self.offset, ranges.end) + settings.lease_bound_step
+        step, own = settings.lease_bound_step, self._own
+        if own is None:
+            bound = max(self.offset, ranges.end) + step
+        else:
+            bound = max(self.offset, own.bound_after(ranges.end, step))
+            self._due_from = own.bound_after(ranges.end, step // 2)
         self._requested = (token, bound)
         return bound
 
@@ -185,6 +204,7 @@ class SharePartition:
         "_in_flight",
         "_lease_bound",
         "_log_start",
+        "_own",
         "_planned",
         "_policy",
         "_producer",
@@ -209,22 +229,25 @@ class SharePartition:
         high_watermark: int,
         now_ms: float,
         wall_ms: int,
+        own: PriorityOffsets | None = None,
     ) -> None:
         """Restore the in-flight batches from stored state. `log_end`: current end offset of this broker's log, at or
-        above the high watermark of any earlier leader."""
+        above the high watermark of any earlier leader. `own`: the offsets of the share partition, on a topic with
+        priorities; None if it has all."""
         self.key = key
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
         self.aged_out_record_count = 0  # number of records deleted from the log before they were done
         self._state = state
-        self._lease_bound = LeaseBound(state.lease_bound)
+        self._own = own
+        self._lease_bound = LeaseBound(state.lease_bound, own)
         self._wall_clock_offset_ms = wall_ms - now_ms
         self._dead = DeadRanges(state)
         self._producer = state.producer
         self._planned: tuple[int, list[tuple[int, int]]] = (-1, [])
         """The last result of `acquirable_ranges` of a partition in order by key, and the number of changes then."""
         self._in_flight = restore_in_flight_batches(
-            state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms
+            state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms, own=own
         )
         self._log_start = -1
         self.reconfigure(settings)
@@ -259,7 +282,9 @@ class SharePartition:
             )
             self._planned = (key_order.change_count, planned)
             return planned
-        picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
+        picked: Iterable[tuple[int, int]] = self._policy.pick(self._in_flight.ranges, member, now_ms)
+        if self._own is not None:
+            picked = _own_parts(picked, self._own)
         return acquisition.ranges_to_read(picked, space, stop, unreadable)
 
     def acquire(
@@ -285,6 +310,8 @@ class SharePartition:
         picked: Iterable[tuple[int, int]]
         if in_flight.key_order is None:
             picked = policy.pick(in_flight.ranges, member, now_ms)
+            if self._own is not None:
+                picked = _own_parts(picked, self._own)
         elif (
             strict
             and self._planned[0] == in_flight.key_order.change_count
@@ -305,6 +332,7 @@ class SharePartition:
         token = in_flight.begin_update()
         lock_ms = self.settings.lock_ms
         deadline_ms = now_ms + (lock_ms if lease_ms < 0 else lease_ms)
+        passed = [] if self._own is None or not chosen else self._pass_others(self._own, chosen[-1][1], token)
         changed: list[InFlightBatch] = []
         for first, last in chosen:
             for batch in in_flight.ranges.split(first, last):
@@ -319,9 +347,28 @@ class SharePartition:
                 )
                 changed.append(batch)
         acquired = acquired_ranges(changed)
+        if passed:
+            changed = sorted((*passed, *changed), key=lambda batch: batch.first)
         # After a loss of updates, records are withheld for the group's lease duration: a longer lease must not be lost.
         durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
         return acquired, self._update(token, changed, durable=durable, lease_bound=True)
+
+    def _pass_others(self, own: PriorityOffsets, stop: int, token: int) -> list[InFlightBatch]:
+        """Pass the offsets of other priorities up to `stop`, as if they were acknowledged. They get one delivery, so
+        that they become one range with own ones that were acknowledged at the first attempt."""
+        in_flight, ranges = self._in_flight, self._in_flight.ranges
+        free = [
+            (batch.first, min(batch.last, stop)) for batch in ranges.free_batches() if batch.first <= stop
+        ]
+        if stop >= ranges.end:
+            free.append((ranges.end, stop))
+        passed = []
+        for each in free:
+            for first, last in difference([each], [*own.within(*each)]):
+                for batch in ranges.split(first, last):
+                    in_flight.change_state(batch, ACKNOWLEDGED, token, deliveries=1)
+                    passed.append(batch)
+        return passed
 
     # ------------------------------------------------------------------ order by key
 
@@ -352,6 +399,10 @@ class SharePartition:
         ]
         if end > ranges.end:
             undone.append((max(begin, ranges.end), end - 1, True))
+        if self._own is not None:
+            undone = [
+                (*part, is_free) for first, last, is_free in undone for part in self._own.within(first, last)
+            ]
         key_order.add(end, keys, undone)
 
     def _reset_key_order(self) -> None:
@@ -366,6 +417,11 @@ class SharePartition:
         return self._lease_bound.lease_end(self._in_flight.ranges, self.settings)
 
     # ------------------------------------------------------------------ acknowledgement and expiry
+
+    def check_acknowledgements(self, member: str, batches: Sequence[AcknowledgementBatch]) -> None:
+        """Raise the error that `acknowledge` would raise; nothing is changed."""
+        for run in split_by_type(batches, min(self._in_flight.ranges.start, self._log_start)):
+            _check_leased(self._in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
 
     def acknowledge(
         self,
@@ -385,8 +441,6 @@ class SharePartition:
         runs = split_by_type(batches, min(in_flight.ranges.start, self._log_start))
         for run in runs:
             _check_leased(in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
-            if run.type == RENEW and run.request_batch.delay_ms > LEASE_MS_MAX:
-                raise InvalidRequest(f"a lease of {run.request_batch.delay_ms} ms; at most {LEASE_MS_MAX}")
         stored = []
         for run in runs:
             if run.type == RENEW and run.request_batch.delay_ms < 0:
@@ -618,7 +672,7 @@ class SharePartition:
             return None
         self._log_start = log_start
         in_flight, before = self._in_flight, self._in_flight.ranges.start
-        self.aged_out_record_count += in_flight.drop_below_log_start(log_start)
+        self.aged_out_record_count += in_flight.drop_below_log_start(log_start, self._count_records)
         fewer_dead = self._dead.remove([(0, log_start - 1)])
         if not store:
             in_flight.merge(self._archive_below_log_start(NOT_PENDING))
@@ -635,10 +689,15 @@ class SharePartition:
 
     def _archive_below_log_start(self, token: int) -> list[InFlightBatch]:
         """Archive the records below the log start offset that are neither done nor ARCHIVING."""
-        """Archive the records below the log start offset that are neither done nor ARCHIVING."""
         batches = self._in_flight.archive_below_log_start(self._log_start, token)
-        self.aged_out_record_count += sum(batch.size for batch in batches)
+        self.aged_out_record_count += sum(self._count_records(batch.first, batch.last) for batch in batches)
         return batches
+
+    def _count_records(self, first: int, last: int) -> int:
+        """Return how many of the offsets this share partition has."""
+        if last < first:
+            return 0
+        return last - first + 1 if self._own is None else self._own.count(first, last)
 
     # ------------------------------------------------------------------ dead letters
 
@@ -804,7 +863,7 @@ class SharePartition:
         return ShareCounts(
             start_offset=ranges.start,
             end_offset=ranges.end,
-            lag=max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count,
+            lag=self._lag(),
             leased=self._in_flight.leased_count,
             in_backoff=in_backoff,
             withheld=withheld,
@@ -815,6 +874,19 @@ class SharePartition:
                 for member, (leased, since_ms) in sorted(held.items())
             ),
         )
+
+    def _lag(self) -> int:
+        """Return the number of records below the high watermark that are not done."""
+        ranges = self._in_flight.ranges
+        if self._own is None:
+            return max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count
+        done = sum(self._own.count(each.first, each.last) for each in ranges if each.state in TERMINAL)
+        return self._own.count(ranges.start, self.high_watermark - 1) - done
+
+
+def _own_parts(ranges: Iterable[tuple[int, int]], own: PriorityOffsets) -> Iterator[tuple[int, int]]:
+    """Yield the parts of the ranges that a share partition has."""
+    return (part for each in ranges for part in own.within(*each))
 
 
 def _is_prefix(read: Sequence[tuple[int, int]], planned: Sequence[tuple[int, int]]) -> bool:
@@ -860,12 +932,14 @@ def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[A
 
 def _check_leased(ranges: BatchMap, member: str, run: AcknowledgedRange, *, renew: bool) -> None:
     """Raise `InvalidRecordState` unless the member has leased the whole range, and the delivery count that it sends, if
-    any, is the current one.
+    any, is the current one; `InvalidRequest` for a renewal with too long a lease.
 
     At most one, unknown, member has leased a withheld record, so any member may acknowledge it.
     """
     if run.type == RENEW and not renew:
         raise InvalidRecordState("this group does not renew leases")
+    if run.type == RENEW and run.request_batch.delay_ms > LEASE_MS_MAX:
+        raise InvalidRequest(f"a lease of {run.request_batch.delay_ms} ms; at most {LEASE_MS_MAX}")
     if run.last >= ranges.end:
         raise InvalidRecordState(f"offset {run.last} is not leased")
     if run.first < ranges.start:

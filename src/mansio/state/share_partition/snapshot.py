@@ -39,6 +39,7 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
+    from mansio.state.priorities.priority_index import PriorityOffsets
     from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, RedrivenRanges
 
 
@@ -265,10 +266,16 @@ def _merge_adjacent(changes: list[StateBatch]) -> list[StateBatch]:
 
 
 def restore_in_flight_batches(
-    state: LoadedState, *, lock_ms: int, log_end: int, now_ms: float, wall_ms: int
+    state: LoadedState,
+    *,
+    lock_ms: int,
+    log_end: int,
+    now_ms: float,
+    wall_ms: int,
+    own: PriorityOffsets | None = None,
 ) -> InFlightBatches:
     """Create the in-flight batches of a stored state. `log_end`: end offset of this broker's log, above all delivered
-    offsets. `lock_ms`: duration of leases."""
+    offsets. `lock_ms`: duration of leases. `own`: the offsets of the share partition; None if it has all."""
     in_flight = InFlightBatches(state.start_offset)
     for change in state.changes:
         if change.last < state.start_offset:
@@ -276,7 +283,7 @@ def restore_in_flight_batches(
         for batch in in_flight.ranges.split(max(change.first, state.start_offset), change.last):
             batch.restore(change, lock_ms=lock_ms, now_ms=now_ms, wall_ms=wall_ms)
     if not state.is_complete:
-        _withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))
+        _withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0), own)
     in_flight.restore_counts()
     return in_flight
 
@@ -304,15 +311,17 @@ def with_known_state(state: LoadedState, known: LoadedState) -> LoadedState:
     return state._replace(changes=changes, is_complete=True, withheld_ms=0)
 
 
-def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float) -> None:
+def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float, own: PriorityOffsets | None) -> None:
     """Withhold the offsets below `stop` that have no stored delivery."""
     ranges = in_flight.ranges
     if stop <= ranges.start:
         return
-    for batch in ranges.split(ranges.start, stop - 1):
-        if batch.state == AVAILABLE and batch.deliveries == 0:
-            batch.state = WITHHELD
-            batch.deliveries, batch.uncounted_deliveries, batch.deadline_ms = 1, 1, until_ms
+    wanted = [(ranges.start, stop - 1)] if own is None else [*own.within(ranges.start, stop - 1)]
+    for first, last in wanted:
+        for batch in ranges.split(first, last):
+            if batch.state == AVAILABLE and batch.deliveries == 0:
+                batch.state = WITHHELD
+                batch.deliveries, batch.uncounted_deliveries, batch.deadline_ms = 1, 1, until_ms
 
 
 def stored_batches(in_flight: InFlightBatches, *, now_ms: float, wall_ms: int) -> tuple[StateBatch, ...]:

@@ -1,7 +1,7 @@
 """Value types of share partitions: keys, settings, state changes and counts.
 
-A share partition is one topic partition as seen by one share group. Its state is a list of offset ranges, never of
-records. A `StateBatch` is the new state of one range; an `Update` holds the changed ranges and is stored before clients
+A share partition is one topic partition as seen by one share group, or, on a topic with priorities, its records of one
+priority. Its state is a list of offset ranges, never of records. A `StateBatch` is the new state of one range; an `Update` holds the changed ranges and is stored before clients
 receive its result.
 
 Invariants: a `StateBatch` is the complete state of its range. The ranges of an update are ascending and disjoint.
@@ -14,6 +14,8 @@ Source: KIP-932 (states and types of acknowledgement), KIP-1222 (renewal), KIP-1
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+
+from mansio.wire.batch.priority_header import Priority
 
 # Delivery states, with the numbers of KIP-932.
 AVAILABLE: Final = 0
@@ -47,11 +49,13 @@ _BACKOFF_EXPONENT_MAX: Final = 64
 
 
 class ShareKey(NamedTuple):
-    """Identifier of a share partition: group id, the 16 bytes of the topic id, and partition index."""
+    """Identifier of a share partition: group id, the 16 bytes of the topic id, partition index, and the priority of its
+    records. The records of a topic without priorities are those of normal priority."""
 
     group: str
     topic_id: bytes
     partition: int
+    priority: Priority = Priority.NORMAL
 
 
 class Backoff(NamedTuple):

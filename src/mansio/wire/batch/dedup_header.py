@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.wire.batch.dedup_control_records import key_of
-from mansio.wire.batch.record_batch import read_varint, varint
-from mansio.wire.batch.record_reader import decompress_batch, record_bounds
+from mansio.wire.batch.record_batch import varint
+from mansio.wire.batch.record_reader import decompress_batch, header_bounds, record_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mansio.ports import Buffer
     from mansio.wire.batch.record_batch import BatchHeader
@@ -88,7 +88,7 @@ def _read_key(data: bytes, begin: int, end: int) -> bytes | None:
     Raises `ValueError` with a message for the producer, `InvalidRecord`."""
     value: bytes | None = None
     is_found = False
-    for name_begin, value_begin, value_end in _header_bounds(data, begin, end):
+    for name_begin, value_begin, value_end in header_bounds(data, begin, end):
         if data.startswith(_NAME_AND_LENGTH, name_begin):
             if is_found:
                 raise ValueError(f"a record has the header {DEDUP_ID_HEADER} once")
@@ -99,35 +99,3 @@ def _read_key(data: bytes, begin: int, end: int) -> bytes | None:
     if not value or len(value) > ID_BYTES_MAX:
         raise ValueError(f"{DEDUP_ID_HEADER} has 1 to {ID_BYTES_MAX} bytes")
     return key_of(value)
-
-
-def _header_bounds(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield where each header of the encoded record `data[begin:end]` begins, and begin and end of its value; the value
-    of a header without one begins at -1. Nothing else of the record is decoded. Raises `InvalidRecord`."""
-    try:
-        position = _skip_number(data, begin) + 1  # length and attributes
-        position = _skip_number(data, _skip_number(data, position))  # timestamp and offset
-        for _ in range(2):  # key and value
-            length, position = read_varint(data, position)
-            position += max(length, 0)
-        count, position = read_varint(data, position)
-        for _ in range(count):
-            name_begin = position
-            length, position = read_varint(data, position)
-            position += length
-            value_length, position = read_varint(data, position)
-            value_end = position + max(value_length, 0)
-            if length < 0 or value_end > end:
-                raise InvalidRecord("a record's length does not match its content")
-            yield name_begin, position if value_length >= 0 else -1, value_end
-            position = value_end
-    except IndexError as error:
-        raise InvalidRecord("a record is longer than its batch") from error
-    if position != end:
-        raise InvalidRecord("a record's length does not match its content")
-
-
-def _skip_number(data: bytes, position: int) -> int:
-    while data[position] >= 0x80:
-        position += 1
-    return position + 1

@@ -265,6 +265,38 @@ def record_bounds(data: bytes, record_count: int) -> list[int]:
     return bounds
 
 
+def header_bounds(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where each header of the encoded record `data[begin:end]` begins, and begin and end of its value; the value
+    of a header without one begins at -1. Nothing else of the record is decoded. Raises `InvalidRecord`."""
+    try:
+        position = _skip_number(data, begin) + 1  # length and attributes
+        position = _skip_number(data, _skip_number(data, position))  # timestamp and offset
+        for _ in range(2):  # key and value
+            length, position = read_varint(data, position)
+            position += max(length, 0)
+        count, position = read_varint(data, position)
+        for _ in range(count):
+            name_begin = position
+            length, position = read_varint(data, position)
+            position += length
+            value_length, position = read_varint(data, position)
+            value_end = position + max(value_length, 0)
+            if length < 0 or value_end > end:
+                raise InvalidRecord("a record's length does not match its content")
+            yield name_begin, position if value_length >= 0 else -1, value_end
+            position = value_end
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+    if position != end:
+        raise InvalidRecord("a record's length does not match its content")
+
+
+def _skip_number(data: bytes, position: int) -> int:
+    while data[position] >= 0x80:
+        position += 1
+    return position + 1
+
+
 # -- uniform records --------
 
 

@@ -1,0 +1,1 @@
+"""Priorities of the records of a partition."""

@@ -1,0 +1,252 @@
+"""Index of the priorities of a partition's records: which offsets have high and low priority.
+
+Offsets are divided into chunks of `CHUNK_OFFSETS`. A chunk whose records all have normal priority takes no memory; any
+other one takes one byte per offset, which is searched at the speed of a byte string.
+
+     start                                                 end
+       | normal | high, low, normal | normal | high, normal |
+
+Invariants:
+* The index covers the offsets from `start` to below `end`. An offset without a record has normal priority.
+* What was added for an offset stays until the offset is removed at one of the ends.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import CorruptLog
+from mansio.wire.batch.priority_header import Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+CHUNK_OFFSETS: Final = 1 << 14
+"""Number of offsets in a chunk."""
+
+_RUN: Final = {priority: re.compile(b"\\x%02x+" % priority, re.DOTALL) for priority in Priority}
+_ANY_RUN: Final = re.compile(b"|".join(b"\\x%02x+" % priority for priority in Priority))
+_BOUNDS: Final = struct.Struct(">qqi")
+_CHUNK: Final = struct.Struct(">qi")
+
+
+class PriorityRange(NamedTuple):
+    """Offsets `first` to `last`, both included, with one priority."""
+
+    first: int
+    last: int
+    priority: Priority
+
+
+class PriorityIndex:
+    """The priorities of the offsets from `start` to below `end`."""
+
+    __slots__ = ("_chunks", "end", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.end = start
+        self._chunks: dict[int, bytearray] = {}
+        """By number, the chunks in which an offset has high or low priority: per offset its priority."""
+
+    # Changes
+
+    def append(self, end: int, ranges: Iterable[PriorityRange] = ()) -> None:
+        """Add the offsets from `end` of the index to below the new end: those in `ranges` with their priorities, the
+        others with normal priority."""
+        for first, last, priority in ranges:
+            if priority is not Priority.NORMAL:
+                self._set(max(first, self.end), min(last, end - 1), priority)
+        self.end = max(self.end, end)
+
+    def truncate(self, end: int) -> None:
+        """Remove the offsets from `end` on."""
+        if end >= self.end:
+            return
+        number, position = divmod(end, CHUNK_OFFSETS)
+        for each in [each for each in self._chunks if each > number]:
+            del self._chunks[each]
+        if (chunk := self._chunks.get(number)) is not None:
+            chunk[position:] = bytes(CHUNK_OFFSETS - position)
+            if not any(chunk):
+                del self._chunks[number]
+        self.end = end
+        self.start = min(self.start, end)
+
+    def drop_below(self, offset: int) -> None:
+        """Remove the offsets below `offset`."""
+        if offset <= self.start:
+            return
+        for each in [each for each in self._chunks if (each + 1) * CHUNK_OFFSETS <= offset]:
+            del self._chunks[each]
+        self.start = offset
+        self.end = max(self.end, offset)
+
+    def _set(self, first: int, last: int, priority: Priority) -> None:
+        while first <= last:
+            number, position = divmod(first, CHUNK_OFFSETS)
+            count = min(last - first + 1, CHUNK_OFFSETS - position)
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = self._chunks[number] = bytearray(CHUNK_OFFSETS)
+            chunk[position : position + count] = bytes((priority,)) * count
+            first += count
+
+    # Queries
+
+    @property
+    def mixed_chunk_count(self) -> int:
+        """Number of chunks that take memory."""
+        return len(self._chunks)
+
+    def ranges(self, priority: Priority, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the offsets `first` to `last` that have this priority, ascending, as far as the index
+        reaches. The index must not change while the iterator is in use."""
+        begin = end = -1  # the range that may continue in the next chunk
+        for low, high, found in self._parts(first, last, priority):
+            if found is not priority:
+                continue
+            if low == end + 1 and begin >= 0:
+                end = high
+                continue
+            if begin >= 0:
+                yield begin, end
+            begin, end = low, high
+        if begin >= 0:
+            yield begin, end
+
+    def split(self, first: int, last: int) -> list[PriorityRange]:
+        """Return the offsets `first` to `last` as ranges of one priority each, ascending. Offsets that the index does
+        not cover have normal priority."""
+        found: list[PriorityRange] = []
+        position = first
+        for part in (*self._parts(first, last, None), PriorityRange(last + 1, last, Priority.NORMAL)):
+            if part.first > position:  # not covered
+                _extend(found, PriorityRange(position, part.first - 1, Priority.NORMAL))
+            if part.first <= part.last:
+                _extend(found, part)
+            position = part.last + 1
+        return found
+
+    def first_at_or_above(self, priority: Priority, offset: int) -> int | None:
+        """Return the first offset of this priority that is not below `offset`; None if there is none."""
+        return next((first for first, _ in self.ranges(priority, offset, self.end - 1)), None)
+
+    def count(self, priority: Priority, first: int, last: int) -> int:
+        """Return how many of the offsets `first` to `last` have this priority."""
+        first, last = max(first, self.start), min(last, self.end - 1)
+        if first > last:
+            return 0
+        if priority is Priority.NORMAL:
+            others = sum(self.count(each, first, last) for each in (Priority.HIGH, Priority.LOW))
+            return last - first + 1 - others
+        found = 0
+        for number in self._numbers(first, last):
+            begin = number * CHUNK_OFFSETS
+            chunk = self._chunks[number]
+            found += chunk.count(priority, max(first - begin, 0), min(last - begin, CHUNK_OFFSETS - 1) + 1)
+        return found
+
+    def _numbers(self, first: int, last: int) -> list[int]:
+        """Return the numbers of the mixed chunks that overlap the offsets `first` to `last`, ascending."""
+        low, high = first // CHUNK_OFFSETS, last // CHUNK_OFFSETS
+        if high - low < len(self._chunks):
+            return [number for number in range(low, high + 1) if number in self._chunks]
+        return sorted(number for number in self._chunks if low <= number <= high)
+
+    def _parts(self, first: int, last: int, wanted: Priority | None) -> Iterator[PriorityRange]:
+        """Yield the covered offsets from `first` to `last` in parts that do not reach over a chunk with other
+        priorities than normal; only those with the priority `wanted`, unless that is None."""
+        first, last = max(first, self.start), min(last, self.end - 1)
+        pattern = _ANY_RUN if wanted is None else _RUN[wanted]
+        position = first
+        for number in self._numbers(first, last) if first <= last else ():
+            begin = number * CHUNK_OFFSETS
+            if position < begin:
+                yield PriorityRange(position, begin - 1, Priority.NORMAL)
+            chunk = self._chunks[number]
+            stop = min(last - begin, CHUNK_OFFSETS - 1) + 1
+            for match in pattern.finditer(chunk, max(first - begin, 0), stop):
+                low, high = match.span()
+                yield PriorityRange(begin + low, begin + high - 1, Priority(chunk[low]))
+            position = begin + stop
+        if position <= last:
+            yield PriorityRange(position, last, Priority.NORMAL)
+
+    # Snapshots
+
+    def to_bytes(self) -> bytes:
+        """Encode the index."""
+        parts = [_BOUNDS.pack(self.start, self.end, len(self._chunks))]
+        for number in sorted(self._chunks):
+            packed = zlib.compress(self._chunks[number], 1)
+            parts += (_CHUNK.pack(number, len(packed)), packed)
+        return b"".join(parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> PriorityIndex:
+        """Decode what `to_bytes` returned. Raises `CorruptLog`."""
+        try:
+            start, end, count = _BOUNDS.unpack_from(data)
+            index = cls(start)
+            index.end = end
+            position = _BOUNDS.size
+            for _ in range(count):
+                number, size = _CHUNK.unpack_from(data, position)
+                position += _CHUNK.size
+                chunk = bytearray(zlib.decompress(data[position : position + size]))
+                if len(chunk) != CHUNK_OFFSETS:
+                    raise CorruptLog(f"a chunk of priorities has {len(chunk)} bytes")
+                index._chunks[number] = chunk
+                position += size
+        except (struct.error, zlib.error) as error:
+            raise CorruptLog(f"an index of priorities cannot be decoded: {error}") from error
+        return index
+
+
+class PriorityOffsets:
+    """The offsets of one priority in an index: those that a share partition of this priority has."""
+
+    __slots__ = ("_index", "priority")
+
+    def __init__(self, index: PriorityIndex, priority: Priority) -> None:
+        self._index = index
+        self.priority = priority
+
+    @property
+    def end(self) -> int:
+        """Offset below which priorities are known."""
+        return self._index.end
+
+    def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of this priority within the offsets `first` to `last`, ascending."""
+        return self._index.ranges(self.priority, first, last)
+
+    def first_at_or_above(self, offset: int) -> int | None:
+        """Return the first offset of this priority that is not below `offset`; None if there is none."""
+        return self._index.first_at_or_above(self.priority, offset)
+
+    def count(self, first: int, last: int) -> int:
+        """Return how many of the offsets `first` to `last` have this priority."""
+        return self._index.count(self.priority, first, last)
+
+    def bound_after(self, offset: int, records: int) -> int:
+        """Return the offset after the next `records` offsets of this priority from `offset` on. Beyond the end of the
+        index each offset counts as one of this priority."""
+        for first, last in self.within(offset, self._index.end - 1):
+            size = last - first + 1
+            if size >= records:
+                return first + records
+            records -= size
+        return max(self._index.end, offset) + records
+
+
+def _extend(ranges: list[PriorityRange], part: PriorityRange) -> None:
+    """Append a part that follows the last range directly."""
+    if ranges and ranges[-1].priority is part.priority:
+        ranges[-1] = PriorityRange(ranges[-1].first, part.last, part.priority)
+    else:
+        ranges.append(part)

@@ -1,0 +1,117 @@
+"""Header of a record's priority, and how a batch with such headers is read.
+
+On a topic with mansio.priority.enable share groups receive records of high priority first.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import InvalidRecord, MessageTooLarge
+from mansio.wire.batch.record_batch import read_varint, varint
+from mansio.wire.batch.record_reader import decompress_batch, header_bounds, record_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.ports import Buffer
+
+PRIORITY_HEADER: Final = "mansio-priority"
+
+
+class Priority(IntEnum):
+    """Priority of a record. The numbers are stored."""
+
+    NORMAL = 0
+    HIGH = 1
+    LOW = 2
+
+
+PRIORITIES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+"""All priorities, the highest first."""
+
+PRIORITY_NAMES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
+
+RECORDS_MAX: Final = 100_000
+"""Maximum number of records in a batch with priorities, because it is decoded on the event loop."""
+
+REPORTED_RECORDS_MAX: Final = 1000
+"""Maximum number of record errors in one response."""
+
+DECOMPRESSED_BYTES_MAX: Final = 32 << 20
+"""Maximum decompressed size of a batch, because it is decoded on the event loop."""
+
+_NAME: Final = PRIORITY_HEADER.encode()
+_NAME_AND_LENGTH: Final = varint(len(_NAME)) + _NAME
+_VALUES: Final = {name.encode(): priority for name, priority in PRIORITY_NAMES.items()}
+
+
+class PriorityRun(NamedTuple):
+    """Records of one batch with the same priority, by the first and the last of their offset deltas."""
+
+    first_delta: int
+    last_delta: int
+    priority: Priority
+
+
+def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[PriorityRun]:
+    """Return the records of a batch whose priority is not normal, in the order of their offsets.
+
+    `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records with invalid headers, and
+    `MessageTooLarge` for more than `RECORDS_MAX` records. Otherwise such records have normal priority. `name` of the
+    partition is for errors."""
+    header, data = decompress_batch(batch, max(DECOMPRESSED_BYTES_MAX, len(batch)))
+    found = data.find(_NAME)
+    if found < 0:
+        return ()
+    if strict and header.record_count > RECORDS_MAX:
+        raise MessageTooLarge(
+            f"{name}: a batch of {header.record_count} records; with priorities it may have {RECORDS_MAX}"
+        )
+    bounds = record_bounds(data, header.record_count)
+    runs: list[PriorityRun] = []
+    errors: list[tuple[int, str | None]] = []
+    for index in range(header.record_count):
+        end = bounds[index + 1]
+        if not 0 <= found < end:
+            continue
+        try:
+            priority = _read_priority(data, bounds[index], end)
+        except ValueError as error:
+            errors.append((index, str(error)))
+            priority = Priority.NORMAL
+        if priority is not Priority.NORMAL:
+            delta = _offset_delta(data, bounds[index])
+            last = runs[-1] if runs else None
+            if last is not None and last.last_delta + 1 == delta and last.priority is priority:
+                runs[-1] = PriorityRun(last.first_delta, delta, priority)
+            else:
+                runs.append(PriorityRun(delta, delta, priority))
+        found = data.find(_NAME, end)
+    if errors and strict:
+        rejection = InvalidRecord(f"{name}: {errors[0][1]} (record {errors[0][0]} of the batch)")
+        rejection.record_errors = tuple(errors[:REPORTED_RECORDS_MAX])
+        raise rejection
+    return runs
+
+
+def _read_priority(data: bytes, begin: int, end: int) -> Priority:
+    """Return the priority of the encoded record `data[begin:end]`.
+
+    Raises `ValueError` with a message for the producer, `InvalidRecord`."""
+    found: Priority | None = None
+    for name_begin, value_begin, value_end in header_bounds(data, begin, end):
+        if data.startswith(_NAME_AND_LENGTH, name_begin):
+            if found is not None:
+                raise ValueError(f"a record has the header {PRIORITY_HEADER} once")
+            found = None if value_begin < 0 else _VALUES.get(data[value_begin:value_end])
+            if found is None:
+                raise ValueError(f"{PRIORITY_HEADER} is high, normal or low")
+    return Priority.NORMAL if found is None else found
+
+
+def _offset_delta(data: bytes, begin: int) -> int:
+    _, position = read_varint(data, begin)  # length
+    _, position = read_varint(data, position + 1)  # attributes, timestamp
+    return read_varint(data, position)[0]
