@@ -1,7 +1,7 @@
 """Share partitions compared with a model that has one entry per offset, with crashes that lose unsynced updates.
 
-Three groups work on one topic partition side by side: without order, in order, in order by key. `History` knows what
-members were told, through all restarts: nobody gets what another still has, no two members have records of one key,
+Three groups work on one topic partition side by side: without order, in order, in order by key; some of them on its
+records of high priority only. `History` knows what members were told, through all restarts: nobody gets what another still has, no two members have records of one key,
 counts only grow, what was acknowledged never comes back.
 """
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mansio.errors import InvalidRecordState
+from mansio.state.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
 from mansio.state.share_partition.machine import SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import (
@@ -39,6 +40,7 @@ from mansio.state.share_partition.types import (
     ShareSettings,
     Update,
 )
+from mansio.wire.batch.priority_header import Priority
 from support.share_store import Store, at_offset, expand
 from support.tiers import examples
 
@@ -53,6 +55,11 @@ LIES = st.sampled_from(("", "", "", "", "more", "another's", "again"))
 def key_of(offset: int) -> int | None:
     """Hash of the key of the record at this offset; some have no key, and some offsets have no record."""
     return None if offset % 7 == 6 else offset // 2 % 3
+
+
+def is_high(offset: int) -> bool:
+    """Whether the record at this offset has high priority."""
+    return offset // 3 % 3 != 1
 
 
 def lasts(lease: int) -> int:
@@ -93,8 +100,11 @@ class History:
 class Side:
     """One group: the machine, its model, its store."""
 
-    def __init__(self, name: str, *, ordered: bool = False, by_key: bool = False) -> None:
+    def __init__(
+        self, name: str, index: PriorityIndex | None, *, ordered: bool = False, by_key: bool = False
+    ) -> None:
         self.key = ShareKey(name, bytes(16), 0)
+        self.own = None if index is None else PriorityOffsets(index, Priority.HIGH)
         self.settings = SETTINGS._replace(is_ordered=ordered, is_ordered_by_key=by_key)
         self.scanned: set[int] = set()
         self.store, self.history = Store(), History()
@@ -130,7 +140,7 @@ class Side:
             elif change.reservation is not None and change.reservation.sequence >= 0:
                 record.sequence = change.reservation.sequence
         for o in range(self.start, min(self.lease_bound, log_end)) if self.unresolved else ():
-            if self.at(o).state == AVAILABLE and self.at(o).n == 0:
+            if self.has(o) and self.at(o).state == AVAILABLE and self.at(o).n == 0:
                 self.model[o] = Record(WITHHELD, 1, 1, until=now + left)
         self.flying = []
         # A release that was lost after it had freed locks is undone.
@@ -146,12 +156,17 @@ class Side:
             high_watermark=log_end,
             now_ms=now,
             wall_ms=round(WALL + now),
+            own=self.own,
         )
         self.trim(self.log_start, 0)
         self.advance()
 
     def at(self, offset: int) -> Record:
         return self.model.setdefault(offset, Record())
+
+    def has(self, offset: int) -> bool:
+        """Whether the share partition has this offset."""
+        return self.own is None or is_high(offset)
 
     def advance(self) -> None:
         while self.at(self.start).state in DONE and not self.at(self.start).busy:
@@ -196,18 +211,21 @@ class Side:
             return
         keys = {o: key for o in range(begin, end) if (key := key_of(o)) is not None}
         self.state_machine.add_keys(end, keys)
-        self.scanned.update(range(begin, end))
+        self.scanned.update(o for o in range(begin, end) if self.has(o))
 
     def is_free(self, o: int) -> bool:
         record = self.at(o)
-        return record.state == AVAILABLE and not record.busy and record.until == math.inf
+        return record.state == AVAILABLE and not record.busy and record.until == math.inf and self.has(o)
 
     def closed_keys(self) -> set[int | None]:
         """Keys with a record that is neither done nor free."""
         return {
             key_of(o)
             for o in self.scanned
-            if o >= self.start and not self.is_free(o) and (self.at(o).state not in DONE or self.at(o).busy)
+            if o >= self.start
+            and self.has(o)
+            and not self.is_free(o)
+            and (self.at(o).state not in DONE or self.at(o).busy)
         } - {None}
 
     def free_by_key(self, stop: int) -> list[int]:
@@ -222,6 +240,8 @@ class Side:
         found = []
         for o in range(self.start, stop):
             record = self.at(o)
+            if not self.has(o):
+                continue
             if record.state == AVAILABLE and not record.busy and record.until == math.inf:
                 found.append(o)
             elif self.settings.is_ordered:
@@ -269,7 +289,7 @@ class Side:
         assert update.done_count == sum(r.state in DONE for o, r in self.model.items() if o >= start)
         for o, change in expand(update.changes).items():
             assert update.is_snapshot or self.at(o).busy in (update.token, 0)
-            assert update.durable or change.state in (ACQUIRED, AVAILABLE)
+            assert update.durable or change.state in (ACQUIRED, AVAILABLE) or not self.has(o)
             assert update.durable or change.state != ACQUIRED or change.deliveries == 1, (
                 "a redelivery is durable"
             )
@@ -313,16 +333,29 @@ class Side:
 class ShareModel(RuleBasedStateMachine):
     """The rules are what members, time and the shell do."""
 
-    @initialize(end=st.integers(4, 30))
-    def begin(self, end: int) -> None:
-        self.now, self.log_end = 0.0, end
-        self.sides = [Side("loose"), Side("strict", ordered=True), Side("keyed", by_key=True)]
+    @initialize(end=st.integers(4, 30), only_high=st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    def begin(self, end: int, only_high: tuple[bool, bool, bool]) -> None:
+        self.now, self.log_end = 0.0, 0
+        self.index = PriorityIndex(0)
+        self.append(end)
+        loose, strict, keyed = (self.index if each else None for each in only_high)
+        self.sides = [
+            Side("loose", loose),
+            Side("strict", strict, ordered=True),
+            Side("keyed", keyed, by_key=True),
+        ]
         for side in self.sides:
             side.load(self.now, self.log_end, is_complete=True)
 
     @rule(more=st.integers(1, 12))
     def produce(self, more: int) -> None:
-        self.log_end = min(self.log_end + more, 90)
+        self.append(min(self.log_end + more, 90))
+
+    def append(self, end: int) -> None:
+        """Append records to the log."""
+        high = [PriorityRange(o, o, Priority.HIGH) for o in range(self.log_end, end) if is_high(o)]
+        self.log_end = end
+        self.index.append(end, high)
 
     @rule(
         index=SIDES,
@@ -396,6 +429,10 @@ class ShareModel(RuleBasedStateMachine):
                 ACQUIRED, old.n + 1, old.f, member, self.now + lasts(lease), busy=update.token, lease=lease
             )
             assert o < side.lease_bound
+        for o in range(side.start, expected[-1] + 1) if expected else ():
+            old = side.at(o)
+            if not side.has(o) and old.state == AVAILABLE and not old.busy and old.until == math.inf:
+                side.model[o] = Record(ACKNOWLEDGED, 1, busy=update.token)
         for each in acquired:
             assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
         side.fly(update, acquired, member)
@@ -793,7 +830,9 @@ class ShareModel(RuleBasedStateMachine):
             assert counts.leased == side.leased() <= side.locks_max
             assert counts.dead == len(side.dead)
             done = sum(record.state in DONE for record in side.model.values())
-            assert counts.lag == max(side.state_machine.high_watermark - side.start, 0) - done
+            done_own = sum(r.state in DONE for o, r in side.model.items() if side.has(o))
+            known = sum(side.has(o) for o in range(side.start, side.state_machine.high_watermark))
+            assert counts.lag == known - done_own
             assert side.state_machine.snapshot(self.now).done_count == done
 
 

@@ -47,7 +47,7 @@ docs/DELIVERY.md.
 from __future__ import annotations
 
 import math
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import InvalidRecordState, InvalidRequest
@@ -332,9 +332,10 @@ class SharePartition:
         token = in_flight.begin_update()
         lock_ms = self.settings.lock_ms
         deadline_ms = now_ms + (lock_ms if lease_ms < 0 else lease_ms)
-        passed = [] if self._own is None or not chosen else self._pass_others(self._own, chosen[-1][1], token)
         changed: list[InFlightBatch] = []
         for first, last in chosen:
+            if self._own is not None:
+                changed += self._pass_others(self._own, first, token, member)
             for batch in in_flight.ranges.split(first, last):
                 in_flight.change_state(
                     batch,
@@ -347,26 +348,25 @@ class SharePartition:
                 )
                 changed.append(batch)
         acquired = acquired_ranges(changed)
-        if passed:
-            changed = sorted((*passed, *changed), key=lambda batch: batch.first)
         # After a loss of updates, records are withheld for the group's lease duration: a longer lease must not be lost.
         durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
         return acquired, self._update(token, changed, durable=durable, lease_bound=True)
 
-    def _pass_others(self, own: PriorityOffsets, stop: int, token: int) -> list[InFlightBatch]:
-        """Pass the offsets of other priorities up to `stop`, as if they were acknowledged. They get one delivery, so
-        that they become one range with own ones that were acknowledged at the first attempt."""
+    def _pass_others(self, own: PriorityOffsets, before: int, token: int, member: str) -> list[InFlightBatch]:
+        """Pass the offsets of other priorities below `before`, as if `member` had acknowledged them at their first
+        delivery, so that they become one range with own ones."""
         in_flight, ranges = self._in_flight, self._in_flight.ranges
         free = [
-            (batch.first, min(batch.last, stop)) for batch in ranges.free_batches() if batch.first <= stop
+            (batch.first, min(batch.last, before - 1))
+            for batch in takewhile(lambda batch: batch.first < before, ranges.free_batches())
         ]
-        if stop >= ranges.end:
-            free.append((ranges.end, stop))
+        if before > ranges.end:
+            free.append((ranges.end, before - 1))
         passed = []
         for each in free:
             for first, last in difference([each], [*own.within(*each)]):
                 for batch in ranges.split(first, last):
-                    in_flight.change_state(batch, ACKNOWLEDGED, token, deliveries=1)
+                    in_flight.change_state(batch, ACKNOWLEDGED, token, deliveries=1, holder=member)
                     passed.append(batch)
         return passed
 
