@@ -732,6 +732,8 @@ def _checked_topic_defaults(values: Any) -> dict[str, str]:
             checked[name] = topic_config.TOPIC_CONFIG.normalize(name, _as_text(value))
         except InvalidConfig as error:
             raise ConfigError(f"topic_defaults: {error}") from error
+    if topic_config.PRIORITY_ENABLE in checked:  # it cannot be turned off
+        raise ConfigError(f"topic_defaults: {topic_config.PRIORITY_ENABLE} is a setting of single topics")
     try:
         topic_config.check_combination({}, 1, checked)
     except InvalidConfig as error:

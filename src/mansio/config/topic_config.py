@@ -29,6 +29,7 @@ DELAY_ENABLE: Final = "mansio.delay.enable"
 DEDUP_MS: Final = "mansio.dedup.ms"
 DEDUP_MS_MAX: Final = 7 * 24 * 3600 * 1000
 """Longest deduplication window, in ms."""
+PRIORITY_ENABLE: Final = "mansio.priority.enable"
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
 
 
@@ -187,6 +188,12 @@ _KEYS: Final = (
         integer_parser(-1, INT64_MAX),
     ),
     ConfigKey(
+        PRIORITY_ENABLE, ConfigType.BOOLEAN, "false", "",
+        "Whether share groups receive records with the header mansio-priority by their priority: high, normal or low;"
+        " records without it, and those that were published before, have normal priority. Cannot be turned off.",
+        choice_parser("true", "false"),
+    ),
+    ConfigKey(
         "mansio.hold.enable", ConfigType.BOOLEAN, "true", "mansio.hold.enable",
         "Whether records that a named pipeline has not read yet are protected from deletion and compaction.",
         choice_parser("true", "false"),
@@ -339,6 +346,7 @@ class TopicSettings:
     delayed_records_max: int
     dedup_ms: int
     dedup_ids_max: int
+    has_priorities: bool
     compression_type: str = PRODUCER
     compression_level: int | None = None
     """None: the default of the codec, or the codec has none."""
@@ -418,6 +426,15 @@ def check_combination(
         )
 
 
+def check_change(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Check a change of a topic's overrides. Raises `InvalidConfig` if it turns priorities off: share groups have a
+    state of each priority, and what they passed as records of another one would be lost."""
+    if before.get(PRIORITY_ENABLE) == "true" and after.get(PRIORITY_ENABLE) != "true":
+        raise InvalidConfig(
+            f"{PRIORITY_ENABLE}: cannot be turned off; records without the header mansio-priority have normal priority"
+        )
+
+
 def apply_changes(
     overrides: Mapping[str, str], defaults: Mapping[str, str], changes: Iterable[Change]
 ) -> dict[str, str]:
@@ -484,6 +501,7 @@ def resolve_topic_settings(
         delayed_records_max=value["mansio.delay.pending.records.max"],
         dedup_ms=value[DEDUP_MS],
         dedup_ids_max=value["mansio.dedup.ids.max"],
+        has_priorities=value[PRIORITY_ENABLE] == "true",
         compression_type=value["compression.type"],
         compression_level=_compression_level(value["compression.type"], value),
     )

@@ -199,6 +199,7 @@ class BrokerRuntime:
             group_configs.overrides,
             self.share_state.persister,
             self.dead_letters,
+            state,
         )
         self._register_share_callbacks()
         # Holds need the committed offsets. In a cluster another broker may have them, so holds are not supported there.

@@ -389,7 +389,7 @@ class ShareModel(RuleBasedStateMachine):
         locks = max(side.settings.record_locks_max - side.leased(), 0)
         ranges_to_read = side.state_machine.acquirable_ranges(member, most, self.log_end, self.now)
         offered = [o for first, last in ranges_to_read for o in range(first, last + 1)]
-        assert offered == free[: min(most, locks)] or len(ranges_to_read) == 8
+        assert offered == free[: min(most, locks)] or len(ranges_to_read) == (8 if side.own is None else 32)
         read = [
             (first, min(max(last, last // BATCH * BATCH + BATCH - 1), self.log_end - 1))
             for first, last in ranges_to_read

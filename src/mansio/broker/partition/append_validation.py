@@ -52,6 +52,8 @@ class AppendRules(NamedTuple):
     """Whether records with a header for a delay are delivered later."""
     deduplicates: bool = False
     """Whether records with an id that was accepted before are not stored again."""
+    has_priorities: bool = False
+    """Whether records may have a header for their priority."""
     inspects_records: bool = False
     """Whether batches of clients are decoded, because of one of the settings before."""
     compression: Compression | None = None

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.broker.partition.partition_hook import CheckedBatch, PartitionHook
+    from mansio.broker.partition.priority_view import PriorityView
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
     from mansio.storage.checked_ranges import CheckedRange
@@ -164,6 +165,7 @@ class Partition:
         "log",
         "on_control_batches",
         "on_isr_candidate",
+        "priorities",
         "replica",
         "rules",
         "scheduler",
@@ -223,6 +225,8 @@ class Partition:
         self.first_offset_of_repeat: Callable[[Buffer, AppendResult], AppendResult] | None = None
         """Called with a batch that an idempotent producer sends again, and the result known from its sequence; returns
         the result with the offset of the first record with its id."""
+        self.priorities: PriorityView | None = None
+        """The priorities of the records; None if the topic has none."""
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
@@ -378,6 +382,8 @@ class Partition:
         if not by_client:
             append_time_ms = self.clock.wall_ms()
         if rules.inspects_records and not internal:
+            if rules.has_priorities and self.priorities is not None:
+                self.priorities.check(batch, self.name)
             if rules.requires_keys:
                 check_keys(self.name, batch, header)
             elif (
@@ -566,7 +572,7 @@ class Partition:
         waits = self._commit_waits
         while waits and waits[0][0] <= high_watermark:
             waits.popleft()[1](None)
-        self._wake_readers()
+        self.wake_readers()
 
     def _on_log_failed(self, error: StorageError) -> None:
         failed = self.failure or error
@@ -654,7 +660,7 @@ class Partition:
 
     def on_verified(self) -> None:
         """Wake the readers that wait for the verification of stored batches."""
-        self._wake_readers()
+        self.wake_readers()
         self._wake_followers()
 
     def report_damage(self, offset: int, error: MansioError) -> None:
@@ -672,7 +678,7 @@ class Partition:
         error = damaged_range_error(segment.path, found)
         self.storage_health.record_damage(self.topic, self.index, found.offset, error)
 
-    def _wake_readers(self) -> None:
+    def wake_readers(self) -> None:
         """Wake the parked fetches of clients, not those of followers, which read uncommitted records, too."""
         for wake in tuple(self._parked):
             wake()
@@ -1189,6 +1195,7 @@ class Partition:
                 hook.close()
         self.on_control_batches = None
         self.convert_delayed = self.check_ids = self.first_offset_of_repeat = None
+        self.priorities = None
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)

@@ -26,6 +26,7 @@ from mansio.broker.partition.delayed_delivery import DelayedDelivery
 from mansio.broker.partition.delayed_records import DelayedRecords, has_delay_snapshot
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
+from mansio.broker.partition.priority_view import PriorityView
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.partition.retention_holds import RetentionHoldHook, RetentionHolds
@@ -341,6 +342,8 @@ class PartitionSet:
                     self._attach_delays(partition)
                 if settings.dedup_ms and partition.find_hook(DeduplicationView) is None:
                     self._attach_deduplication(partition)
+                if settings.has_priorities and partition.priorities is None:
+                    self._attach_priorities(partition, is_new=True)
 
     def apply_broker_settings(self, settings: Settings) -> None:
         """Apply the default topic settings in changed broker settings to all served topics."""
@@ -407,6 +410,8 @@ class PartitionSet:
             partition.on_control_batches = self._attach_delays_if_received
         if settings.dedup_ms:
             self._attach_deduplication(partition)
+        if settings.has_priorities:
+            self._attach_priorities(partition, is_new=False)
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
@@ -472,6 +477,26 @@ class PartitionSet:
         partition.check_ids = deduplicator.check
         partition.first_offset_of_repeat = deduplicator.with_first_offset
         self._deduplicators[partition] = deduplicator
+
+    def _attach_priorities(self, partition: Partition, *, is_new: bool) -> None:
+        """Keep the priorities of a partition's records. `is_new`: the topic gets the setting now."""
+        log = partition.log
+        try:
+            view = PriorityView(
+                self._disk,
+                self._file_thread,
+                self._scheduler,
+                log,
+                is_leader=lambda: partition.is_leader,
+                is_new=is_new,
+            )
+        except OSError as error:
+            log.fail(error, f"cannot read the priorities of {log.directory}")
+            return
+        view.on_damage = partition.report_damage
+        view.on_progress = partition.wake_readers
+        partition.add_hook(view)
+        partition.priorities = view
 
     def deduplicator(self, partition: Partition) -> Deduplicator | None:
         """Return what finds the repeats of a partition; None if its topic has had no deduplication window since the
@@ -591,7 +616,11 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         requires_keys=settings.compacts,
         accepts_delays=settings.accepts_delays,
         deduplicates=settings.dedup_ms > 0,
-        inspects_records=settings.compacts or settings.accepts_delays or settings.dedup_ms > 0,
+        has_priorities=settings.has_priorities,
+        inspects_records=settings.compacts
+        or settings.accepts_delays
+        or settings.dedup_ms > 0
+        or settings.has_priorities,
         compression=_compression(settings),
     )
 

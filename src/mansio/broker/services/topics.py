@@ -299,6 +299,7 @@ class TopicService:
             if topic.internal:
                 configs = {**_internal_topic_configs(name), **configs}
             topic_config.check_combination(configs, topic.replication_factor, self._settings.topic_defaults)
+            topic_config.check_change(topic.configs, configs)
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
                 return changed

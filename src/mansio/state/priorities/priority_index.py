@@ -69,10 +69,12 @@ class PriorityIndex:
         number, position = divmod(end, CHUNK_OFFSETS)
         for each in [each for each in self._chunks if each > number]:
             del self._chunks[each]
-        if (chunk := self._chunks.get(number)) is not None:
-            chunk[position:] = bytes(CHUNK_OFFSETS - position)
-            if not any(chunk):
-                del self._chunks[number]
+        if (chunk := self._chunks.pop(number, None)) is not None:
+            kept = chunk[:position] + bytes(
+                CHUNK_OFFSETS - position
+            )  # a new object: a copy may have the other one
+            if any(kept):
+                self._chunks[number] = kept
         self.end = end
         self.start = min(self.start, end)
 
@@ -177,6 +179,16 @@ class PriorityIndex:
             yield PriorityRange(position, last, Priority.NORMAL)
 
     # Snapshots
+
+    def freeze(self) -> PriorityIndex:
+        """Return a copy that later changes of this index do not affect. Takes time per chunk, not per offset."""
+        copy = PriorityIndex(self.start)
+        copy.end = self.end
+        copy._chunks = dict(self._chunks)
+        last = self.end // CHUNK_OFFSETS  # the only chunk that is changed in place
+        if last in copy._chunks:
+            copy._chunks[last] = bytearray(copy._chunks[last])
+        return copy
 
     def to_bytes(self) -> bytes:
         """Encode the index."""

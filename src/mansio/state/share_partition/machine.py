@@ -116,9 +116,9 @@ ACKNOWLEDGEMENT_TYPES_MAX: Final = 20_000
 """Maximum number of acknowledgement types in a request for one partition; greater than the number of records that can
 be leased."""
 
-KEY_ORDER_READ_RANGES_MAX: Final = 32
-"""Maximum number of offset ranges that are read for one request if records are ordered by key: those that can be
-acquired are less often adjacent."""
+SCATTERED_READ_RANGES_MAX: Final = 32
+"""Maximum number of offset ranges that are read for one request if records are ordered by key, or have priorities:
+those that can be acquired are less often adjacent."""
 
 _TYPES_MAX: Final = RENEW
 _NO_TOPIC: Final = bytes(16)
@@ -278,14 +278,17 @@ class SharePartition:
         key_order = self._in_flight.key_order
         if key_order is not None:
             planned = acquisition.ranges_to_read(
-                key_order.pick(), space, stop, unreadable, ranges_max=KEY_ORDER_READ_RANGES_MAX
+                key_order.pick(), space, stop, unreadable, ranges_max=SCATTERED_READ_RANGES_MAX
             )
             self._planned = (key_order.change_count, planned)
             return planned
         picked: Iterable[tuple[int, int]] = self._policy.pick(self._in_flight.ranges, member, now_ms)
-        if self._own is not None:
-            picked = _own_parts(picked, self._own)
-        return acquisition.ranges_to_read(picked, space, stop, unreadable)
+        if self._own is None:
+            return acquisition.ranges_to_read(picked, space, stop, unreadable)
+        picked = _own_parts(picked, self._own)
+        return acquisition.ranges_to_read(
+            picked, space, stop, unreadable, ranges_max=SCATTERED_READ_RANGES_MAX
+        )
 
     def acquire(
         self,
@@ -327,7 +330,7 @@ class SharePartition:
             strict=strict,
             batch_ends=batch_ends,
         )
-        if not chosen and not self._is_lease_bound_due:
+        if not chosen and not self.is_lease_bound_due:
             return [], None
         token = in_flight.begin_update()
         lock_ms = self.settings.lock_ms
@@ -523,7 +526,7 @@ class SharePartition:
                 self._retry_or_dead_letter(batch, -1, batch.holder, step)
                 changed.append(batch)
         in_flight.merge(delayed)
-        if not changed and not self._is_lease_bound_due:
+        if not changed and not self.is_lease_bound_due:
             in_flight.complete_update(step.token)
             return None
         changed.sort(key=lambda batch: batch.first)
@@ -531,7 +534,7 @@ class SharePartition:
 
     def next_deadline_ms(self) -> float:
         """Time of the steady clock at which `tick` has to be called next, in ms."""
-        if self._is_lease_bound_due or self._in_flight.batches_below_log_start(self._log_start):
+        if self.is_lease_bound_due or self._in_flight.batches_below_log_start(self._log_start):
             return ALREADY_DUE_MS
         return self._in_flight.next_deadline_ms
 
@@ -655,12 +658,13 @@ class SharePartition:
         in_flight = self._in_flight
         start, done = in_flight.progress_after(token)
         bound = self._lease_bound.offset
-        if lease_bound and self._is_lease_bound_due:
+        if lease_bound and self.is_lease_bound_due:
             bound, durable = self._lease_bound.request(token, in_flight.ranges, self.settings), True
         return Update(token, durable, start, bound, done, tuple(state_batches(batches)), **more)
 
     @property
-    def _is_lease_bound_due(self) -> bool:
+    def is_lease_bound_due(self) -> bool:
+        """Whether the lease bound has to be advanced now."""
         return self._lease_bound.is_due(self._in_flight.ranges, self.settings)
 
     # ------------------------------------------------------------------ deletion of the oldest log records

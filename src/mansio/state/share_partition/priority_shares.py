@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.wire.batch.priority_header import PRIORITIES, Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from mansio.state.priorities.priority_index import PriorityIndex
+    from mansio.state.share_partition.types import AcknowledgementBatch
 
 SHARE_RECORDS: Final = 15
 """A lower priority with available records gets one of so many deliveries. With 16, two lower priorities whose records
@@ -27,6 +30,10 @@ WINDOW_RECORDS: Final = 256
 
 RESERVED_LOCKS_DIVISOR: Final = 16
 """Each priority has this fraction of the record locks for itself."""
+
+
+ACKNOWLEDGED_OFFSETS_MAX: Final = 20_000
+"""Maximum number of offsets in one batch of acknowledgements; greater than the number of records that can be leased."""
 
 
 class PriorityLimit(NamedTuple):
@@ -73,6 +80,28 @@ class PriorityShares:
             is_waiting = available[priority] > own
             due += total - own - (SHARE_RECORDS - 1) * own
             self._due[priority] = max(due, 0) if is_waiting else 0
+
+
+def split_by_priority(
+    batches: Sequence[AcknowledgementBatch], index: PriorityIndex
+) -> dict[Priority, list[AcknowledgementBatch]]:
+    """Return the parts of acknowledgements for the share partition of each priority.
+
+    Malformed ones are returned whole, as those of normal priority, and rejected there."""
+    found: dict[Priority, list[AcknowledgementBatch]] = {}
+    before = -1
+    for batch in batches:
+        first, last, types = batch.first, batch.last, batch.types
+        count = last - first + 1
+        if first <= before or not 0 < count <= ACKNOWLEDGED_OFFSETS_MAX or len(types) not in (1, count):
+            return {Priority.NORMAL: list(batches)}
+        before = last
+        for part in index.split(first, last):
+            own = types if len(types) == 1 else types[part.first - first : part.last - first + 1]
+            found.setdefault(part.priority, []).append(
+                batch._replace(first=part.first, last=part.last, types=own)
+            )
+    return found
 
 
 def free_locks(priority: Priority, leased: Mapping[Priority, int], locks_max: int) -> int:

@@ -1,8 +1,8 @@
 """Value types of share partitions: keys, settings, state changes and counts.
 
 A share partition is one topic partition as seen by one share group, or, on a topic with priorities, its records of one
-priority. Its state is a list of offset ranges, never of records. A `StateBatch` is the new state of one range; an `Update` holds the changed ranges and is stored before clients
-receive its result.
+priority. Its state is a list of offset ranges, never of records. A `StateBatch` is the new state of one range; an
+`Update` holds the changed ranges and is stored before clients receive its result.
 
 Invariants: a `StateBatch` is the complete state of its range. The ranges of an update are ascending and disjoint.
 The delivery count (`deliveries`) of a range never decreases; `uncounted_deliveries` of these deliveries do not count

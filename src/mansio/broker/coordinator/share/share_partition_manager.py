@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from uuid import UUID
 
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.partition_leader import (
@@ -37,6 +38,7 @@ from mansio.config.share_group_config import (
     duration_ms,
     effective_value,
 )
+from mansio.config.topic_config import PRIORITY_ENABLE
 from mansio.errors import (
     CoordinatorNotAvailable,
     InvalidTopic,
@@ -50,9 +52,10 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import ShareSessions
 from mansio.state.share_partition.types import Backoff, ShareKey, ShareSettings
+from mansio.wire.batch.priority_header import PRIORITIES, Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from mansio.broker.coordinator.share.partition_leader import DeadLetterSink
     from mansio.broker.coordinator.share.state_client import SharePersister
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
+    from mansio.metadata.image import MetadataImage
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
     from mansio.state.share_partition.types import LoadedState
 
@@ -119,11 +123,13 @@ class SharePartitionManager:
         random: Random,
         sessions_max: int,
         dead_letters: DeadLetterSink | None = None,
+        priorities_of: Callable[[bytes], Sequence[Priority]] = lambda _: PRIORITIES,
     ) -> None:
         """`find_partition`: returns a partition by topic name or id and number, or raises; `settings`: returns the
         settings of a group for a partition; `initial_offset`: returns the offset at which a group without state starts
-        in a partition."""
+        in a partition; `priorities_of`: returns the priorities of which a group may have state, by topic id."""
         self.persister = persister
+        self.priorities_of = priorities_of
         self.sessions = ShareSessions(sessions_max)
         self.parked: dict[ParkedReceive, None] = {}
         self._find_partition = find_partition
@@ -137,6 +143,7 @@ class SharePartitionManager:
             random,
             settings,
             initial_offset,
+            self._normal_start,
             dead_letters or NoDeadLetters(),
             self._on_end,
         )
@@ -159,12 +166,14 @@ class SharePartitionManager:
 
     # ------------------------------------------------------------------ lookup
 
-    def find(self, group: str, topic_id: bytes, index: int) -> SharePartitionLeader:
+    def find(
+        self, group: str, topic_id: bytes, index: int, priority: Priority = Priority.NORMAL
+    ) -> SharePartitionLeader:
         """Return the leader object of a share partition, created on first use; its state may still be loading.
 
         Raises `UnknownTopicId`, `UnknownTopicOrPartition`, `NotLeaderOrFollower`, `InvalidTopic` for an internal topic,
         and for `LOAD_RETRY_DELAY_MS` after a failure the error of that failure."""
-        key = ShareKey(group, topic_id, index)
+        key = ShareKey(group, topic_id, index, priority)
         share_partition = self._share_partitions.get(key)
         if share_partition is not None:
             if not share_partition.is_stale:
@@ -181,6 +190,20 @@ class SharePartitionManager:
         if partition.is_leadership_uncertain:
             raise NotLeaderOrFollower(f"another broker may lead {partition.name}")
         return self._create_and_load(key, partition)
+
+    def find_all(self, normal: SharePartitionLeader) -> dict[Priority, SharePartitionLeader]:
+        """Return the leader objects of the share partitions of all priorities, the highest first, given that of normal
+        priority. Only this one exists on a topic without priorities. Raises the errors of `find`."""
+        if normal.partition.priorities is None:
+            return {Priority.NORMAL: normal}
+        group, topic_id, index, _ = normal.key
+        return {priority: self.find(group, topic_id, index, priority) for priority in PRIORITIES}
+
+    async def _normal_start(self, key: ShareKey) -> int:
+        """Return the start offset of the share partition of normal priority. Its records are not delivered before those
+        of the other priorities are loaded, so they begin at the same offset."""
+        machine = await self.find(key.group, key.topic_id, key.partition).wait_until_loaded()
+        return machine.ranges.start
 
     def find_ready(self, key: ShareKey) -> SharePartitionLeader | None:
         """Return the leader object of a share partition if its state is loaded, otherwise None."""
@@ -286,23 +309,27 @@ class SharePartitionManager:
             )
 
     async def delete(self, key: ShareKey) -> None:
-        """Delete the state of a share partition whose group or topic was deleted."""
-        self.drop(key)
-        await self.persister.delete(key)
-        self.drop(key)
+        """Delete the state of a share partition whose group or topic was deleted, of all priorities."""
+        for priority in self.priorities_of(key.topic_id):
+            one = key._replace(priority=priority)
+            self.drop(one)
+            await self.persister.delete(one)
+            self.drop(one)
 
     async def wait_until_dead_lettered(self, key: ShareKey) -> None:
-        """Wait until no record of a share partition waits for its copy in the dead-letter topic.
+        """Wait until no record of a share partition, of any priority, waits for its copy in the dead-letter topic.
 
         Deleting the state earlier would lose these dead letters. Raises `NonEmptyGroup` after
         `DEAD_LETTER_WAIT_MS_MAX`."""
         until_ms = self._now_ms() + DEAD_LETTER_WAIT_MS_MAX
-        while (summary := await self.persister.summary(key)) is not None and summary.is_archiving:
-            if self._now_ms() >= until_ms:
-                raise NonEmptyGroup(f"group {key.group!r} has dead letters that are not written yet")
-            timeout: Promise[None] = self._scheduler.promise()
-            self._scheduler.call_later(DEAD_LETTER_CHECK_MS, timeout.set_result, None)
-            await timeout
+        for priority in self.priorities_of(key.topic_id):
+            one = key._replace(priority=priority)
+            while (summary := await self.persister.summary(one)) is not None and summary.is_archiving:
+                if self._now_ms() >= until_ms:
+                    raise NonEmptyGroup(f"group {key.group!r} has dead letters that are not written yet")
+                timeout: Promise[None] = self._scheduler.promise()
+                self._scheduler.call_later(DEAD_LETTER_CHECK_MS, timeout.set_result, None)
+                await timeout
 
     def handle_settings_change(self, group: str) -> None:
         """Apply the changed settings of a group to its share partitions."""
@@ -431,9 +458,16 @@ def create_share_partition_manager(
     partitions: PartitionSet,
     overrides: Overrides,
     persister: SharePersister,
-    dead_letters: DeadLetterSink | None = None,
+    dead_letters: DeadLetterSink | None,
+    state: MetadataImage,
 ) -> SharePartitionManager:
     """Return the share partition manager of one broker. `overrides`: returns the settings of a group."""
+
+    def priorities_of(topic_id: bytes) -> Sequence[Priority]:
+        topic = state.topics_by_id.get(UUID(bytes=topic_id))
+        # A deleted topic may have had priorities.
+        has_priorities = topic is None or topic.configs.get(PRIORITY_ENABLE) == "true"
+        return PRIORITIES if has_priorities else (Priority.NORMAL,)
 
     def effective_settings(group: str, partition: Partition) -> ShareSettings:
         is_dead_letter_topic = partition.settings.is_dead_letter_topic
@@ -449,6 +483,7 @@ def create_share_partition_manager(
         random=host_ports.random,
         sessions_max=settings.group_share_max_share_sessions,
         dead_letters=dead_letters,
+        priorities_of=priorities_of,
     )
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.gather_results import gather_results
+from mansio.broker.coordinator.share.prioritized_acquisition import acquire_by_priority, merge_slices
 from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_DELAY_MS
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
 from mansio.errors import (
@@ -30,13 +31,16 @@ from mansio.errors import (
     InvalidRequest,
     MansioError,
     NotCoordinator,
+    NotLeaderOrFollower,
     OffsetNotAvailable,
 )
 from mansio.state.share_partition.in_flight import NOT_PENDING
+from mansio.state.share_partition.priority_shares import split_by_priority
 from mansio.state.share_partition.types import ACQUIRED, ARCHIVED, LEASE_MS_MAX, RENEW, ShareKey
+from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mansio.broker.coordinator.share.dead_letter_manager import DeadLetterManager
     from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
@@ -97,14 +101,14 @@ class AcknowledgeResult:
     """Result of the acknowledgements of one partition.
 
     `error`: the reason why they failed, None if they did not; final once they are stored. `leader`: the share partition
-    that applied them, None if none did. `update`: the change of the share state that has to be stored, None if there is
-    none."""
+    that applied them, None if none did. `updates`: the changes of share states that have to be stored; one, or, on a
+    topic with priorities, one for each priority."""
 
     topic_id: bytes
     partition: int
     error: MansioError | None = None
     leader: SharePartitionLeader | None = None
-    update: Update | None = None
+    updates: list[tuple[SharePartitionLeader, Update]] = field(default_factory=list)
 
     @property
     def lock_ms(self) -> int:
@@ -210,6 +214,13 @@ class ShareService:
                 leader = await self._load_existing(group_id, part.topic_id, part.partition)
             except GroupIdNotFound as error:  # a group that has read nothing has no leases
                 raise InvalidRecordState(error.message) from error
+        if leader.partition.priorities is not None:
+            leaders = await self._load_priorities(leader)
+            self._apply_by_priority(leaders, member_id, part, result)
+            await self.store_acknowledgements([result])
+            if result.error is not None:
+                raise result.error
+            return
         update = leader.acknowledge(member_id, part.batches)
         result.leader = leader
         if update is not None:
@@ -238,6 +249,8 @@ class ShareService:
                     raise InvalidRequest("the request contains renewals without is_renew_ack")
                 leader = self.share_partition_manager.find(group_id, part.topic_id, part.partition)
                 await leader.wait_until_loaded()
+                if leader.partition.priorities is not None:
+                    await self._load_priorities(leader)
             except MansioError as error:
                 result.error = error
             else:
@@ -246,17 +259,53 @@ class ShareService:
         for result, leader, part in loaded:
             result.leader = leader
             try:
-                result.update = leader.call_machine(leader.acknowledge, member_id, part.batches)
+                if leader.partition.priorities is not None:
+                    leaders = self.share_partition_manager.find_all(leader)
+                    self._apply_by_priority(leaders, member_id, part, result)
+                    continue
+                update = leader.call_machine(leader.acknowledge, member_id, part.batches)
+                if update is not None:
+                    result.updates.append((leader, update))
             except MansioError as error:
                 result.error = error
         return results
 
+    async def _load_priorities(self, normal: SharePartitionLeader) -> Mapping[Priority, SharePartitionLeader]:
+        """Return the share partitions of all priorities of a topic partition after their states are loaded, given that
+        of normal priority."""
+        leaders = self.share_partition_manager.find_all(normal)
+        for each in leaders.values():
+            await each.wait_until_loaded()
+        return leaders
+
+    def _apply_by_priority(
+        self,
+        leaders: Mapping[Priority, SharePartitionLeader],
+        member_id: str,
+        part: PartitionAcknowledgements,
+        result: AcknowledgeResult,
+    ) -> None:
+        """Apply the acknowledgements of a partition of a topic with priorities, all or none."""
+        normal = result.leader = leaders[Priority.NORMAL]
+        priorities = normal.partition.priorities
+        if priorities is None:
+            raise NotLeaderOrFollower(f"{normal.partition.name} was closed on this broker")
+        batches = split_by_priority(part.batches, priorities.index)
+        if len(batches) > 1:
+            for priority, each in batches.items():
+                leaders[priority].check_acknowledgements(member_id, each)
+        for priority, each in batches.items():
+            leader = leaders[priority]
+            update = leader.call_machine(leader.acknowledge, member_id, each)
+            if update is not None:
+                result.updates.append((leader, update))
+
     async def store_acknowledgements(self, results: Iterable[AcknowledgeResult]) -> None:
         """Store the results of `apply_acknowledgements` concurrently; a failure sets `AcknowledgeResult.error`."""
-        pending = [each for each in results if each.update is not None]
-        works = [each.leader.persist(each.update) for each in pending if each.leader and each.update]
+        pending = [(each, *one) for each in results for one in each.updates]
+        works = [leader.persist(update) for _, leader, update in pending]
         errors = await gather_results(self.scheduler, works, name="share acks")
-        for each, error in zip(pending, errors, strict=True):
+        for (each, _, _), error in zip(pending, errors, strict=True):
             each.error = each.error or error
 
     # ------------------------------------------------------------------ inspecting leases
@@ -496,6 +545,20 @@ class ReceiveOperation:
                 break
             try:
                 leader = self._service.share_partition_manager.find(self._group_id, topic_id, index)
+                if leader.partition.priorities is not None:
+                    parts = acquire_by_priority(
+                        self._service.share_partition_manager.find_all(leader),
+                        self._member_id,
+                        left,
+                        space,
+                        strict=self._strict,
+                        is_first=not found,
+                        lease_ms=self._lease_ms,
+                    )
+                    found += parts
+                    left -= sum(each.record_count for _, each in parts)
+                    space -= sum(each.size_bytes for _, each in parts)
+                    continue
                 # An unexpected error ends the leader; otherwise its changed records would stay pending for ever.
                 acquired = leader.call_machine(
                     leader.acquire,
@@ -527,8 +590,8 @@ class ReceiveOperation:
         """Store leases and acknowledgements; those of one share partition are stored as one change."""
         changes: dict[int, _Change] = {}
         for result in acknowledged:
-            if result.leader is not None and result.update is not None:
-                changes[id(result.leader)] = _Change(result.leader, [result.update], result)
+            for leader, update in result.updates:
+                changes[id(leader)] = _Change(leader, [update], result)
         for leader, acquired in found:
             change = changes.setdefault(id(leader), _Change(leader, []))
             change.acquired = acquired
@@ -554,19 +617,25 @@ class ReceiveOperation:
     ) -> None:
         """Add the leases of one share partition to `received`, or the error if they could not be stored."""
         key = leader.key.topic_id, leader.key.partition
+        before = received.get(key)  # records of another priority
         try:
             if error is not None:
                 raise error
             leader.ensure_leader()
         except MansioError as refused:
-            if not isinstance(refused, TRANSIENT_ERRORS):
+            if not isinstance(refused, TRANSIENT_ERRORS) and before is None:
                 received[key] = ReceivedPartition(refused)
             return
         if self._lease_ms >= 0:
             self.lock_ms = self._lease_ms
         else:
             self.lock_ms = self.lock_ms or leader.state_machine.settings.lock_ms
-        received[key] = ReceivedPartition(None, acquired.acquired, acquired.slices, acquired.size_bytes)
+        if before is None or before.error is not None:
+            received[key] = ReceivedPartition(None, acquired.acquired, acquired.slices, acquired.size_bytes)
+        else:
+            slices = merge_slices((*before.slices, *acquired.slices))
+            ranges = sorted((*before.acquired, *acquired.acquired))
+            received[key] = ReceivedPartition(None, ranges, slices, sum(each.length for each in slices))
 
     async def _wait(self, timeout_ms: float) -> None:
         """Wait until a partition or share partition may have records, the timeout expires or `finish` is called."""
@@ -576,9 +645,10 @@ class ReceiveOperation:
         for topic_id, index in self._candidates:
             try:
                 leader = shares.find(self._group_id, topic_id, index)
+                leaders = () if leader.partition.priorities is None else shares.find_all(leader).values()
             except MansioError:
                 continue  # `run` tries this share partition again after the timeout
-            for each in (leader.partition, leader):
+            for each in (leader.partition, *(leaders or (leader,))):
                 each.park(self._wake)
                 unpark.append(each.unpark)
         timer = scheduler.call_later(timeout_ms, self._wake)

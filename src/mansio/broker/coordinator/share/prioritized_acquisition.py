@@ -1,0 +1,96 @@
+"""Acquisition of records of a topic partition with priorities: from the share partitions of all priorities.
+
+`PriorityShares` decides how many records of each priority a member gets. The results are merged, because a response has
+one list of acquired ranges and one sequence of batches per topic partition.
+
+Invariant: nothing is acquired before the share partitions of all priorities are loaded; otherwise records of a lower
+priority would be delivered first, and a group that was reset to the end of the log could miss records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.errors import CoordinatorLoadInProgress, MansioError
+from mansio.state.share_partition.priority_shares import free_locks
+from mansio.storage.segment_list import LogSlice
+from mansio.wire.batch.priority_header import Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
+
+
+def acquire_by_priority(
+    leaders: Mapping[Priority, SharePartitionLeader],
+    member: str,
+    max_records: int,
+    max_bytes: int,
+    *,
+    strict: bool,
+    is_first: bool,
+    lease_ms: int = -1,
+) -> list[tuple[SharePartitionLeader, AcquiredRecords]]:
+    """Lease available records of all priorities to a member. The arguments and errors are those of
+    `SharePartitionLeader.acquire`; the error of one priority is raised if there are no records of the others."""
+    for leader in leaders.values():
+        if leader.end_error is not None:
+            raise leader.end_error
+        if not leader.is_ready:
+            raise CoordinatorLoadInProgress(
+                f"{leader.partition.name}: the state of a priority is being loaded"
+            )
+    shares = leaders[Priority.NORMAL].priority_shares
+    leased = {priority: leader.state_machine.leased_count for priority, leader in leaders.items()}
+    available: dict[Priority, int] = {}
+    for priority, leader in leaders.items():
+        locks = free_locks(priority, leased, leader.state_machine.settings.record_locks_max)
+        wanted = min(max_records, max(locks, 0))
+        available[priority] = leader.count_available(member, wanted) if wanted else 0
+    limits = shares.divide(max_records, available)
+    found: list[tuple[SharePartitionLeader, AcquiredRecords]] = []
+    delivered: dict[Priority, int] = {}
+    failure: MansioError | None = None
+    space = max_bytes
+    for priority, records in limits:
+        leader = leaders[priority]
+        locks = free_locks(priority, leased, leader.state_machine.settings.record_locks_max)
+        try:
+            acquired = leader.call_machine(
+                leader.acquire,
+                member,
+                min(records, locks),
+                space,
+                strict=strict or len(limits) > 1 or locks <= records,
+                is_first=is_first and not delivered,
+                lease_ms=lease_ms,
+            )
+        except MansioError as error:
+            failure = error
+            continue
+        if acquired is None:
+            continue
+        found.append((leader, acquired))
+        if acquired.acquired:
+            delivered[priority] = acquired.record_count
+            leased[priority] += acquired.record_count
+            space -= acquired.size_bytes
+            if space <= 0:
+                break
+    shares.record(delivered, available)
+    if failure is not None and not found:
+        raise failure
+    return found
+
+
+def merge_slices(slices: Iterable[LogSlice]) -> list[LogSlice]:
+    """Return slices of one log in ascending order, each batch once: overlapping and adjacent ones are one slice."""
+    merged: list[LogSlice] = []
+    for each in sorted(slices, key=lambda one: one.next_offset):
+        position, end = each.position, each.position + each.length
+        while merged and merged[-1].file is each.file and merged[-1].position + merged[-1].length >= position:
+            last = merged.pop()
+            position, end = min(position, last.position), max(end, last.position + last.length)
+        merged.append(LogSlice(each.file, position, end - position, each.next_offset))
+    return merged
