@@ -74,6 +74,10 @@ class DeduplicationNotEnabled(InvalidRequest):
     """The topic has no deduplication window."""
 
 
+class PrioritiesNotEnabled(InvalidRequest):
+    """The topic has no priorities."""
+
+
 class InvalidSchedule(InvalidRequest):
     """The schedule has an invalid cron expression, interval or time zone."""
 

@@ -210,6 +210,7 @@ def _publishing(
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         dedup_id: bytes | str | None = None,
+        priority: str | None = None,
     ) -> RecordMetadata:
         def begin(outcome: PendingCall[RecordMetadata]) -> None:
             delivery = attempt(
@@ -223,6 +224,7 @@ def _publishing(
                 delay=delay,
                 at=at,
                 dedup_id=dedup_id,
+                priority=priority,
             )
             if delivery is None:
                 work = publish(
@@ -236,6 +238,7 @@ def _publishing(
                     delay=delay,
                     at=at,
                     dedup_id=dedup_id,
+                    priority=priority,
                 )
                 outcome.complete_with_task(asyncio.get_running_loop().create_task(work))
                 return

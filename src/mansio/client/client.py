@@ -118,6 +118,7 @@ class Client:
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         dedup_id: bytes | str | None = None,
+        priority: str | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
         producer = self._producer or self._default_producer()
@@ -131,6 +132,7 @@ class Client:
             delay=delay,
             at=at,
             dedup_id=dedup_id,
+            priority=priority,
         )
 
     def _publish_nowait(
@@ -145,6 +147,7 @@ class Client:
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         dedup_id: bytes | str | None = None,
+        priority: str | None = None,
     ) -> Delivery | None:
         """`publish` for the blocking client; see `Producer._publish_nowait`."""
         return self._default_producer()._publish_nowait(
@@ -157,6 +160,7 @@ class Client:
             delay=delay,
             at=at,
             dedup_id=dedup_id,
+            priority=priority,
         )
 
     async def publish_many(

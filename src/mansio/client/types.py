@@ -70,7 +70,7 @@ class RecordMetadata(NamedTuple):
 class OutgoingRecord(NamedTuple):
     """A record to publish with `publish_many`. A `partition` of None is chosen by the producer, a `timestamp_ms` of
     None is the current time. `delay` (a duration, or seconds) or `at` delays it; `dedup_id` is the id by which a repeat
-    is recognized; see `publish`."""
+    is recognized; `priority` is "high", "normal" or "low"; see `publish`."""
 
     value: bytes | None
     key: bytes | None = None
@@ -80,6 +80,7 @@ class OutgoingRecord(NamedTuple):
     delay: timedelta | float | None = None
     at: datetime | None = None
     dedup_id: bytes | str | None = None
+    priority: str | None = None
 
 
 Publishable = bytes | str | OutgoingRecord | None

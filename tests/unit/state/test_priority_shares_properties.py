@@ -1,4 +1,4 @@
-"""Division of deliveries among priorities: no starvation in any window, high first, no idle capacity, reserved locks."""
+"""Division of deliveries among priorities: no starvation in any window, high first, reserved locks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Share partitions compared with a model that has one entry per offset, with crashes that lose unsynced updates.
 
 Three groups work on one topic partition side by side: without order, in order, in order by key; some of them on its
-records of high priority only. `History` knows what members were told, through all restarts: nobody gets what another still has, no two members have records of one key,
-counts only grow, what was acknowledged never comes back.
+records of high priority only. `History` knows what members were told, through all restarts: nobody gets what another
+still has, no two members have records of one key, counts only grow, what was acknowledged never comes back.
 """
 
 from __future__ import annotations

@@ -16,11 +16,13 @@ from mansio.api.http.broker_stats import Distribution, Measurement, Problem
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.priority_header import PRIORITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.api.http.broker_stats import RunningBroker
+    from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
     from mansio.broker.services.statistics import Histogram
 
 
@@ -252,6 +254,7 @@ def _share_groups(broker: RunningBroker) -> Iterator[Measurement]:
     )
     leased = sum(share_partition.state_machine.leased_count for share_partition in share_partitions)
     yield _gauge("share_leased_records", "Records leased by members of share groups.", leased)
+    yield from _share_priorities(share_partitions)
     yield _gauge(
         "share_sessions",
         "Members of share groups that fetch from this broker.",
@@ -280,6 +283,30 @@ def _share_groups(broker: RunningBroker) -> Iterator[Measurement]:
         "Failed writes of dead letters; they are retried.",
         counts.failure_count,
     )
+
+
+def _share_priorities(share_partitions: Sequence[SharePartitionLeader]) -> Iterator[Measurement]:
+    """Return metrics of the records of each priority, if a topic in use has priorities."""
+    leased, lag = dict.fromkeys(PRIORITIES, 0), dict.fromkeys(PRIORITIES, 0)
+    prioritized = [each for each in share_partitions if each.partition.priorities is not None]
+    for each in prioritized:
+        counts = each.state_machine.counts(each.now_ms())
+        leased[each.key.priority] += counts.leased
+        lag[each.key.priority] += counts.lag
+    for priority in PRIORITIES if prioritized else ():
+        label = priority.name.lower()
+        yield _gauge(
+            "share_priority_leased_records",
+            "Records of each priority leased by members of share groups.",
+            leased[priority],
+            priority=label,
+        )
+        yield _gauge(
+            "share_priority_lag_records",
+            "Records of each priority that the share groups in use have not processed.",
+            lag[priority],
+            priority=label,
+        )
 
 
 def dead_letter_warnings(broker: RunningBroker) -> Iterator[Problem]:

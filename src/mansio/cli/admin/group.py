@@ -395,6 +395,17 @@ SHARE_PARTITION_COLUMNS = (
     "archiving",
     "dead",
 )
+SHARE_PRIORITY_COLUMNS = (
+    "topic",
+    "partition",
+    "priority",
+    "start",
+    "end",
+    "lag",
+    "leased",
+    "in_backoff",
+    "dead",
+)
 SHARE_MEMBER_COLUMNS = ("topic", "partition", "member", "leased", "oldest")
 LEASED_RANGES_SHOWN_MAX = 100
 """Maximum number of leased ranges of one partition that the JSON output has."""
@@ -457,6 +468,18 @@ def _share_partition_row(one: TopicPartition, found: ShareLeases) -> dict[str, A
             }
             for each in found.ranges
         ],
+        "priorities": [
+            {
+                "priority": each.priority,
+                "start": each.start_offset,
+                "end": each.end_offset,
+                "lag": each.lag,
+                "leased": each.leased,
+                "in_backoff": each.in_backoff,
+                "dead": each.dead,
+            }
+            for each in found.priorities
+        ],
     }
 
 
@@ -469,6 +492,15 @@ def show_share_group(found: dict[str, Any]) -> None:
             SHARE_PARTITION_COLUMNS,
             [[format_cell(row[column]) for column in SHARE_PARTITION_COLUMNS] for row in partitions],
         )
+    priorities = [
+        [row["topic"], format_cell(row["partition"])]
+        + [format_cell(each[column]) for column in SHARE_PRIORITY_COLUMNS[2:]]
+        for row in partitions
+        for each in row["priorities"]
+    ]
+    if priorities:
+        print()
+        show_table(SHARE_PRIORITY_COLUMNS, priorities)
     holders = [
         [
             row["topic"],

@@ -93,6 +93,12 @@ def create(
         bool,
         typer.Option("--delays", help="Accept delayed records: -c mansio.delay.enable=true."),
     ] = False,
+    priorities: Annotated[
+        bool,
+        typer.Option(
+            "--priorities", help="Deliver by priority to share groups: -c mansio.priority.enable=true."
+        ),
+    ] = False,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Succeed if it already exists.")
     ] = False,
@@ -102,6 +108,8 @@ def create(
     settings = dict(parse_name_values(config or (), "--config"))
     if delays and settings.setdefault("mansio.delay.enable", "true") != "true":
         usage_error("contradicts -c mansio.delay.enable", "--delays")
+    if priorities and settings.setdefault("mansio.priority.enable", "true") != "true":
+        usage_error("contradicts -c mansio.priority.enable", "--priorities")
 
     async def work() -> None:
         async with connect(bootstrap_servers) as client:

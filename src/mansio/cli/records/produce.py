@@ -66,6 +66,14 @@ class CodecName(StrEnum):
     ZSTD = "zstd"
 
 
+class PriorityName(StrEnum):
+    """Priorities of records."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to publish to.")],
     file: Annotated[
@@ -126,6 +134,10 @@ def produce(
             help="Deliver the records at this time, for example 2026-12-01T09:00+01:00.",
         ),
     ] = None,
+    priority: Annotated[
+        PriorityName | None,
+        typer.Option("--priority", help="Deliver to share groups before, or after, other records."),
+    ] = None,
     output: Annotated[
         Output | None,
         typer.Option(
@@ -161,6 +173,7 @@ def produce(
         headers,
         partition,
         *_parse_delay(delay, at),
+        None if priority is None else priority.value,
         ProduceProgress(output),
     )
     if file is None and sys.stdin is None:
@@ -195,6 +208,7 @@ class ProduceCommand(NamedTuple):
     partition: int | None
     delay_s: float | None
     at: datetime | None
+    priority: str | None
     report: ProduceProgress
 
     async def perform(self, bootstrap_servers: str, source: BinaryIO, options: dict[str, Any]) -> None:
@@ -236,6 +250,7 @@ class ProduceCommand(NamedTuple):
                     partition=self.partition,
                     delay=self.delay_s,
                     at=self.at,
+                    priority=self.priority,
                 )
             )
         self.report.sent += len(records)

@@ -16,6 +16,7 @@ from mansio.net.offsets import request_leaders
 from mansio.net.redrive import RedriveResult, redrive_records
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.priority_header import Priority
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -77,13 +78,28 @@ class LeasedRange:
 
 
 @dataclass(frozen=True, slots=True)
+class PriorityLeases:
+    """Delivery state of the records with one `priority`, "high", "normal" or "low", in one partition for one share
+    group. The other fields are those of `ShareLeases`."""
+
+    priority: str
+    start_offset: int
+    end_offset: int
+    lag: int
+    leased: int
+    in_backoff: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShareLeases:
     """Delivery state of one partition for one share group.
 
     The group keeps a delivery state for the offsets from `start_offset` to `end_offset` (exclusive). `lag`, `leased`,
     `in_backoff`, `withheld`, `archiving` and `dead` are numbers of records: not processed yet; leased; released and not
     offered again yet; withheld; being copied to the dead-letter topic; dead-lettered and not redriven since.
-    `dead_letter_error` is the reason why copies to the dead-letter topic are delayed, "" if none failed.
+    `dead_letter_error` is the reason why copies to the dead-letter topic are delayed, "" if none failed. `priorities`
+    has the state of each priority, the highest first, on a topic with priorities.
     """
 
     start_offset: int
@@ -97,6 +113,7 @@ class ShareLeases:
     dead_letter_error: str
     holders: tuple[LeaseHolder, ...]
     ranges: tuple[LeasedRange, ...]
+    priorities: tuple[PriorityLeases, ...] = ()
 
 
 class ShareAdmin:
@@ -290,5 +307,17 @@ def _leases(entry: Any) -> ShareLeases:
                 one.lease_ms,
             )
             for one in entry.ranges
+        ),
+        tuple(
+            PriorityLeases(
+                Priority(one.priority).name.lower(),
+                one.start_offset,
+                one.end_offset,
+                one.lag,
+                one.leased,
+                one.in_backoff,
+                one.dead,
+            )
+            for one in entry.priorities
         ),
     )

@@ -101,6 +101,12 @@ class Batch:
         self.record_errors: Mapping[int, str] = {}
         self.waiters: list[Waiter] = []
 
+    @property
+    def is_open(self) -> bool:
+        """Whether records are still appended to the batch."""
+        queue = self.queue
+        return queue.open_batch is self or self in queue.prioritized_batches.values()
+
     def add(self, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
         """Append a record. The caller adds the record's size to `size`."""
         if key is not None or headers or value is None:
@@ -278,6 +284,7 @@ class PartitionQueue:
         "next_sequence",
         "open_batch",
         "partition",
+        "prioritized_batches",
         "producer_epoch",
         "ready_batches",
         "topic",
@@ -287,7 +294,10 @@ class PartitionQueue:
         self.topic: str = topic
         self.partition: int = partition
         self.open_batch: Batch | None = None
-        """The batch to which records are appended."""
+        """The batch to which records of normal priority are appended."""
+        self.prioritized_batches: dict[str, Batch] = {}
+        """The batches to which records of high and low priority are appended: a consumer of some priorities then gets
+        no bytes of others."""
         self.ready_batches: deque[Batch] = deque()
         """Closed batches that wait to be sent or sent again."""
         self.in_flight_count: int = 0
@@ -314,11 +324,31 @@ class PartitionQueue:
         self.needs_new_epoch: bool = False
         """Whether the broker refused a sequence number, so that a new epoch starts as soon as no batch is in flight."""
 
-    def close_open_batch(self) -> None:
-        """Close the open batch and queue it for sending."""
-        if self.open_batch is not None:
-            self.ready_batches.append(self.open_batch)
+    @property
+    def next_open_batch(self) -> Batch | None:
+        """The open batch that is sent next, which is the oldest one."""
+        if not self.prioritized_batches:
+            return self.open_batch
+        others = self.prioritized_batches.values()
+        opened = others if self.open_batch is None else (self.open_batch, *others)
+        return min(opened, key=lambda batch: batch.created_s)
+
+    def close_batch(self, batch: Batch) -> None:
+        """Close an open batch and queue it for sending."""
+        self.ready_batches.append(batch)
+        self._remove_open(batch)
+
+    def close_open_batches(self) -> None:
+        """Close all open batches and queue them for sending."""
+        while (batch := self.next_open_batch) is not None:
+            self.close_batch(batch)
+
+    def _remove_open(self, batch: Batch) -> None:
+        if self.open_batch is batch:
             self.open_batch = None
+        else:
+            others = self.prioritized_batches
+            del others[next(priority for priority in others if others[priority] is batch)]
 
     def take_batch(self) -> Batch:
         """Remove the next batch, the open one if no other is queued, and return it with its sequence numbers. The queue
@@ -326,8 +356,8 @@ class PartitionQueue:
         if self.ready_batches:
             batch = self.ready_batches.popleft()
         else:
-            batch = cast("Batch", self.open_batch)
-            self.open_batch = None
+            batch = cast("Batch", self.next_open_batch)
+            self._remove_open(batch)
         if batch.base_sequence is None:
             batch.base_sequence = self.next_sequence
             batch.producer_epoch = self.producer_epoch
@@ -390,6 +420,7 @@ class PartitionQueue:
         """Remove all batches and start a new producer epoch. The caller fails the removed batches."""
         self.ready_batches.clear()
         self.open_batch = None
+        self.prioritized_batches.clear()
         self.in_flight_count = self.failure_count = 0
         self.is_recovering = False
         self.blocked_until_s = 0.0

@@ -24,6 +24,7 @@ from mansio.client.producer.dedup_ids import deduplication_check, encode_dedup_i
 from mansio.client.producer.delays import delay_check, with_delay_header
 from mansio.client.producer.metadata_waiters import MetadataWaiters
 from mansio.client.producer.partitioner import next_sticky_partition
+from mansio.client.producer.priorities import NORMAL, priority_check, with_priority_header
 from mansio.client.producer.producer_options import ProducerOptions
 from mansio.client.producer.sender import Sender
 from mansio.client.types import OutgoingRecord, milliseconds
@@ -77,6 +78,7 @@ class Producer:
         """Callers that wait for buffer space, in the order of the calls; only the first is woken."""
         self._delay_check = delay_check(cluster)
         self._deduplication_check = deduplication_check(cluster)
+        self._priority_check = priority_check(cluster)
         self._sender = Sender(cluster, self._options, self._wake_space_waiter)
         self._is_closed = False
 
@@ -110,17 +112,19 @@ class Producer:
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         dedup_id: bytes | str | None = None,
+        priority: str | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
         The record is delivered after `delay` (a duration, or seconds), or at the moment `at`; the offset in the result
         is then its id while it is pending. With `dedup_id` the record is not stored again if one with the same id was
-        accepted lately; without key and partition, the id chooses the partition.
+        accepted lately; without key and partition, the id chooses the partition. Share groups receive records with the
+        `priority` "high" before those with "normal", the default, and those with "low".
 
         Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, `ValueError` for an
-        impossible delay or id, `DelaysNotEnabled` if the topic accepts no delays, `DeduplicationNotEnabled` if it has
-        no deduplication window, and `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record
-        may still be published.
+        impossible delay, id or priority, `DelaysNotEnabled`, `DeduplicationNotEnabled` or `PrioritiesNotEnabled` if the
+        topic does not have the setting, and `RequestTimedOut` after the delivery timeout. If the call is cancelled, the
+        record may still be published.
         """
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
@@ -129,11 +133,14 @@ class Producer:
             dedup_id = encode_dedup_id(dedup_id)
             headers = with_dedup_header(headers, dedup_id)
             await self._ensure_setting(self._deduplication_check, topic)
+        if priority is not None:
+            headers = with_priority_header(headers, priority)
+            await self._ensure_setting(self._priority_check, topic)
         batch = None
         if key is None and headers is None and partition is None and timestamp_ms is None:
             batch = self._append_value(topic, value, is_awaited=True)
         if batch is None:
-            record = serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id)
+            record = serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id, priority)
             batch = self._append_nowait(topic, record) or (await self._wait_and_append(topic, record))[1]
         index = len(batch.values) - 1
         if not batch.is_completed:
@@ -156,10 +163,11 @@ class Producer:
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         dedup_id: bytes | str | None = None,
+        priority: str | None = None,
     ) -> Delivery | None:
         """Queue one record for publishing and return its delivery, without waiting. Returns None and queues nothing if
         the call would have to wait for metadata or buffer space. The blocking client uses it, because it needs no
-        task. A record with a delay or an id may have to wait, too."""
+        task. A record with a delay, an id or a priority may have to wait, too."""
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
             if not self._delay_check.is_enabled(topic):
@@ -169,8 +177,12 @@ class Producer:
             headers = with_dedup_header(headers, dedup_id)
             if not self._deduplication_check.is_enabled(topic):
                 return None
+        if priority is not None:
+            headers = with_priority_header(headers, priority)
+            if not self._priority_check.is_enabled(topic):
+                return None
         batch = self._append_nowait(
-            topic, serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id)
+            topic, serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id, priority)
         )
         return None if batch is None else Delivery(batch, len(batch.values) - 1)
 
@@ -186,9 +198,10 @@ class Producer:
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         dedup_id: bytes | str | None = None,
+        priority: str | None = None,
     ) -> Delivery:
         """Queue one record for publishing and return its delivery. The call waits only for the topic's metadata or for
-        buffer space. `delay`, `at`, `dedup_id`: see `publish`."""
+        buffer space. `delay`, `at`, `dedup_id`, `priority`: see `publish`."""
         if delay is not None or at is not None:
             headers = with_delay_header(headers, delay, at)
             await self._ensure_setting(self._delay_check, topic)
@@ -196,11 +209,14 @@ class Producer:
             dedup_id = encode_dedup_id(dedup_id)
             headers = with_dedup_header(headers, dedup_id)
             await self._ensure_setting(self._deduplication_check, topic)
+        if priority is not None:
+            headers = with_priority_header(headers, priority)
+            await self._ensure_setting(self._priority_check, topic)
         if key is None and headers is None and partition is None and timestamp_ms is None:
             put = self._append_value(topic, value)
             if put is not None:
                 return Delivery(put, len(put.values) - 1)
-        record = serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id)
+        record = serialize_fields(value, key, headers, partition, timestamp_ms, dedup_id, priority)
         was_batch_closed, batch = await self._wait_and_append(topic, record)
         delivery = Delivery(batch, len(batch.values) - 1)
         if was_batch_closed:
@@ -220,7 +236,7 @@ class Producer:
         """Publish values (or `OutgoingRecord`s) in order and wait until all are acknowledged.
 
         `delay`, `at`: see `publish`; they apply to the records that have none of their own. Each `OutgoingRecord` may
-        have a `dedup_id`.
+        have a `dedup_id` and a `priority`.
         If a record fails, raises the first error after the results of all records are known; the other records may be
         stored.
         """
@@ -241,6 +257,10 @@ class Producer:
                     headers = with_dedup_header(record.headers, dedup_id)
                     record = record._replace(headers=_headers(headers), dedup_id=dedup_id)
                     await self._ensure_setting(self._deduplication_check, topic)
+                if isinstance(record, OutgoingRecord) and record.priority is not None:
+                    headers = with_priority_header(record.headers, record.priority)
+                    record = record._replace(headers=_headers(headers))
+                    await self._ensure_setting(self._priority_check, topic)
                 was_batch_closed, batch = await self._wait_and_append(topic, serialize_record(record))
                 begin = len(batch.values) - 1
                 position += 1
@@ -271,6 +291,7 @@ class Producer:
                 waiter.set()
             await self._delay_check.close()
             await self._deduplication_check.close()
+            await self._priority_check.close()
             await self._metadata_waiters.close()
             await self._sender.close()
 
@@ -308,7 +329,7 @@ class Producer:
         queues = self._topics.get(topic)
         if queues is None:
             queues = self._topics[topic] = _TopicQueues(topic)
-        value, key, headers, partition, timestamp_ms, _, _, dedup_id = record
+        value, key, headers, partition, timestamp_ms, _, _, dedup_id, priority = record
         keyless = False
         if partition is None:
             if key is not None:
@@ -327,16 +348,21 @@ class Producer:
             if not 0 <= partition < len(view.partitions):
                 raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
             queue = queues.queues[partition] = PartitionQueue(topic, partition)
-        batch = queue.open_batch
+        is_normal = priority is None or priority == NORMAL
+        batch = queue.open_batch if is_normal else queue.prioritized_batches.get(priority or NORMAL)
         was_batch_closed = batch is not None and batch.size + size > self._options.batch_bytes_max
-        if was_batch_closed:
-            self._sender.close_open_batch(queue)
+        if batch is not None and was_batch_closed:
+            self._sender.close_batch(batch)
             batch = None
             if keyless:
                 queues.choose_sticky_partition(view)  # for the next records
         is_new = batch is None
         if batch is None:
-            batch = queue.open_batch = Batch(queue, self._loop.time())
+            batch = Batch(queue, self._loop.time())
+            if is_normal:
+                queue.open_batch = batch
+            else:
+                queue.prioritized_batches[priority or NORMAL] = batch
         if timestamp_ms is None:
             timestamp_ms = int(time.time() * 1000)
         batch.add(timestamp_ms, key, value, headers)
@@ -451,8 +477,8 @@ class Producer:
     async def _flush_batches(self, batches: set[Batch]) -> None:
         """Send the given batches without waiting for more records, and wait until all are completed."""
         for batch in batches:
-            if batch.queue.open_batch is batch:
-                self._sender.close_open_batch(batch.queue)
+            if batch.is_open:
+                self._sender.close_batch(batch)
         for batch in batches:
             await batch.wait_completed()
 
@@ -475,6 +501,7 @@ def serialize_fields(
     partition: int | None,
     timestamp_ms: int | datetime | None,
     dedup_id: bytes | None = None,
+    priority: str | None = None,
 ) -> OutgoingRecord:
     """Return a record with key, value and headers as bytes and the timestamp in milliseconds. Raises `InvalidRecord`
     for a wrong type."""
@@ -485,6 +512,7 @@ def serialize_fields(
         partition,
         None if timestamp_ms is None else milliseconds(timestamp_ms),
         dedup_id=dedup_id,
+        priority=priority,
     )
 
 

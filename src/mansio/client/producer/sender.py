@@ -128,9 +128,9 @@ class Sender:
             else:
                 self._schedule_dispatch()
 
-    def close_open_batch(self, queue: PartitionQueue) -> None:
-        """Close the open batch of a queue, because it is full or flush was called, and schedule it for sending."""
-        queue.close_open_batch()
+    def close_batch(self, batch: Batch) -> None:
+        """Close an open batch, because it is full or flush was called, and schedule it for sending."""
+        batch.queue.close_batch(batch)
         self._schedule_dispatch()
 
     async def close(self) -> None:
@@ -182,7 +182,8 @@ class Sender:
             node = self._sendable_leader(queue, now)
             if node is None:
                 continue
-            size = (queue.ready_batches[0] if queue.ready_batches else cast("Batch", queue.open_batch)).size
+            first = queue.ready_batches[0] if queue.ready_batches else queue.next_open_batch
+            size = cast("Batch", first).size
             if node in chosen and sizes[node] + size > self._options.request_bytes_max:
                 self._schedule_dispatch()
                 continue
@@ -215,7 +216,7 @@ class Sender:
         if queue.identity is None:
             queue.identity = self._identity
         queue.in_flight_count += 1
-        if queue.ready_batches:
+        if queue.ready_batches or queue.prioritized_batches:
             self._schedule_dispatch()
         return batch
 
@@ -235,9 +236,10 @@ class Sender:
             return False
         if queue.ready_batches:
             return queue.in_flight_count < (1 if queue.is_recovering else self._options.in_flight_batches_max)
-        if queue.open_batch is None or queue.in_flight_count:
+        batch = queue.next_open_batch if queue.prioritized_batches else queue.open_batch
+        if batch is None or queue.in_flight_count:
             return False  # an open batch keeps filling while another is in flight
-        due = queue.open_batch.created_s + self._options.linger_ms / 1000
+        due = batch.created_s + self._options.linger_ms / 1000
         if due > now:
             self._earliest_timer.set(due)
             return False
@@ -421,7 +423,7 @@ class Sender:
 
     def _fail_queue(self, queue: PartitionQueue, error: MansioError) -> None:
         """Fail all batches of a queue except those in flight."""
-        queue.close_open_batch()
+        queue.close_open_batches()
         while queue.ready_batches:
             self._fail_batch(queue.ready_batches.popleft(), error)
         self._update_queue(queue)
@@ -438,7 +440,7 @@ class Sender:
             queue.is_recovering = (
                 bool(queue.ready_batches) and queue.ready_batches[0].base_sequence is not None
             )
-        if queue.in_flight_count == 0 and not queue.ready_batches and queue.open_batch is None:
+        if queue.in_flight_count == 0 and not queue.ready_batches and queue.next_open_batch is None:
             self._queues.pop(queue, None)
 
     # -- failure and expiry --------
@@ -477,8 +479,9 @@ class Sender:
                 if queue.last_error is not None:
                     message += f"; the last attempt: {queue.last_error.message}"
                 self._fail_batch(batch, RequestTimedOut(message))
-            if queue.open_batch is not None and queue.open_batch.created_s <= oldest:
-                queue.close_open_batch()
+            batch_open = queue.next_open_batch
+            if batch_open is not None and batch_open.created_s <= oldest:
+                queue.close_open_batches()
             self._update_queue(queue)
         if self.incomplete_batches:
             self._expiry = self._loop.call_later(EXPIRY_CHECK_INTERVAL_S, self._fail_expired_batches)

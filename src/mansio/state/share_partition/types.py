@@ -13,9 +13,12 @@ Source: KIP-932 (states and types of acknowledgement), KIP-1222 (renewal), KIP-1
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.wire.batch.priority_header import Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Delivery states, with the numbers of KIP-932.
 AVAILABLE: Final = 0
@@ -303,3 +306,26 @@ class ShareCounts(NamedTuple):
     archiving: int
     dead: int
     holders: tuple[LeaseHolder, ...]
+
+
+def merge_counts(counts: Sequence[ShareCounts]) -> ShareCounts:
+    """Return the sums of the counts of several share partitions of one topic partition."""
+    if len(counts) == 1:
+        return counts[0]
+    holders: dict[str, LeaseHolder] = {}
+    for each in (holder for one in counts for holder in one.holders):
+        known = holders.get(each.member_id, LeaseHolder(each.member_id, 0, 0))
+        holders[each.member_id] = LeaseHolder(
+            each.member_id, known.leased + each.leased, max(known.oldest_ms, each.oldest_ms)
+        )
+    return ShareCounts(
+        start_offset=min(one.start_offset for one in counts),
+        end_offset=max(one.end_offset for one in counts),
+        lag=sum(one.lag for one in counts),
+        leased=sum(one.leased for one in counts),
+        in_backoff=sum(one.in_backoff for one in counts),
+        withheld=sum(one.withheld for one in counts),
+        archiving=sum(one.archiving for one in counts),
+        dead=sum(one.dead for one in counts),
+        holders=tuple(holders[member] for member in sorted(holders)),
+    )

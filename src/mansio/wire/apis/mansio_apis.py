@@ -166,11 +166,26 @@ class LeasedRange(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedPriority(_Flexible):
+    """Records of one priority in one share partition. `priority`: 0 normal, 1 high, 2 low; the others are as in
+    `DescribedPartition`."""
+
+    priority: int = field(metadata=_INT32)
+    start_offset: int = field(metadata=_INT64)
+    end_offset: int = field(metadata=_INT64)
+    lag: int = field(metadata=_INT64)
+    leased: int = field(metadata=_INT64)
+    in_backoff: int = field(metadata=_INT64)
+    dead: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedPartition(_Flexible):
     """State of one share partition. `start_offset` and `end_offset` bound the records in flight.
 
     Numbers of records: `lag` (neither acknowledged nor dead), `leased`, `in_backoff`, `withheld`, `archiving`, `dead`.
-    `holders`: leases by member; `dead_letter_error`: last error of a copy to the dead-letter topic, "" for none."""
+    `holders`: leases by member; `dead_letter_error`: last error of a copy to the dead-letter topic, "" for none;
+    `priorities`: the records of each priority, if the topic has priorities."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -186,6 +201,7 @@ class DescribedPartition(_Flexible):
     dead_letter_error: str = field(metadata=_TEXT, default="")
     holders: tuple[MemberLeases, ...]
     ranges: tuple[LeasedRange, ...]
+    priorities: tuple[DescribedPriority, ...] = field(metadata={"tag": 0}, default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,15 @@ from mansio.errors import (
 )
 from mansio.state.share_partition.in_flight import NOT_PENDING
 from mansio.state.share_partition.priority_shares import split_by_priority
-from mansio.state.share_partition.types import ACQUIRED, ARCHIVED, LEASE_MS_MAX, RENEW, ShareKey
+from mansio.state.share_partition.types import (
+    ACQUIRED,
+    ARCHIVED,
+    LEASE_MS_MAX,
+    RENEW,
+    RedriveResult,
+    ShareKey,
+    merge_counts,
+)
 from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
@@ -50,10 +58,10 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Promise, Scheduler
     from mansio.state.consumer_group.types import TopicPartition
+    from mansio.state.share_partition.machine import SharePartition
     from mansio.state.share_partition.types import (
         AcknowledgementBatch,
         AcquiredRange,
-        RedriveResult,
         ShareCounts,
         Update,
     )
@@ -143,9 +151,10 @@ class LeaseRange:
 
 @dataclass(frozen=True, slots=True)
 class SharePartitionDescription:
-    """Record counts and leases of one share partition, or the error for which it cannot be described.
+    """Record counts and leases of one topic partition in a share group, or the error for which it cannot be described.
 
-    `dead_letter_error`: the last error in writing to the dead-letter topic, "" if there is none."""
+    `dead_letter_error`: the last error in writing to the dead-letter topic, "" if there is none. `priorities`: the
+    counts of each priority, on a topic with priorities."""
 
     topic_id: bytes
     partition: int
@@ -153,6 +162,7 @@ class SharePartitionDescription:
     counts: ShareCounts | None = None
     dead_letter_error: str = ""
     ranges: Sequence[LeaseRange] = field(default=())
+    priorities: Sequence[tuple[Priority, ShareCounts]] = field(default=())
 
 
 class ShareService:
@@ -323,12 +333,14 @@ class ShareService:
         check_group_id(group_id)
         ranges_max = min(max(ranges_max, 0), LEASE_RANGES_MAX)
         if partitions is None:
-            leaders = [
-                each
-                for each in self.share_partition_manager.share_partitions()
-                if each.key.group == group_id and each.is_ready
+            loaded: dict[ShareKey, list[SharePartitionLeader]] = {}
+            for each in self.share_partition_manager.share_partitions():
+                if each.key.group == group_id and each.is_ready:
+                    loaded.setdefault(each.key._replace(priority=Priority.NORMAL), []).append(each)
+            return [
+                self._describe_share_partition(leaders, ranges_max)
+                for leaders in [*loaded.values()][:PARTITIONS_MAX]
             ]
-            return [self._describe_share_partition(each, ranges_max) for each in leaders[:PARTITIONS_MAX]]
         if len(partitions) > PARTITIONS_MAX:
             raise InvalidRequest(f"{len(partitions)} partitions; at most {PARTITIONS_MAX} per request")
         found = [SharePartitionDescription(topic_id, index) for topic_id, index in partitions]
@@ -336,35 +348,40 @@ class ShareService:
         async def describe(position: int, topic_id: bytes, index: int) -> None:
             try:
                 leader = await self._load_existing(group_id, topic_id, index)
+                leaders = [leader]
+                if leader.partition.priorities is not None:
+                    leaders = [*(await self._load_priorities(leader)).values()]
             except MansioError as error:
                 found[position] = SharePartitionDescription(topic_id, index, error)
             else:
-                found[position] = self._describe_share_partition(leader, ranges_max)
+                found[position] = self._describe_share_partition(leaders, ranges_max)
 
         works = [describe(position, *each) for position, each in enumerate(partitions)]
         await gather_results(self.scheduler, works, name="describe leases")
         return found
 
     def _describe_share_partition(
-        self, leader: SharePartitionLeader, ranges_max: int
+        self, leaders: Sequence[SharePartitionLeader], ranges_max: int
     ) -> SharePartitionDescription:
-        machine = leader.ready_state_machine() or leader.state_machine
-        now_ms, lock_ms = leader.now_ms(), machine.settings.lock_ms
-        machine.high_watermark = max(machine.high_watermark, leader.partition.high_watermark)
+        """Describe the share partitions of a topic partition: one, or those of all priorities."""
         ranges: list[LeaseRange] = []
-        for batch in machine.ranges:
-            if len(ranges) >= ranges_max:
-                break
-            if batch.state == ACQUIRED:
-                lease_ms = batch.duration_ms(lock_ms)
-                age_ms = max(round(now_ms - batch.deadline_ms + lease_ms), 0)
-                ranges.append(
-                    LeaseRange(batch.first, batch.last, batch.holder, batch.deliveries, age_ms, lease_ms)
-                )
-        error = self._dead_letters.last_error_of(leader.key)
-        counts = machine.counts(now_ms)
+        counts: list[tuple[Priority, ShareCounts]] = []
+        for leader in leaders:
+            machine = leader.ready_state_machine() or leader.state_machine
+            machine.high_watermark = max(machine.high_watermark, leader.partition.high_watermark)
+            counts.append((leader.key.priority, machine.counts(leader.now_ms())))
+            ranges += _leased_ranges(machine, leader.now_ms(), ranges_max)
+        key = leaders[0].key
+        errors = (self._dead_letters.last_error_of(leader.key) for leader in leaders)
+        has_priorities = leaders[0].partition.priorities is not None
         return SharePartitionDescription(
-            leader.key.topic_id, leader.key.partition, None, counts, error, tuple(ranges)
+            key.topic_id,
+            key.partition,
+            None,
+            merge_counts([each for _, each in counts]),
+            next(filter(None, errors), ""),
+            tuple(sorted(ranges, key=lambda each: each.first_offset)[:ranges_max]),
+            tuple(counts) if has_priorities else (),
         )
 
     async def _load_existing(self, group_id: str, topic_id: bytes, index: int) -> SharePartitionLeader:
@@ -407,17 +424,25 @@ class ShareService:
             raise InvalidRequest(f"a redrive id has 1 to {REDRIVE_ID_CHARACTERS_MAX} characters")
         if not 0 < records_max <= REDRIVEN_RECORDS_MAX:
             raise InvalidRequest(f"{records_max} records; 1 to {REDRIVEN_RECORDS_MAX} per request")
-        leader = await self._load_existing(group_id, topic_id, partition)
-        await self._wait_until_archived(leader)
-        leader.ready_state_machine()
-        leader.ensure_leader()
-        machine = leader.state_machine
-        update, result = leader.call_machine_and_set_timer(
-            machine.redrive, redrive_id, offsets, records_max, leader.now_ms()
-        )
-        if update is not None:
-            await leader.persist(update)
-        return result, leader.state_machine.counts(leader.now_ms()).dead
+        normal = await self._load_existing(group_id, topic_id, partition)
+        leaders = [normal]
+        if normal.partition.priorities is not None:
+            leaders = [*(await self._load_priorities(normal)).values()]
+        total, dead = RedriveResult(0, 0, 0), 0
+        for leader in leaders:
+            await self._wait_until_archived(leader)
+            leader.ready_state_machine()
+            leader.ensure_leader()
+            left = records_max - total.redriven
+            if left > 0:
+                update, result = leader.call_machine_and_set_timer(
+                    leader.state_machine.redrive, redrive_id, offsets, left, leader.now_ms()
+                )
+                if update is not None:
+                    await leader.persist(update)
+                total = RedriveResult(*map(sum, zip(total, result, strict=True)))
+            dead += leader.state_machine.counts(leader.now_ms()).dead
+        return total, dead
 
     async def _wait_until_archived(self, leader: SharePartitionLeader) -> None:
         """Wait until the state of recently archived records is stored, for a limited time. Records can be redriven only
@@ -680,6 +705,22 @@ class _Change:
     updates: list[Update]
     result: AcknowledgeResult | None = None
     acquired: AcquiredRecords | None = None
+
+
+def _leased_ranges(machine: SharePartition, now_ms: float, ranges_max: int) -> list[LeaseRange]:
+    """Return the first leased ranges of a share partition."""
+    ranges: list[LeaseRange] = []
+    lock_ms = machine.settings.lock_ms
+    for batch in machine.ranges:
+        if len(ranges) >= ranges_max:
+            break
+        if batch.state == ACQUIRED:
+            lease_ms = batch.duration_ms(lock_ms)
+            age_ms = max(round(now_ms - batch.deadline_ms + lease_ms), 0)
+            ranges.append(
+                LeaseRange(batch.first, batch.last, batch.holder, batch.deliveries, age_ms, lease_ms)
+            )
+    return ranges
 
 
 def validate_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:

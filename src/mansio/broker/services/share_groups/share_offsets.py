@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error, check_group_id
 from mansio.errors import InvalidRequest, MansioError, NonEmptyGroup, UnknownTopicOrPartition
 from mansio.state.share_partition.types import ShareKey
+from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,11 +118,35 @@ class ShareOffsetService:
         return TopicShareOffsets(name, topic_id, offsets)
 
     async def _describe_partition(self, name: str, key: ShareKey) -> ShareOffset:
-        summary = await self._share_partition_manager.persister.summary(key)
+        manager = self._share_partition_manager
+        summary = await manager.persister.summary(key)
         if summary is None:
             return ShareOffset(key.partition)
+        if len(manager.priorities_of(key.topic_id)) > 1:
+            return await self._describe_priorities(name, key, summary)
         lag = self._lag(name, key, summary)
         return ShareOffset(key.partition, summary.start_offset, max(summary.leader_epoch, 0), lag)
+
+    async def _describe_priorities(self, name: str, key: ShareKey, normal: ShareSummary) -> ShareOffset:
+        """Describe a partition of a topic with priorities: its lowest start offset, and the lag of all priorities.
+
+        Which offsets have which priority is known where the partition has a replica, but only its leader knows how many
+        of them are done; elsewhere the lag is `UNKNOWN_OFFSET_OR_LAG`."""
+        manager = self._share_partition_manager
+        start = normal.start_offset
+        for priority in manager.priorities_of(key.topic_id):
+            summary = await manager.persister.summary(key._replace(priority=priority))
+            if summary is not None:
+                start = min(start, summary.start_offset)
+        lag = UNKNOWN_OFFSET_OR_LAG
+        partition = self._partitions.get(name, key.partition)
+        if partition is not None and partition.is_leader:
+            lag = 0
+            for leader in manager.find_all(manager.find(*key)).values():
+                machine = await leader.wait_until_loaded()
+                machine.high_watermark = max(machine.high_watermark, partition.high_watermark)
+                lag += machine.counts(leader.now_ms()).lag
+        return ShareOffset(key.partition, start, max(normal.leader_epoch, 0), lag)
 
     def _lag(self, name: str, key: ShareKey, summary: ShareSummary) -> int:
         """Return the lag in records, `UNKNOWN_OFFSET_OR_LAG` if this broker has no replica of the partition. It is too
@@ -183,10 +208,14 @@ class ShareOffsetService:
             raise InvalidRequest(f"{start_offset} is not an offset")
         manager = self._share_partition_manager
         await manager.wait_until_dead_lettered(key)
-        summary = await manager.persister.summary(key)
-        state_epoch = 0 if summary is None else summary.state_epoch + 1
-        await manager.persister.initialize(key, state_epoch, start_offset)
-        manager.drop(key)
+        for priority in manager.priorities_of(key.topic_id):
+            one = key._replace(priority=priority)
+            summary = await manager.persister.summary(one)
+            if summary is None and priority is not Priority.NORMAL:
+                continue  # it will begin at the start offset of normal priority
+            state_epoch = 0 if summary is None else summary.state_epoch + 1
+            await manager.persister.initialize(one, state_epoch, start_offset)
+            manager.drop(one)
 
     async def _record_initialized_partitions(
         self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Sequence[int]

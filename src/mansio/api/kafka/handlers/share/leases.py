@@ -98,6 +98,18 @@ def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
             }
             for each in found.ranges
         ],
+        "priorities": [
+            {
+                "priority": int(priority),
+                "start_offset": each.start_offset,
+                "end_offset": each.end_offset,
+                "lag": each.lag,
+                "leased": each.leased,
+                "in_backoff": each.in_backoff,
+                "dead": each.dead,
+            }
+            for priority, each in found.priorities
+        ],
     }
 
 
