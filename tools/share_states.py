@@ -44,6 +44,7 @@ _DELETED = "retention deletes it from the log"
 
 REASONS = {
     (AVAILABLE, ACQUIRED): "a member fetches it",
+    (AVAILABLE, ACKNOWLEDGED): "it has another priority and is passed",
     (AVAILABLE, ARCHIVED): _DELETED,
     (ACQUIRED, ACQUIRED): "renew",
     (ACQUIRED, ACKNOWLEDGED): "accept",

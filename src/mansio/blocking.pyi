@@ -153,7 +153,7 @@ class Client:
     """A connected client; see `connect`."""
     admin: Admin
     """Administration of the cluster."""
-    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None) -> RecordMetadata:
+    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None, priority: str | None = None) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
         ...
 
@@ -427,22 +427,23 @@ class LoopUnavailable(RuntimeError):
     """The loop is closed, or the call came from the loop's own thread and would deadlock."""
 class Producer:
     """Publishes to any topic of one cluster. Use as `with`, or call `close()`."""
-    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None) -> RecordMetadata:
+    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None, priority: str | None = None) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
         The record is delivered after `delay` (a duration, or seconds), or at the moment `at`; the offset in the result
         is then its id while it is pending. With `dedup_id` the record is not stored again if one with the same id was
-        accepted lately; without key and partition, the id chooses the partition.
+        accepted lately; without key and partition, the id chooses the partition. Share groups receive records with the
+        `priority` "high" before those with "normal", the default, and those with "low".
 
         Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, `ValueError` for an
-        impossible delay or id, `DelaysNotEnabled` if the topic accepts no delays, `DeduplicationNotEnabled` if it has
-        no deduplication window, and `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record
-        may still be published."""
+        impossible delay, id or priority, `DelaysNotEnabled`, `DeduplicationNotEnabled` or `PrioritiesNotEnabled` if the
+        topic does not have the setting, and `RequestTimedOut` after the delivery timeout. If the call is cancelled, the
+        record may still be published."""
         ...
 
-    def send(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None) -> Delivery:
+    def send(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None, priority: str | None = None) -> Delivery:
         """Queue one record for publishing and return its delivery. The call waits only for the topic's metadata or for
-        buffer space. `delay`, `at`, `dedup_id`: see `publish`."""
+        buffer space. `delay`, `at`, `dedup_id`, `priority`: see `publish`."""
         ...
 
     def flush(self) -> None:

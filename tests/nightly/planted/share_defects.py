@@ -135,8 +135,8 @@ MORE_SHARE_DEFECTS = (
             (
                 "withheld only near the start",
                 "state/share_partition/snapshot.py",
-                "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
-                "_withhold(in_flight, min(state.lease_bound, log_end - 3), now_ms + max(state.withheld_ms, 0))",
+                "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0), own)",
+                "_withhold(in_flight, min(state.lease_bound, log_end - 3), now_ms + max(state.withheld_ms, 0), own)",
             ),
             (
                 "what is withheld left out of a snapshot",

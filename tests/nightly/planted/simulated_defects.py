@@ -165,7 +165,7 @@ DEFECTS = (
         400008,
         "what may have been leased before a loss is not withheld",
         "state/share_partition/snapshot.py",
-        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
+        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0), own)",
         "pass",
     ),
     rule(
@@ -365,8 +365,8 @@ RARE = (
         0,
         "what may have been leased before a loss is given to others at once",
         "state/share_partition/snapshot.py",
-        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
-        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms)",
+        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0), own)",
+        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms, own)",
     ),
     rule(
         1_000_000,
