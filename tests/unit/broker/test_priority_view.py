@@ -1,0 +1,165 @@
+"""Priorities of replicas: what a follower knows when it becomes the leader, after truncations, deletions and restarts,
+and from damaged files."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mansio.broker.partition import priority_view
+from mansio.broker.partition.priority_view import PriorityView
+from mansio.errors import InvalidRecord
+from mansio.state.priorities import priority_index
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_HEADER, Priority
+from mansio.wire.batch.record_batch import build_batch
+from support.simulated_partition import DIRECTORY, RULES, SimulatedPartition
+
+
+@pytest.fixture(autouse=True)
+def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priority_view, "SNAPSHOT_INTERVAL_BYTES", 500)
+    monkeypatch.setattr(priority_view, "SLICE_BATCHES", 3)
+    monkeypatch.setattr(priority_index, "CHUNK_OFFSETS", 16)
+
+
+class PrioritizedPartition(SimulatedPartition):
+    """A partition with priorities on a simulated disk."""
+
+    def __init__(self, disk: SimulatedDisk, *, is_follower: bool = False, is_new: bool = False) -> None:
+        super().__init__(
+            disk,
+            1_000.0,
+            rules=RULES._replace(has_priorities=True),
+            is_follower=is_follower,
+            mansio_priority_enable="true",
+        )
+        self.view = PriorityView(
+            disk,
+            self.background,
+            self.scheduler,  # type: ignore[arg-type]
+            self.log,
+            is_leader=lambda: self.partition.is_leader,
+            is_new=is_new,
+        )
+        self.partition.add_hook(self.view)
+        self.partition.priorities = self.view
+        self.scheduler.run()
+        assert self.view.is_complete
+
+    def append(self, *priorities: str, codec: Codec = Codec.NONE) -> int:
+        batch = build_batch(
+            [
+                (1000, None, b"v", [(PRIORITY_HEADER, name.encode())] if name != "none" else [])
+                for name in priorities
+            ],
+            codec=codec,
+        )
+        return self.partition.append(batch).base_offset
+
+    def known(self) -> list[Priority]:
+        """The priority of each offset of the log."""
+        index = self.view.index
+        assert index.end == self.log.end_offset
+        parts = index.split(self.log.start_offset, index.end - 1)
+        return [part.priority for part in parts for _ in range(part.first, part.last + 1)]
+
+
+def replicate(leader: PrioritizedPartition, follower: PrioritizedPartition, batches: int = 1 << 20) -> None:
+    """Copy batches that the follower does not have, flush them, and let its view read them."""
+    if follower.log.end_offset < leader.log.start_offset:
+        follower.flush()
+        follower.partition.reset_to(leader.log.start_offset)
+    end = follower.log.end_offset
+    records = b"".join(batch for _, batch in zip(range(batches), leader.log.batches(end), strict=False))
+    if records and end < leader.log.end_offset:
+        follower.partition.append_from_leader(memoryview(records), 0)
+    follower.flush()
+    follower.partition.update_from_leader(follower.log.durable_end_offset, leader.log.start_offset)
+    follower.scheduler.run()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_replica_knows_the_priorities_after_truncations_deletions_and_restarts(seed: int) -> None:
+    chance = random.Random(seed)
+    leader = PrioritizedPartition(SimulatedDisk())
+    follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)
+    expected: dict[int, Priority] = {}
+    names = {"none": Priority.NORMAL, **{each.name.lower(): each for each in PRIORITIES}}
+    for _ in range(120):
+        kind = chance.randrange(12)
+        if kind < 6:
+            found = chance.choices([*names], k=chance.randint(1, 6))
+            if chance.randrange(2):
+                found = found[:1] * len(found)
+            base = leader.append(*found, codec=chance.choice([Codec.NONE, Codec.GZIP, Codec.ZSTD]))
+            expected |= {base + index: names[name] for index, name in enumerate(found)}
+        elif kind < 9:
+            leader.flush()
+            replicate(leader, follower, chance.randint(1, 4))
+        elif kind == 9 and leader.partition.high_watermark > leader.log.start_offset:
+            leader.partition.trim(chance.randint(leader.log.start_offset, leader.partition.high_watermark))
+            leader.flush()
+        elif kind == 10:
+            follower.flush()
+            end = chance.randint(follower.log.start_offset, follower.log.end_offset)
+            if end < follower.log.end_offset:
+                epoch = follower.log.leader_epochs.latest_epoch
+                follower.partition.truncate_diverging((epoch, end))
+            follower.scheduler.run()
+        else:
+            follower.flush()
+            follower.partition.close(save=bool(chance.randrange(2)))
+            follower = PrioritizedPartition(follower.disk, is_follower=True)
+    replicate(leader, follower)
+    assert leader.known() == [expected[at] for at in range(leader.log.start_offset, leader.log.end_offset)]
+    start = max(leader.log.start_offset, follower.log.start_offset)
+    assert follower.log.end_offset == leader.log.end_offset
+    assert (
+        follower.known()[start - follower.log.start_offset :]
+        == leader.known()[start - leader.log.start_offset :]
+    )
+
+
+def test_records_before_the_setting_keep_normal_priority_over_a_restart() -> None:
+    disk = SimulatedDisk()
+    plain = SimulatedPartition(disk, 1_000.0)
+    plain.partition.append(build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])]))
+    plain.flush()
+    plain.partition.close(save=False)
+    with_setting = PrioritizedPartition(disk, is_new=True)
+    with_setting.append("high", "low")
+    with_setting.flush()
+    expected = [Priority.NORMAL, Priority.HIGH, Priority.LOW]
+    assert with_setting.known() == expected
+    with_setting.partition.close(save=False)
+    assert PrioritizedPartition(disk).known() == expected
+
+
+def test_damaged_snapshot_is_left_out() -> None:
+    disk = SimulatedDisk()
+    one = PrioritizedPartition(disk)
+    one.append("high", "low", "none")
+    one.flush()
+    one.partition.close()
+    (name,) = [name for name in disk.list_directory(DIRECTORY) if name.endswith(".priority")]
+    disk.flip_bit(f"{DIRECTORY}/{name}", 8 * 30)
+    assert PrioritizedPartition(disk).known() == [Priority.HIGH, Priority.LOW, Priority.NORMAL]
+
+
+def test_rejected_batch_leaves_nothing_in_the_index() -> None:
+    one = PrioritizedPartition(SimulatedDisk())
+    one.append("high")
+    with pytest.raises(InvalidRecord, match=r"mansio-priority is high, normal or low \(record 1"):
+        one.append("low", "urgent")
+    one.append("none")
+    assert one.known() == [Priority.HIGH, Priority.NORMAL]
+
+
+def test_batches_that_the_broker_changes_are_read_from_the_log() -> None:
+    one = PrioritizedPartition(SimulatedDisk())
+    batch = build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])])
+    one.partition.append_unchanged([batch])
+    assert one.known() == [Priority.HIGH]
