@@ -98,7 +98,7 @@ def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Pat
         prepared = await share.apply_acknowledgements(
             "g", "m1", [acknowledgements(room, (0, 1, ACCEPT), (2, 2, RELEASE))], allows_renewal=False
         )
-        assert all(each.error is None and each.update is not None for each in prepared)
+        assert all(each.error is None and each.updates for each in prepared)
         received, _ = await receive(room, max_records=2, prepared=prepared)
         assert prepared[0].error is None
         assert sum(last - first + 1 for first, last, _ in received[key].acquired) == 2

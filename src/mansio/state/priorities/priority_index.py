@@ -106,36 +106,39 @@ class PriorityIndex:
 
     def ranges(self, priority: Priority, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges of the offsets `first` to `last` that have this priority, ascending, as far as the index
-        reaches. The index must not change while the iterator is in use."""
-        begin = end = -1  # the range that may continue in the next chunk
-        for low, high, found in self._parts(first, last, priority):
-            if found is not priority:
-                continue
-            if low == end + 1 and begin >= 0:
-                end = high
-                continue
-            if begin >= 0:
-                yield begin, end
-            begin, end = low, high
-        if begin >= 0:
-            yield begin, end
+        reaches. Adjacent ranges are not merged, so that a range takes the time of a chunk at most. The index must not
+        change while the iterator is in use."""
+        first, last = max(first, self.start), min(last, self.end - 1)
+        byte, run, is_normal = bytes((priority,)), _RUN[priority], priority is Priority.NORMAL
+        position = first
+        for number in self._numbers(first, last) if first <= last else ():
+            begin = number * CHUNK_OFFSETS
+            if is_normal and position < begin:
+                yield position, begin - 1
+            chunk = self._chunks[number]
+            stop = min(last - begin, CHUNK_OFFSETS - 1) + 1
+            low = chunk.find(byte, max(first - begin, 0), stop)
+            while low >= 0:
+                found = run.match(chunk, low, stop)
+                high = stop if found is None else found.end()
+                yield begin + low, begin + high - 1
+                low = chunk.find(byte, high, stop)
+            position = begin + stop
+        if is_normal and position <= last:
+            yield position, last
 
     def split(self, first: int, last: int) -> list[PriorityRange]:
         """Return the offsets `first` to `last` as ranges of one priority each, ascending. Offsets that the index does
         not cover have normal priority."""
         found: list[PriorityRange] = []
         position = first
-        for part in (*self._parts(first, last, None), PriorityRange(last + 1, last, Priority.NORMAL)):
+        for part in (*self._parts(first, last), PriorityRange(last + 1, last, Priority.NORMAL)):
             if part.first > position:  # not covered
                 _extend(found, PriorityRange(position, part.first - 1, Priority.NORMAL))
             if part.first <= part.last:
                 _extend(found, part)
             position = part.last + 1
         return found
-
-    def first_at_or_above(self, priority: Priority, offset: int) -> int | None:
-        """Return the first offset of this priority that is not below `offset`; None if there is none."""
-        return next((first for first, _ in self.ranges(priority, offset, self.end - 1)), None)
 
     def count(self, priority: Priority, first: int, last: int) -> int:
         """Return how many of the offsets `first` to `last` have this priority."""
@@ -152,18 +155,17 @@ class PriorityIndex:
             found += chunk.count(priority, max(first - begin, 0), min(last - begin, CHUNK_OFFSETS - 1) + 1)
         return found
 
-    def _numbers(self, first: int, last: int) -> list[int]:
-        """Return the numbers of the mixed chunks that overlap the offsets `first` to `last`, ascending."""
+    def _numbers(self, first: int, last: int) -> Iterator[int]:
+        """Yield the numbers of the mixed chunks that overlap the offsets `first` to `last`, ascending."""
         low, high = first // CHUNK_OFFSETS, last // CHUNK_OFFSETS
-        if high - low < len(self._chunks):
-            return [number for number in range(low, high + 1) if number in self._chunks]
-        return sorted(number for number in self._chunks if low <= number <= high)
+        if high - low <= 2 * len(self._chunks):
+            return filter(self._chunks.__contains__, range(low, high + 1))
+        return iter(sorted(number for number in self._chunks if low <= number <= high))
 
-    def _parts(self, first: int, last: int, wanted: Priority | None) -> Iterator[PriorityRange]:
-        """Yield the covered offsets from `first` to `last` in parts that do not reach over a chunk with other
-        priorities than normal; only those with the priority `wanted`, unless that is None."""
+    def _parts(self, first: int, last: int) -> Iterator[PriorityRange]:
+        """Yield the covered offsets from `first` to `last` in ranges of one priority; none reaches over a chunk with
+        other priorities than normal."""
         first, last = max(first, self.start), min(last, self.end - 1)
-        pattern = _ANY_RUN if wanted is None else _RUN[wanted]
         position = first
         for number in self._numbers(first, last) if first <= last else ():
             begin = number * CHUNK_OFFSETS
@@ -171,7 +173,7 @@ class PriorityIndex:
                 yield PriorityRange(position, begin - 1, Priority.NORMAL)
             chunk = self._chunks[number]
             stop = min(last - begin, CHUNK_OFFSETS - 1) + 1
-            for match in pattern.finditer(chunk, max(first - begin, 0), stop):
+            for match in _ANY_RUN.finditer(chunk, max(first - begin, 0), stop):
                 low, high = match.span()
                 yield PriorityRange(begin + low, begin + high - 1, Priority(chunk[low]))
             position = begin + stop
@@ -220,13 +222,18 @@ class PriorityIndex:
 
 
 class PriorityOffsets:
-    """The offsets of one priority in an index: those that a share partition of this priority has."""
+    """The offsets of one priority in an index: those that a share partition of this priority has.
 
-    __slots__ = ("_index", "priority")
+    A part of the log without such offsets is searched once, so that a search does not take longer the more records of
+    other priorities wait. The index may be appended to, but not truncated, as long as this object is in use."""
+
+    __slots__ = ("_index", "_none_from", "_none_until", "priority")
 
     def __init__(self, index: PriorityIndex, priority: Priority) -> None:
         self._index = index
         self.priority = priority
+        self._none_from = self._none_until = 0
+        """No offset from the first one to below the second one has this priority."""
 
     @property
     def end(self) -> int:
@@ -234,12 +241,27 @@ class PriorityOffsets:
         return self._index.end
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of this priority within the offsets `first` to `last`, ascending."""
-        return self._index.ranges(self.priority, first, last)
+        """Yield the ranges of this priority within the offsets `first` to `last`, ascending; adjacent ones are not
+        merged."""
+        begin = self._none_until if self._none_from <= first < self._none_until else first
+        is_found = False
+        for low, high in self._index.ranges(self.priority, begin, last):
+            if not is_found:
+                is_found = True
+                self._note_none(first, low)
+            yield low, high
+        if not is_found:
+            self._note_none(first, min(last + 1, self._index.end))
+
+    def _note_none(self, first: int, until: int) -> None:
+        if self._none_from <= first <= self._none_until:
+            self._none_until = max(self._none_until, until)
+        elif until - first > CHUNK_OFFSETS:
+            self._none_from, self._none_until = first, until
 
     def first_at_or_above(self, offset: int) -> int | None:
         """Return the first offset of this priority that is not below `offset`; None if there is none."""
-        return self._index.first_at_or_above(self.priority, offset)
+        return next((first for first, _ in self.within(offset, self._index.end - 1)), None)
 
     def count(self, first: int, last: int) -> int:
         """Return how many of the offsets `first` to `last` have this priority."""
