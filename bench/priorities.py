@@ -102,9 +102,10 @@ async def measure_flat(data: Path, count: int) -> None:
             async with mansio.connect(address(server)) as client:
                 taken = await take(client, wanted, "high")
             done, rate = done + taken, taken / (time.monotonic() - began)
-        memory, state = server.resident_bytes(), log_bytes(data, "__share_group_state")
+        memory = server.resident_bytes()
         server.end(signal.SIGKILL)
-        server = start_mansio(data, None)
+        server = start_mansio(data, None)  # which releases the space that is allocated ahead
+        state = log_bytes(data, "__share_group_state")
         print(f"flat: {done:12,} {memory >> 20:10} {state >> 10:9} {server.ready_s:9.2f} {rate:9,.0f}")
     server.stop()
 
@@ -144,15 +145,17 @@ async def measure_bytes(data: Path) -> None:
                 else:
                     records = [OutgoingRecord(VALUE, priority=names[number % 3]) for number in range(30_000)]
                 await client.publish_many(TOPIC, records)
-                stored = log_bytes(data / kind, TOPIC)
                 await take(client, len(records), None)
                 sent = broker._broker.service.fetch.counters.fetched_bytes
-                print(f"bytes: {kind} batches: {sent / stored:.2f} bytes sent per byte acquired")
+        print(
+            f"bytes: {kind} batches: {sent / log_bytes(data / kind, TOPIC):.2f} bytes sent per byte acquired"
+        )
 
 
 def log_bytes(data: Path, topic: str) -> int:
     """Size of the logs of a topic."""
-    return sum(path.stat().st_size for path in data.rglob("*.log") if path.parent.name.startswith(topic))
+    paths = (path for path in data.rglob("*.log") if path.parent.parent.name.startswith(topic))
+    return sum(path.stat().st_size for path in paths)
 
 
 async def prepare(client: mansio.Client, topic: str, config: dict[str, str] = SETTING) -> None:

@@ -33,7 +33,8 @@ def acquire_by_priority(
     lease_ms: int = -1,
 ) -> list[tuple[SharePartitionLeader, AcquiredRecords]]:
     """Lease available records of all priorities to a member. The arguments and errors are those of
-    `SharePartitionLeader.acquire`; the error of one priority is raised if there are no records of the others."""
+    `SharePartitionLeader.acquire`; the error of one priority is raised if there are no records of the others. If not
+    `strict`, whole batches are leased of the first priority only: of the others, no more than their parts."""
     for leader in leaders.values():
         if leader.end_error is not None:
             raise leader.end_error
@@ -62,7 +63,7 @@ def acquire_by_priority(
                 member,
                 min(records, locks),
                 space,
-                strict=strict or len(limits) > 1 or locks <= records,
+                strict=strict or (priority, records) != limits[0] or locks <= records,
                 is_first=is_first and not delivered,
                 lease_ms=lease_ms,
             )
