@@ -147,6 +147,20 @@ def test_the_examples_about_deduplication_work_in_their_order(bench: Bench) -> N
         assert outcome.output.count("invoice 4711") <= 1, outcome.output
 
 
+def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None:
+    expected = {
+        "python": "reset a password\nsend a receipt\nrebuild the index\n",
+        "confluent": "alarm was the first of 11\n",
+        "shell": "invoice\nnewsletter\n",
+    }
+    found = examples("docs/PRIORITIES.md")
+    assert list(found) == list(expected)
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+
+
 def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     found = examples("docs/SCHEDULES.md")
     assert [*found] == ["shell", "python", "fixture"]
@@ -185,6 +199,8 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "confluent": "b'some pears' 1\n",
         "batches": "counted 3\n",
         "run": "packed b'bob'\n",
+        "decide": "password reset\nnightly export\n",
+        "stock": "password reset again, then monthly export\n",
     }
     found = examples("docs/DELIVERY.md")
     assert list(found) == list(expected)

@@ -40,6 +40,7 @@ from mansio.client.share.leased import (
 from mansio.errors import InvalidRecord
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.wire.batch.isolation_filter import visible_batches
+from mansio.wire.batch.priority_header import PRIORITY_HEADER
 from mansio.wire.batch.record_reader import read_record_tuples
 
 if TYPE_CHECKING:
@@ -58,6 +59,19 @@ _CHECKS_PER_LEASE_MAX: Final = 20
 
 """Maximum number of checks during the shortest lease. Rare checks find several leases that are due at about the same
 time, so that one request renews them."""
+
+
+_HEADERS = Leased._fields.index("headers")
+_RANKS = {b"high": 0, b"low": 2}
+_RANK_NORMAL = 1
+
+
+def _rank(message: Leased) -> int:
+    """Return the position of a record's priority in the order of delivery."""
+    for name, value in message.headers:
+        if name == PRIORITY_HEADER:
+            return _RANKS.get(value or b"", _RANK_NORMAL)
+    return _RANK_NORMAL
 
 
 class InFlightRecords:
@@ -134,12 +148,22 @@ class InFlightRecords:
             message._lease = lease
         held.update(zip(offsets, found, strict=True))
         self._ready += found
+        if any(message[_HEADERS] for message in found):
+            self._order_by_priority()
         self.held_count += len(found)
         self.undelivered_count += len(found)
         self.undelivered_bytes += len(records)
         self._set_timer(lease)
         self.record_available.set()
         return holes
+
+    def _order_by_priority(self) -> None:
+        """Order the records that were not delivered yet by priority: an answer has them in the order of their offsets,
+        and earlier answers may have had records of lower priority."""
+        ranks = [_rank(message) for message in self._ready]
+        if len(set(ranks)) > 1:
+            ranked = sorted(zip(ranks, range(len(ranks)), self._ready, strict=True))
+            self._ready = deque(message for _, _, message in ranked)
 
     # -- delivery --------
 
