@@ -21,7 +21,8 @@ from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
-from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.batch.priority_header import PRIORITY_HEADER
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of
@@ -270,13 +271,16 @@ class ShareLoad:
         partitions: int = 2,
         everywhere: Callable[[], Mapping[str, int]] | None = None,
         places: Callable[[], str] = str,
+        priorities: bool = False,
     ) -> None:
         """`find`: the port of the broker that leads all of the topic now. Raises `OSError` when there is none.
-        `everywhere`: the ports of all that run; `places`: more that explains why something does not go on."""
+        `everywhere`: the ports of all that run; `places`: more that explains why something does not go on;
+        `priorities`: the topic has them, and records have random ones, mixed in a batch."""
         self.bootstrap_servers = bootstrap_servers
         self.find = find
         self.everywhere = everywhere or (lambda: {"broker": find()})
         self.places = places
+        self.priorities = priorities
         self.partitions = partitions
         self.topic = topic
         self.group = group
@@ -370,11 +374,22 @@ class ShareLoad:
                     while not self._stop.is_set():
                         values = [b"%d" % next(number) for _ in range(5)]
                         index = next(number) % self.partitions
-                        if peer.produce(self.topic, batch_of(*values), partition=index).error_code:
+                        batch = self._prioritized(values) if self.priorities else batch_of(*values)
+                        if peer.produce(self.topic, batch, partition=index).error_code:
                             break
                         time.sleep(0.01)
             except (OSError, AssertionError):
                 time.sleep(0.01)
+
+    def _prioritized(self, values: list[bytes]) -> bytes:
+        stamp_ms = int(time.time() * 1000)
+        names = self.random.choices((b"high", b"normal", b"low"), k=len(values))
+        return build_batch(
+            [
+                (stamp_ms, None, value, [(PRIORITY_HEADER, name)])
+                for value, name in zip(values, names, strict=True)
+            ]
+        )
 
     def _redrive(self) -> None:
         """Every now and then one that is known to have died is offered again; older requests are made again, also
@@ -441,9 +456,10 @@ class ShareLoad:
         except (OSError, AssertionError):
             return {}
         done = all(
-            (one.error_code, one.lag, one.archiving, one.start_offset) == (0, 0, 0, ends[one.partition_index])
+            (one.error_code, one.lag, one.archiving) == (0, 0, 0)
+            and (self.priorities or one.start_offset == ends[one.partition_index])
             for one in parts
-        )
+        )  # the start of a priority does not pass later records of others
         return ends if done and len(parts) == self.partitions else {}
 
     def _ends(self, peer: RawPeer) -> dict[int, int]:
