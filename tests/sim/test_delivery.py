@@ -38,14 +38,12 @@ def test_no_history_undoes_loses_or_doubles_a_delivery(seed: int) -> None:
     run(seed, 1)
 
 
-@pytest.mark.row("D2", "D8")
 @pytest.mark.parametrize("seed", range(key_order.FIRST_SEED, key_order.FIRST_SEED + 2))
 def test_no_history_breaks_the_order_of_a_key_or_shortens_a_chosen_lease(seed: int) -> None:
     run(seed, 1)
 
 
 @pytest.mark.full
-@pytest.mark.row("D2", "D8")
 @pytest.mark.timeout(600)
 def test_no_history_of_some_tens_breaks_the_order_of_a_key_or_shortens_a_chosen_lease() -> None:
     run(key_order.FIRST_SEED + 2, KEY_ORDER_SEEDS)
