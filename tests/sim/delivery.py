@@ -12,14 +12,16 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import InvalidRecordState, NotLeaderOrFollower
-from mansio.state.share_partition.types import ACCEPT, AVAILABLE, REJECT, RELEASE, ShareKey
+from mansio.state.share_partition.types import ACCEPT, AVAILABLE, REJECT, RELEASE, RENEW, ShareKey
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.apis import share_acknowledge, share_fetch
+from mansio.wire.apis import acknowledge_records, share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
-from sim import workload_clients
+from sim import key_order, workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
 from sim.delays import is_delay_history
+from sim.key_order import EXTENSIONS_MS, LEASES_MS, Answer, KeyChecker
 from support.share_history import Breach, Place, ShareHistory
 
 if TYPE_CHECKING:
@@ -62,7 +64,11 @@ def has_share_group(seed: int) -> bool:
 
 def lock_ms_of(world: World) -> int:
     """How long leases last."""
-    return LONG_LOCK_MS if world.seed >= LONG_LEASES_FIRST_SEED else LOCK_MS
+    return LONG_LOCK_MS if LONG_LEASES_FIRST_SEED <= world.seed < key_order.FIRST_SEED else LOCK_MS
+
+
+def has_order_by_key(seed: int) -> bool:
+    return has_share_group(seed) and seed >= key_order.FIRST_SEED
 
 
 def disk_ms_of(seed: int) -> tuple[float, float]:
@@ -82,6 +88,7 @@ class Delivery:
         self.world = world
         self.lock_ms = lock_ms_of(world)
         self.history = ShareHistory()
+        self.keys = KeyChecker(self.history) if has_order_by_key(world.seed) else None
         self.topic_id = world.brokers()[0].core.state.topics[TOPIC].topic_id
         self.ends: dict[int, int] = {}
         self.resting: dict[Place, None] = {}
@@ -113,7 +120,7 @@ class Delivery:
             if (
                 counts.lag > len(resting)
                 or counts.archiving
-                or share_partition.state_machine.ranges.end < end
+                or (share_partition.state_machine.ranges.end < end and not resting)
             ):
                 trouble = leader.core.dead_letters.last_error_of(share_partition.key)
                 yield f"{name} begins at {share_partition.state_machine.ranges.start} of {end}: {counts} {trouble}"
@@ -131,8 +138,31 @@ class Delivery:
             and (span.due_ms > latest_ms or span.deadline_ms > until_ms)
             for offset in range(span.first, span.last + 1)
         ]
+        if found and self.keys is not None:
+            found += self._behind(share_partition, {place.offset for place in found})
         self.resting.update(dict.fromkeys(found))
         return found
+
+    def _behind(self, share_partition: SharePartitionLeader, resting: set[int]) -> list[Place]:
+        """What is not done and waits for one of the same key that rests."""
+        ranges, log = share_partition.state_machine.ranges, share_partition.partition.log
+        waiting = {
+            offset
+            for span in ranges
+            if span.state == AVAILABLE
+            for offset in range(span.first, span.last + 1)
+        } | set(range(ranges.end, share_partition.partition.end_offset))
+        keys: dict[int, bytes | None] = {
+            record.offset: record.key
+            for batch in log.batches(max(ranges.start, log.start_offset))
+            for record in read_records(batch, output_bytes_max=1 << 24)
+        }
+        held = {keys.get(offset) for offset in resting} - {None}
+        return [
+            Place(share_partition.key.partition, offset)
+            for offset in sorted(waiting - resting)
+            if keys.get(offset) in held
+        ]
 
     def check_end(self) -> None:
         """All that was there when `reasons` had none is settled: was it, as it has to be?"""
@@ -150,6 +180,8 @@ class Delivery:
                         )
                     )
         self.note(self.history.finish, self.ends, dead, self.resting)
+        if self.keys is not None:
+            self.note(self.keys.finish, dead)
 
 
 class Sharer(Client):
@@ -160,6 +192,8 @@ class Sharer(Client):
         self.delivery = delivery
         self.history = delivery.history
         self.faithful = True
+        self.lease_ms = -1 if delivery.keys is None else LEASES_MS[number % len(LEASES_MS)]
+        self.lock_ms = delivery.lock_ms if self.lease_ms < 0 else self.lease_ms
         self.index = number % 2
         self.share_partitions = 0
         self.epoch = 0
@@ -198,7 +232,7 @@ class Sharer(Client):
 
     def _may_die(self) -> bool:
         """In the end, what dies with a long lease would be waited for again and again."""
-        return not self.world.writes_end or self.delivery.lock_ms == LOCK_MS
+        return not self.world.writes_end or self.lock_ms <= LOCK_MS
 
     async def _look_again(self) -> None:
         await self.find_leader(self.index)
@@ -209,8 +243,12 @@ class Sharer(Client):
         """False: it should look who leads."""
         if self.epoch == 0:
             return await self._open()
-        if self.redriving or (not self.world.writes_end and self.random.random() < 0.05):
+        if self.redriving or (
+            self.delivery.keys is None and not self.world.writes_end and self.random.random() < 0.05
+        ):
             return await self._redrive()
+        if self.delivery.keys is not None and not self.world.writes_end and self.random.random() < 0.1:
+            return await self._extend()
         settles = self._decide()
         if settles and self.random.random() < 0.4:
             return await self._acknowledge(settles)
@@ -225,13 +263,13 @@ class Sharer(Client):
         chosen: dict[str, list[Place]] = defaultdict(list)
         for place, since_ms in list(self.held.items()):
             if place.partition != self.index:
-                if self._now_ms - since_ms > self.delivery.lock_ms:
+                if self._now_ms - since_ms > self.lock_ms:
                     del self.held[place]
                 continue
             if self.world.writes_end:
                 kind = "accept"
             elif self.random.random() < 0.3:
-                if self._now_ms - since_ms > 2 * self.delivery.lock_ms:
+                if self._now_ms - since_ms > 2 * self.lock_ms:
                     del self.held[place]
                 continue
             else:
@@ -291,6 +329,7 @@ class Sharer(Client):
                 max_records=most,
                 batch_size=max(most, 1),
                 acquire_mode=self.random.choice((0, share_fetch.RECORD_LIMIT)),
+                lease_ms=self.lease_ms,
             )
         )
         if frame is None:
@@ -312,6 +351,7 @@ class Sharer(Client):
 
     def _take(self, part: Any, sent_ms: float) -> None:
         far = None if self._link is None else self._link._far
+        self._check_keys(part, sent_ms, lambda: far is None or not far._ended)
         for first, last, count in part.acquired:
             self.delivery.note(
                 self.history.given,
@@ -322,11 +362,50 @@ class Sharer(Client):
                 count,
                 sent_ms=sent_ms,
                 got_ms=self._now_ms,
-                lock_ms=self.delivery.lock_ms * SURELY,
+                lock_ms=self.lock_ms * SURELY,
                 stands=lambda: far is None or not far._ended,
             )
             for offset in range(first, last + 1):
                 self.held[Place(part.index, offset)] = sent_ms
+
+    def _check_keys(self, part: Any, sent_ms: float, stands: Callable[[], bool]) -> None:
+        if self.delivery.keys is None:
+            return
+        acquired = {offset for first, last, _ in part.acquired for offset in range(first, last + 1)}
+        keys: dict[int, bytes | None] = {}
+        records = b"".join(part.records)
+        for position, header in iterate_batches(records):
+            batch = records[position : position + header.size]
+            for record in read_records(batch, output_bytes_max=1 << 20):
+                if record.offset in acquired:
+                    keys[record.offset] = record.key
+        ends_ms = sent_ms + self.lock_ms * SURELY
+        answer = Answer(self.member, part.index, keys, sent_ms, self._now_ms, ends_ms, stands)
+        self.delivery.note(self.delivery.keys.given, answer)
+
+    async def _extend(self) -> bool:
+        """Renew one lease, for a duration of its own. Until that is answered, it has the shorter one."""
+        here = [place for place in self.held if place.partition == self.index]
+        if not here:
+            return True
+        place, lease_ms, sent_ms = (
+            self.random.choice(here),
+            self.random.choice(EXTENSIONS_MS),
+            self._now_ms,
+        )
+        self.history.extends(self.member, place, sent_ms + lease_ms * SURELY)
+        batch = acknowledge_records.AcknowledgeBatch(place.offset, place.offset, RENEW, lease_ms, "", -1)
+        topics = [(self.delivery.topic_id.bytes, [(place.partition, [batch])])]
+        frame = await self.ask(
+            lambda number: acknowledge_records.encode_request(number, self.name, GROUP, self.member, topics)
+        )
+        if frame is None:
+            return self._went_well(None)
+        answer = acknowledge_records.decode_response(frame)
+        code = answer.error_code or next((one.error_code for one in answer.results), 0)
+        if code == 0:
+            self.history.extended(self.member, place, sent_ms + lease_ms * SURELY)
+        return self._went_well(code)
 
     async def _acknowledge(self, settles: dict[str, list[Place]]) -> bool:
         self._say(settles)
@@ -389,6 +468,8 @@ class Settings(Client):
 
     async def _run(self) -> None:
         settings = {**SETTINGS, "share.record.lock.duration.ms": str(lock_ms_of(self.world))}
+        if has_order_by_key(self.world.seed):
+            settings["mansio.share.order"] = "key"
         changes = [{"name": name, "config_operation": 0, "value": value} for name, value in settings.items()]
         resource = {"resource_type": 32, "resource_name": GROUP, "configs": changes}
         while not self.done:

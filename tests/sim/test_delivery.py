@@ -10,12 +10,14 @@ import os
 
 import pytest
 
+from sim import key_order
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
 from support.nightly_counts import leave
 
 SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
+KEY_ORDER_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "30"))
 BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""
 
@@ -34,6 +36,17 @@ def run(first: int, count: int) -> None:
 )
 def test_no_history_undoes_loses_or_doubles_a_delivery(seed: int) -> None:
     run(seed, 1)
+
+
+@pytest.mark.parametrize("seed", range(key_order.FIRST_SEED, key_order.FIRST_SEED + 2))
+def test_no_history_breaks_the_order_of_a_key_or_shortens_a_chosen_lease(seed: int) -> None:
+    run(seed, 1)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_no_history_of_some_tens_breaks_the_order_of_a_key_or_shortens_a_chosen_lease() -> None:
+    run(key_order.FIRST_SEED + 2, KEY_ORDER_SEEDS)
 
 
 def test_one_seed_gives_one_history() -> None:

@@ -70,7 +70,7 @@ class ShareHistory:
         self.offered: Counter[tuple[str, Place]] = Counter()
         self.breach: Breach | None = None
         self.deliveries = self.accepted = self.rejected = self.released = 0
-        self.refused = self.offered_again = 0
+        self.refused = self.offered_again = self.extensions = 0
 
     def broken(self, how: str) -> None:
         self.breach = self.breach or Breach(how)
@@ -135,6 +135,18 @@ class ShareHistory:
                 self.rejected += 1
             else:
                 self.released += 1
+
+    def extends(self, member: str, place: Place, ends_ms: float) -> None:
+        """The member asked for a lease that lasts until `ends_ms`: it lasts that long or as before, nobody knows."""
+        for lease in self.records[place].leases:
+            if lease.member == member:
+                lease.ends_ms = min(lease.ends_ms, ends_ms)
+
+    def extended(self, member: str, place: Place, ends_ms: float) -> None:
+        """The broker confirmed that; the member has ended the lease by nothing since it asked."""
+        newest = [lease for lease in self.records[place].leases if lease.member == member][-1]
+        newest.ends_ms = max(newest.ends_ms, ends_ms)
+        self.extensions += 1
 
     def gone(self, member: str, now_ms: float) -> None:
         """It begins a new session, or ends its connection: what it has may be given to others."""

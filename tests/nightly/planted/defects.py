@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from nightly.planted.deduplication_defects import DEDUPLICATION_DEFECTS
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
+from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
 from nightly.planted.planted import Defect
 from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
 from nightly.planted.schedule_defects import MORE_SCHEDULE_DEFECTS
@@ -119,6 +120,7 @@ DEFECTS = (
     *SHARE_STATE_DEFECTS,
     *GROUP_DEFECTS,
     *DEDUPLICATION_DEFECTS,
+    *KEY_ORDER_DEFECTS,
 )
 
 MORE = (
