@@ -16,6 +16,7 @@ from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
 from sim.key_order import key_of
+from sim.priorities import headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,8 +176,12 @@ class Producer(Client):
         """Once. True: send the same again."""
         numbered = self.idempotent
         padding = b" " * self.random.choice((0, 0, 400))
+        seed = self.world.seed
         batch = build_batch(
-            [(self.world.wall_ms(), key_of(self.world.seed, value), value + padding, ()) for value in values],
+            [
+                (self.world.wall_ms(), key_of(seed, value), value + padding, headers_of(seed, value))
+                for value in values
+            ],
             producer_id=self.producer[0] if numbered else -1,
             producer_epoch=self.producer[1] if numbered else -1,
             base_sequence=self.sequence if numbered else -1,

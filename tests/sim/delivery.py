@@ -16,9 +16,10 @@ from mansio.state.share_partition.types import ACCEPT, AVAILABLE, REJECT, RELEAS
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import acknowledge_records, share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.batch.priority_header import PRIORITIES, Priority
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
-from sim import key_order, workload_clients
+from sim import key_order, priorities, workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
 from sim.delays import is_delay_history
 from sim.key_order import EXTENSIONS_MS, LEASES_MS, Answer, KeyChecker
@@ -68,7 +69,11 @@ def lock_ms_of(world: World) -> int:
 
 
 def has_order_by_key(seed: int) -> bool:
-    return has_share_group(seed) and seed >= key_order.FIRST_SEED
+    return key_order.FIRST_SEED <= seed < priorities.FIRST_SEED
+
+
+def has_priorities(seed: int) -> bool:
+    return has_share_group(seed) and seed >= priorities.FIRST_SEED
 
 
 def disk_ms_of(seed: int) -> tuple[float, float]:
@@ -109,21 +114,23 @@ class Delivery:
             leader = world.network.brokers.get(place.leader)
             if leader is None or not leader.ready:
                 continue
-            share_partition = leader.core.shares.find_ready(ShareKey(GROUP, self.topic_id.bytes, index))
-            name = f"share partition {index}, led by {place.leader},"
-            if share_partition is None:
-                yield f"{name} is not loaded"
-                continue
-            end = self.ends[index] = share_partition.partition.end_offset
-            resting = self._resting_by_a_wrong_clock(share_partition)
-            counts = share_partition.state_machine.counts(share_partition.now_ms())
-            if (
-                counts.lag > len(resting)
-                or counts.archiving
-                or (share_partition.state_machine.ranges.end < end and not resting)
-            ):
-                trouble = leader.core.dead_letters.last_error_of(share_partition.key)
-                yield f"{name} begins at {share_partition.state_machine.ranges.start} of {end}: {counts} {trouble}"
+            for priority in PRIORITIES if has_priorities(world.seed) else (Priority.NORMAL,):
+                key = ShareKey(GROUP, self.topic_id.bytes, index, priority)
+                yield from self._reasons_of(leader, key, f"share partition {index}, led by {place.leader},")
+
+    def _reasons_of(self, leader: Any, key: ShareKey, name: str) -> Iterator[str]:
+        share_partition = leader.core.shares.find_ready(key)
+        if share_partition is None:
+            yield f"{name} is not loaded"
+            return
+        end = self.ends[key.partition] = share_partition.partition.end_offset
+        resting = self._resting_by_a_wrong_clock(share_partition)
+        counts = share_partition.state_machine.counts(share_partition.now_ms())
+        is_read = share_partition.state_machine.ranges.end >= end or has_priorities(self.world.seed)
+        if counts.lag > len(resting) or counts.archiving or (not is_read and not resting):
+            trouble = leader.core.dead_letters.last_error_of(share_partition.key)
+            start = share_partition.state_machine.ranges.start
+            yield f"{name} {key.priority.name} begins at {start} of {end}: {counts} {trouble}"
 
     def _resting_by_a_wrong_clock(self, share_partition: SharePartitionLeader) -> list[Place]:
         """A rest is stored by the wall's time, so a wall that was wrong by a day when it was written, or read, makes

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from sim import key_order
+from sim import key_order, priorities
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
@@ -47,6 +47,16 @@ def test_no_history_breaks_the_order_of_a_key_or_shortens_a_chosen_lease(seed: i
 @pytest.mark.timeout(600)
 def test_no_history_of_some_tens_breaks_the_order_of_a_key_or_shortens_a_chosen_lease() -> None:
     run(key_order.FIRST_SEED + 2, KEY_ORDER_SEEDS)
+
+
+def test_no_history_with_priorities_undoes_loses_or_doubles_a_delivery() -> None:
+    run(priorities.FIRST_SEED, 1)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_no_history_of_some_tens_with_priorities_undoes_loses_or_doubles_a_delivery() -> None:
+    run(priorities.FIRST_SEED + 1, KEY_ORDER_SEEDS)
 
 
 def test_one_seed_gives_one_history() -> None:

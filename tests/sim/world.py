@@ -17,7 +17,7 @@ from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import deduplication, delays, delivery, workload_clients
+from sim import deduplication, delays, delivery, priorities, workload_clients
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
@@ -290,6 +290,8 @@ class World:
         if self.delays is not None:
             own = self.feature.configs_of(self.seed)
             configs = own if self.is_single_node else {**CONFIGS, **own}
+        elif delivery.has_priorities(self.seed):
+            configs = {**CONFIGS, **priorities.CONFIGS}
 
         async def make() -> None:
             while True:
