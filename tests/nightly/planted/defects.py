@@ -7,6 +7,7 @@ from nightly.planted.deduplication_defects import DEDUPLICATION_DEFECTS
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
 from nightly.planted.planted import Defect
+from nightly.planted.priority_defects import PRIORITY_DEFECTS
 from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
 from nightly.planted.schedule_defects import MORE_SCHEDULE_DEFECTS
 from nightly.planted.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
@@ -121,6 +122,7 @@ DEFECTS = (
     *GROUP_DEFECTS,
     *DEDUPLICATION_DEFECTS,
     *KEY_ORDER_DEFECTS,
+    *PRIORITY_DEFECTS,
 )
 
 MORE = (

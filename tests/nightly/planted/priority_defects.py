@@ -1,0 +1,125 @@
+"""Defects of one line in the priorities of share groups. See `defects.py`."""
+
+from __future__ import annotations
+
+from nightly.planted.planted import Defect
+
+MODEL = ("tests/unit/state/test_share_partition_model.py",)
+SHARES = ("tests/unit/state/test_priority_shares_properties.py",)
+VIEW = ("tests/unit/broker/test_priority_view.py",)
+COMPONENT = "tests/component/test_priorities.py"
+
+PRIORITY_DEFECTS = (
+    Defect(
+        "urgent record moves the start past records of its own priority",
+        "state/share_partition/machine.py",
+        "for first, last in difference([each], [*own.within(*each)]):",
+        "for first, last in [each]:",
+        MODEL,
+    ),
+    Defect(
+        "records of other priorities keep the start back",
+        "state/share_partition/machine.py",
+        "in_flight.change_state(batch, ACKNOWLEDGED, token, deliveries=1, holder=member)",
+        "continue",
+        MODEL,
+    ),
+    Defect(
+        "records of other priorities are leased",
+        "state/share_partition/machine.py",
+        "return (part for each in ranges for part in own.within(*each))",
+        "return iter(ranges)",
+        MODEL,
+    ),
+    Defect(
+        "lease bound does not reach the next record of the priority",
+        "state/share_partition/machine.py",
+        "bound = max(self.offset, own.bound_after(ranges.end, step))",
+        "bound = max(self.offset, ranges.end + 1)",
+        MODEL,
+    ),
+    Defect(
+        "records of other priorities are withheld",
+        "state/share_partition/snapshot.py",
+        "wanted = [(ranges.start, stop - 1)] if own is None else [*own.within(ranges.start, stop - 1)]",
+        "wanted = [(ranges.start, stop - 1)]",
+        MODEL,
+    ),
+    Defect(
+        "lower priorities are starved",
+        "state/share_partition/priority_shares.py",
+        "owed = (self._due[priority] + records_max) // SHARE_RECORDS",
+        "owed = 0",
+        SHARES,
+    ),
+    Defect(
+        "lower priorities get one of seventeen deliveries",
+        "state/share_partition/priority_shares.py",
+        "due += total - own - (SHARE_RECORDS - 1) * own",
+        "due += total - own - (SHARE_RECORDS + 1) * own",
+        SHARES,
+    ),
+    Defect(
+        "record locks are not reserved",
+        "state/share_partition/priority_shares.py",
+        "return locks_max - sum(leased.values()) - kept",
+        "return locks_max - sum(leased.values())",
+        SHARES,
+    ),
+    Defect(
+        "priorities of a batch that was refused are applied to the next one",
+        "broker/partition/priority_view.py",
+        "elif base_offset == self.index.end and staged is not None and staged[0] == header.crc:",
+        "elif base_offset == self.index.end and staged is not None:",
+        VIEW,
+    ),
+    Defect(
+        "index is kept beyond a truncation",
+        "broker/partition/priority_view.py",
+        "self.index.truncate(end_offset)",
+        "pass",
+        VIEW,
+    ),
+    Defect(
+        "records before the setting get the priority of their headers after a restart",
+        "broker/partition/priority_view.py",
+        "self._save(self.index, durable=True)",
+        "pass",
+        VIEW,
+    ),
+    Defect(
+        "a frozen index changes with the log",
+        "state/priorities/priority_index.py",
+        "copy._chunks[last] = bytearray(copy._chunks[last])",
+        "pass",
+        ("tests/unit/state/priorities/test_priority_index_model.py",),
+    ),
+    Defect(
+        "a part without records of the priority is known too long",
+        "state/priorities/priority_index.py",
+        "self._note_none(first, min(last + 1, self._index.end))",
+        "self._note_none(first, last + 1)",
+        ("tests/unit/state/priorities/test_priority_index_model.py", *MODEL),
+    ),
+    Defect(
+        "a priority begins at the end of the log",
+        "broker/coordinator/share/partition_leader.py",
+        "start = await dependencies.normal_start(self.key)",
+        "start = partition.high_watermark",
+        (COMPONENT,),
+    ),
+    Defect(
+        "offsets of one priority are reset only",
+        "broker/services/share_groups/share_offsets.py",
+        "if summary is None and priority is not Priority.NORMAL:",
+        "if priority is not Priority.NORMAL:",
+        (COMPONENT,),
+    ),
+    Defect(
+        "acknowledgements of several priorities are applied in part",
+        "broker/services/share_groups/share.py",
+        "leaders[priority].check_acknowledgements(member_id, each)",
+        "pass",
+        (COMPONENT,),
+    ),
+)
