@@ -184,6 +184,10 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "dlq": "no amount: some",
         "confluent": "b'some pears' 1\n",
         "batches": "counted 3\n",
+        "by-key": "",
+        "leases": "b'ann' b'paid'\n",
+        "async-leases": "True\n",
+        "confluent-by-key": "True\n",
         "run": "packed b'bob'\n",
     }
     found = examples("docs/DELIVERY.md")
