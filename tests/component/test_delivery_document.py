@@ -16,7 +16,7 @@ from mansio.wire.internal_records.dead_letter_headers import ID_HEADER, VALUE_OM
 from support.paths import ROOT
 
 DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
-ELSEWHERE: Final = {"errors.deadletterqueue.group.enable", "mansio.blocking"}
+ELSEWHERE: Final = {"mansio.priority.enable", "errors.deadletterqueue.group.enable", "mansio.blocking"}
 """A setting of topics, and a module."""
 
 
