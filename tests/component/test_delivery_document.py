@@ -17,7 +17,7 @@ from support.paths import ROOT
 
 DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
 ELSEWHERE: Final = {"mansio.priority.enable", "errors.deadletterqueue.group.enable", "mansio.blocking"}
-"""A setting of topics, and a module."""
+"""Settings of topics, and a module."""
 
 
 def test_diagram_and_tables_match_the_code() -> None:
