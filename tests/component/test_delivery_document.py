@@ -16,8 +16,8 @@ from mansio.wire.internal_records.dead_letter_headers import ID_HEADER, VALUE_OM
 from support.paths import ROOT
 
 DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
-ELSEWHERE: Final = {"errors.deadletterqueue.group.enable", "mansio.blocking"}
-"""A setting of topics, and a module."""
+ELSEWHERE: Final = {"mansio.priority.enable", "errors.deadletterqueue.group.enable", "mansio.blocking"}
+"""Settings of topics, and a module."""
 
 
 def test_diagram_and_tables_match_the_code() -> None:

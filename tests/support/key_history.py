@@ -29,7 +29,7 @@ class Delivery(NamedTuple):
 
     partition: int
     offset: int
-    count: int
+    delivery_count: int
 
 
 class Hold(NamedTuple):
@@ -121,7 +121,7 @@ class KeyHistory:
     def accept(self, message: Leased) -> None:
         """The broker has answered that the record is accepted."""
         delivery = delivery_of(message)
-        self.accepted[delivery[:2]] = delivery.count
+        self.accepted[delivery[:2]] = delivery.delivery_count
 
     def leave(self, name: str) -> None:
         """A member has left the group, or is about to."""
