@@ -16,7 +16,12 @@ from mansio.wire.internal_records.dead_letter_headers import ID_HEADER, VALUE_OM
 from support.paths import ROOT
 
 DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
-ELSEWHERE: Final = {"mansio.priority.enable", "errors.deadletterqueue.group.enable", "mansio.blocking"}
+ELSEWHERE: Final = {
+    "mansio.dedup.ms",
+    "mansio.priority.enable",
+    "errors.deadletterqueue.group.enable",
+    "mansio.blocking",
+}
 """Settings of topics, and a module."""
 
 

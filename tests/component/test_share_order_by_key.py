@@ -170,7 +170,6 @@ def test_by_key_sets_the_order_of_a_new_group(broker: mansio.Broker) -> None:
 
 
 @pytest.mark.row("D8")
-@pytest.mark.xfail(strict=True, reason="keys behind the scanned offsets are unknown after a redrive")
 def test_a_redriven_record_waits_for_a_later_one_of_its_key_that_is_leased(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, redriven=1) as client:

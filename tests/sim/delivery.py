@@ -127,7 +127,8 @@ class Delivery:
         resting = self._resting_by_a_wrong_clock(share_partition)
         counts = share_partition.state_machine.counts(share_partition.now_ms())
         is_read = share_partition.state_machine.ranges.end >= end or has_priorities(self.world.seed)
-        if counts.lag > len(resting) or counts.archiving or (not is_read and not resting):
+        is_held = self.keys is not None and bool(resting)
+        if counts.lag > len(resting) or counts.archiving or not (is_read or is_held):
             trouble = leader.core.dead_letters.last_error_of(share_partition.key)
             start = share_partition.state_machine.ranges.start
             yield f"{name} {key.priority.name} begins at {start} of {end}: {counts} {trouble}"
@@ -250,9 +251,7 @@ class Sharer(Client):
         """False: it should look who leads."""
         if self.epoch == 0:
             return await self._open()
-        if self.redriving or (
-            self.delivery.keys is None and not self.world.writes_end and self.random.random() < 0.05
-        ):
+        if self.redriving or (not self.world.writes_end and self.random.random() < 0.05):
             return await self._redrive()
         if self.delivery.keys is not None and not self.world.writes_end and self.random.random() < 0.1:
             return await self._extend()

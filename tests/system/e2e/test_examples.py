@@ -203,8 +203,6 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "async-leases": "True\n",
         "confluent-by-key": "True\n",
         "run": "packed b'bob'\n",
-        "decide": "password reset\nnightly export\n",
-        "stock": "password reset again, then monthly export\n",
     }
     found = examples("docs/DELIVERY.md")
     assert list(found) == list(expected)

@@ -160,6 +160,18 @@ class Side:
         )
         self.trim(self.log_start, 0)
         self.advance()
+        self.forget_keys()
+
+    def forget_keys(self) -> None:
+        """The keys are read again from the start; those of all that is in flight are needed first."""
+        self.scanned.clear()
+        open_ones = [
+            o
+            for o, record in self.model.items()
+            if not (record.state == AVAILABLE and not record.busy and record.until == math.inf)
+            and (record.state not in DONE or record.busy)
+        ]
+        self.keys_needed_until = max(open_ones, default=-1) + 1
 
     def at(self, offset: int) -> Record:
         return self.model.setdefault(offset, Record())
@@ -229,6 +241,9 @@ class Side:
         } - {None}
 
     def free_by_key(self, stop: int) -> list[int]:
+        key_order = self.state_machine._in_flight.key_order
+        if key_order.scanned_end < self.keys_needed_until:
+            return []
         closed = self.closed_keys()
         offsets = range(self.start, stop)
         return [o for o in offsets if o in self.scanned and self.is_free(o) and key_of(o) not in closed]
@@ -712,7 +727,7 @@ class ShareModel(RuleBasedStateMachine):
             side.end(o, AVAILABLE, update.token, f=side.at(o).n)
             del side.dead[o]
         offered.update(here)
-        side.scanned.clear()
+        side.forget_keys()
         side.fly(update)
 
     @rule(index=SIDES, more=st.integers(1, 6), really=st.sampled_from((False, False, False, True)))

@@ -9,9 +9,10 @@ The leader of the share partition adds the keys of the log in the order of the o
         start                     scanned_end                        log end
           | done, busy or free        | keys not known: not offered     |
 
-The keys of records that are not done are kept, at most `UNDONE_RECORDS_MAX` of them; beyond that, records wait until
-others are done. A key is represented by a hash: two keys with the same hash wait for each other, which is correct and
-rare. Records without a key have no order, and neither have offsets without a record.
+The keys of records that are not done are kept, at most `UNDONE_RECORDS_MAX` of them, and those of the records that were
+in flight when the state was loaded; beyond that, records wait until others are done. A key is represented by a hash:
+two keys with the same hash wait for each other, which is correct and rare. Records without a key have no order, and
+neither have offsets without a record.
 
 Invariants:
 * A *busy* offset can not be leased now: its record is leased, in a backoff, withheld or being dead-lettered, or its

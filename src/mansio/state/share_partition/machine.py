@@ -202,6 +202,7 @@ class SharePartition:
     __slots__ = (
         "_dead",
         "_in_flight",
+        "_keys_needed_until",
         "_lease_bound",
         "_log_start",
         "_own",
@@ -250,6 +251,8 @@ class SharePartition:
             state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms, own=own
         )
         self._log_start = -1
+        self._keys_needed_until = 0
+        """No record is offered in order by key before the keys below this offset are known."""
         self.reconfigure(settings)
         self.advance_log_start(log_start, store=False)
 
@@ -277,6 +280,8 @@ class SharePartition:
         stop = min(self._lease_end, self.high_watermark)
         key_order = self._in_flight.key_order
         if key_order is not None:
+            if key_order.scanned_end < self._keys_needed_until:
+                return []
             planned = acquisition.ranges_to_read(
                 key_order.pick(), space, stop, unreadable, ranges_max=SCATTERED_READ_RANGES_MAX
             )
@@ -379,14 +384,18 @@ class SharePartition:
     def free_key_count(self) -> int:
         """Upper bound of the number of records with known keys that are offered now; 0 without order by key."""
         key_order = self._in_flight.key_order
-        return 0 if key_order is None else key_order.free_count
+        if key_order is None or key_order.scanned_end < self._keys_needed_until:
+            return 0
+        return key_order.free_count
 
     @property
     def next_key_offset(self) -> int | None:
         """Offset from which the keys of the log are needed before more records are offered; None if none are, because
         records are not ordered by key, or too many are not done."""
         key_order = self._in_flight.key_order
-        return None if key_order is None or key_order.is_full else key_order.scanned_end
+        if key_order is None or (key_order.is_full and key_order.scanned_end >= self._keys_needed_until):
+            return None
+        return key_order.scanned_end
 
     def add_keys(self, end: int, keys: Mapping[int, int]) -> None:
         """Add the keys of the offsets from `next_key_offset` to below `end`: hashes by offset, without the records that
@@ -409,8 +418,15 @@ class SharePartition:
         key_order.add(end, keys, undone)
 
     def _reset_key_order(self) -> None:
-        """Forget all keys; they have to be added again from the start offset on."""
-        by_key = self.settings.is_ordered_by_key
+        """Forget all keys; they have to be added again from the start offset on. Nothing is offered before those of all
+        records are known that are in flight now: each of them may hold an earlier record of its key."""
+        by_key, ranges = self.settings.is_ordered_by_key, self._in_flight.ranges
+        in_flight = (
+            batch.last + 1
+            for batch in (ranges if by_key else ())
+            if not batch.is_free and (batch.state not in TERMINAL or batch.pending_token != NOT_PENDING)
+        )
+        self._keys_needed_until = max(in_flight, default=0)
         self._in_flight.key_order = (
             KeyOrder(max(self._in_flight.ranges.start, self._log_start)) if by_key else None
         )
