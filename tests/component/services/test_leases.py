@@ -1,4 +1,4 @@
-"""Lease service: receipts, and a result for each settled record."""
+"""Lease service: receipts, and a result for each acknowledged record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from component.services.services_fixtures import run
 from component.services.test_receive_records import prepare, publish
-from mansio.broker.services.share_groups.leases import SETTLEMENTS_MAX, Receipt, Settlement
+from mansio.broker.services.share_groups.leases import ACKNOWLEDGEMENTS_MAX, Receipt, Acknowledgement
 from mansio.errors import InvalidGroupId, InvalidReceipt, InvalidRecordState, InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, LEASE_MS_MAX, REJECT, RELEASE, RENEW
 
@@ -58,27 +58,27 @@ def test_a_text_that_is_no_receipt_is_refused(text: str) -> None:
     assert receipt.encode() == text
 
 
-def test_each_settlement_has_its_own_result(tmp_path: Path) -> None:
+def test_each_acknowledgement_has_its_own_result(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         await prepare(services)
         values = [b"v%d" % number for number in range(10)]
         await publish(services, *values)
         receipts = await receive_all(services, len(values))
-        assert await services.leases.settle("g", [Settlement(receipts[b"v2"], ACCEPT)]) == [None]
+        assert await services.leases.acknowledge("g", [Acknowledgement(receipts[b"v2"], ACCEPT)]) == [None]
         forged = Receipt.decode(receipts[b"v4"])._replace(member_id="00" * 16).encode()
-        results = await services.leases.settle(
+        results = await services.leases.acknowledge(
             "g",
             [
-                Settlement(receipts[b"v9"], ACCEPT),
-                Settlement("no receipt", ACCEPT),
-                Settlement(receipts[b"v2"], ACCEPT),  # accepted already
-                Settlement(receipts[b"v0"], ACCEPT),
-                Settlement(forged, ACCEPT),
-                Settlement(receipts[b"v1"], RELEASE, 0),
-                Settlement(receipts[b"v3"], 9),
-                Settlement(receipts[b"v3"], RENEW, LEASE_MS_MAX + 1),
-                Settlement(receipts[b"v5"], RENEW, 60_000),
-                Settlement(receipts[b"v6"], REJECT, reason="broken"),
+                Acknowledgement(receipts[b"v9"], ACCEPT),
+                Acknowledgement("no receipt", ACCEPT),
+                Acknowledgement(receipts[b"v2"], ACCEPT),  # accepted already
+                Acknowledgement(receipts[b"v0"], ACCEPT),
+                Acknowledgement(forged, ACCEPT),
+                Acknowledgement(receipts[b"v1"], RELEASE, 0),
+                Acknowledgement(receipts[b"v3"], 9),
+                Acknowledgement(receipts[b"v3"], RENEW, LEASE_MS_MAX + 1),
+                Acknowledgement(receipts[b"v5"], RENEW, 60_000),
+                Acknowledgement(receipts[b"v6"], REJECT, reason="broken"),
             ],
         )
         kinds = [type(each) for each in results]
@@ -99,18 +99,21 @@ def test_each_settlement_has_its_own_result(tmp_path: Path) -> None:
         assert list(again) == [b"v1"]
         assert Receipt.decode(again[b"v1"]).delivery_count == 2
         rest = [receipts[value] for value in (b"v3", b"v4", b"v5", b"v7", b"v8")]
-        assert await services.leases.settle("g", [Settlement(one, ACCEPT) for one in rest]) == [None] * 5
+        assert (
+            await services.leases.acknowledge("g", [Acknowledgement(one, ACCEPT) for one in rest])
+            == [None] * 5
+        )
 
     run(tmp_path, work)
 
 
-def test_a_receipt_given_twice_in_one_call_settles_the_record_once(tmp_path: Path) -> None:
+def test_a_receipt_given_twice_in_one_call_acknowledges_the_record_once(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         await prepare(services)
         await publish(services, b"v")
         receipts = await receive(services)
-        twice = [Settlement(receipts[b"v"], ACCEPT)] * 2
-        first, second = await services.leases.settle("g", twice)
+        twice = [Acknowledgement(receipts[b"v"], ACCEPT)] * 2
+        first, second = await services.leases.acknowledge("g", twice)
         assert {type(first), type(second)} == {type(None), InvalidRecordState}
 
     run(tmp_path, work)
@@ -121,13 +124,13 @@ def test_a_receipt_of_another_group_or_an_ended_lease_is_refused(tmp_path: Path)
         await prepare(services)
         await publish(services, b"v")
         ended = await receive(services, lease_ms=0)
-        (error,) = await services.leases.settle("other", [Settlement(ended[b"v"], ACCEPT)])
+        (error,) = await services.leases.acknowledge("other", [Acknowledgement(ended[b"v"], ACCEPT)])
         assert isinstance(error, InvalidRecordState)
         again = await receive(services)
         assert again[b"v"] != ended[b"v"]
-        (error,) = await services.leases.settle("g", [Settlement(ended[b"v"], ACCEPT)])
+        (error,) = await services.leases.acknowledge("g", [Acknowledgement(ended[b"v"], ACCEPT)])
         assert isinstance(error, InvalidRecordState)
-        assert await services.leases.settle("g", [Settlement(again[b"v"], ACCEPT)]) == [None]
+        assert await services.leases.acknowledge("g", [Acknowledgement(again[b"v"], ACCEPT)]) == [None]
 
     run(tmp_path, work)
 
@@ -135,12 +138,12 @@ def test_a_receipt_of_another_group_or_an_ended_lease_is_refused(tmp_path: Path)
 def test_calls_are_bounded(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         with pytest.raises(InvalidRequest, match="at most"):
-            await services.leases.settle("g", [Settlement("", ACCEPT)] * (SETTLEMENTS_MAX + 1))
+            await services.leases.acknowledge("g", [Acknowledgement("", ACCEPT)] * (ACKNOWLEDGEMENTS_MAX + 1))
         with pytest.raises(InvalidRequest, match="12 hours"):
             await services.leases.receive("g", ["t"], max_records=1, max_wait_ms=0, lease_ms=LEASE_MS_MAX + 1)
         receipt = Receipt("00" * 16, b"\0" * 16, 0, 0, 1).encode()
         with pytest.raises(InvalidGroupId):
-            await services.leases.settle("", [Settlement(receipt, ACCEPT)])
-        assert await services.leases.settle("g", []) == []
+            await services.leases.acknowledge("", [Acknowledgement(receipt, ACCEPT)])
+        assert await services.leases.acknowledge("g", []) == []
 
     run(tmp_path, work)

@@ -1,4 +1,4 @@
-"""Lease service: receives and settles records of a share group one by one, for protocols whose clients name a leased
+"""Lease service: receives and acknowledges records of a share group one by one, for protocols whose clients name a leased
 record by a receipt.
 
 A receipt names one delivery of one record. It contains the id of the member that has the lease; this id is random and
@@ -6,7 +6,7 @@ the share partition checks it, so a receipt cannot be made up, and every broker 
 also after a restart.
 
 Invariants:
-* Every settlement has its own result: one whose lease is lost does not affect the others.
+* Every acknowledgement has its own result: one whose lease is lost does not affect the others.
 * A result is returned after the change of the record's state is stored.
 """
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.ports import Scheduler
 
-SETTLEMENTS_MAX: Final = 10_000
-"""Maximum number of settlements in one call."""
+ACKNOWLEDGEMENTS_MAX: Final = 10_000
+"""Maximum number of acknowledgements in one call."""
 
 REASON_CHARACTERS_MAX: Final = 1000
 """Maximum length of the reason of a rejection in characters."""
@@ -88,7 +88,7 @@ class Receipt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class Acknowledgement:
     """What becomes of one leased record.
 
     `kind`: `ACCEPT`, `RELEASE`, `REJECT` or `RENEW`. `delay_ms`: of a release, the time before the record is offered
@@ -103,7 +103,7 @@ class Settlement:
 
 
 class LeaseService:
-    """Receives records of share groups and settles them by receipt. All methods run on the broker's event loop."""
+    """Receives records of share groups and acknowledges them by receipt. All methods run on the broker's event loop."""
 
     __slots__ = ("_receive", "_scheduler", "_share_service")
 
@@ -143,39 +143,43 @@ class LeaseService:
             result.member_id, record.topic_id, record.partition, record.offset, record.delivery_count
         ).encode()
 
-    async def settle(self, group_id: str, settlements: Sequence[Settlement]) -> list[MansioError | None]:
-        """Settle leased records; return an error or None for each, in the order of `settlements`.
+    async def acknowledge(
+        self, group_id: str, acknowledgements: Sequence[Acknowledgement]
+    ) -> list[MansioError | None]:
+        """Acknowledge leased records; return an error or None for each, in the order of `acknowledgements`.
 
         The errors of single records are `InvalidReceipt`, `InvalidRequest` for a kind or delay out of range,
         `InvalidRecordState` if the lease is lost, and those of the partition. Raises `InvalidGroupId`, and
-        `InvalidRequest` for more than `SETTLEMENTS_MAX` settlements.
+        `InvalidRequest` for more than `ACKNOWLEDGEMENTS_MAX` acknowledgements.
         """
-        if len(settlements) > SETTLEMENTS_MAX:
-            raise InvalidRequest(f"{len(settlements)} records; at most {SETTLEMENTS_MAX} per call")
-        results: list[MansioError | None] = [None] * len(settlements)
-        by_partition: dict[tuple[str, bytes, int], list[tuple[Receipt, Settlement, int]]] = defaultdict(list)
-        for position, settlement in enumerate(settlements):
+        if len(acknowledgements) > ACKNOWLEDGEMENTS_MAX:
+            raise InvalidRequest(f"{len(acknowledgements)} records; at most {ACKNOWLEDGEMENTS_MAX} per call")
+        results: list[MansioError | None] = [None] * len(acknowledgements)
+        by_partition: dict[tuple[str, bytes, int], list[tuple[Receipt, Acknowledgement, int]]] = defaultdict(
+            list
+        )
+        for position, acknowledgement in enumerate(acknowledgements):
             try:
-                _check(settlement)
-                receipt = Receipt.decode(settlement.receipt)
+                _check(acknowledgement)
+                receipt = Receipt.decode(acknowledgement.receipt)
             except MansioError as error:
                 results[position] = error
                 continue
             key = receipt.member_id, receipt.topic_id, receipt.partition
-            by_partition[key].append((receipt, settlement, position))
-        works = [self._settle_partition(group_id, members, results) for members in by_partition.values()]
-        for raised in await gather_results(self._scheduler, works, name="settle records"):
+            by_partition[key].append((receipt, acknowledgement, position))
+        works = [self._acknowledge_partition(group_id, members, results) for members in by_partition.values()]
+        for raised in await gather_results(self._scheduler, works, name="acknowledge records"):
             if raised is not None:
                 raise raised
         return results
 
-    async def _settle_partition(
+    async def _acknowledge_partition(
         self,
         group_id: str,
-        group: list[tuple[Receipt, Settlement, int]],
+        group: list[tuple[Receipt, Acknowledgement, int]],
         results: list[MansioError | None],
     ) -> None:
-        """Settle records that one member has leased of one partition. The share partition takes the acknowledgements of
+        """Acknowledge records that one member has leased of one partition. The share partition takes the acknowledgements of
         a request all or none; if it refuses them, each is sent alone."""
         group.sort(key=lambda each: each[0].offset)
         offsets = {receipt.offset for receipt, _, _ in group}
@@ -186,16 +190,16 @@ class LeaseService:
                     results[position] = error
                 return
 
-        async def settle_one(each: tuple[Receipt, Settlement, int]) -> None:
+        async def acknowledge_one(each: tuple[Receipt, Acknowledgement, int]) -> None:
             results[each[2]] = await self._acknowledge(group_id, [each])
 
-        works = [settle_one(each) for each in group]
-        for raised in await gather_results(self._scheduler, works, name="settle records one by one"):
+        works = [acknowledge_one(each) for each in group]
+        for raised in await gather_results(self._scheduler, works, name="acknowledge records one by one"):
             if raised is not None:
                 raise raised
 
     async def _acknowledge(
-        self, group_id: str, group: Sequence[tuple[Receipt, Settlement, int]]
+        self, group_id: str, group: Sequence[tuple[Receipt, Acknowledgement, int]]
     ) -> MansioError | None:
         receipt = group[0][0]
         part = PartitionAcknowledgements(receipt.topic_id, receipt.partition, _merge(group))
@@ -203,27 +207,29 @@ class LeaseService:
         return result.error
 
 
-def _check(settlement: Settlement) -> None:
+def _check(acknowledgement: Acknowledgement) -> None:
     """Raise `InvalidRequest` if the kind, the delay or the reason is out of range."""
-    if settlement.kind not in (ACCEPT, RELEASE, REJECT, RENEW):
-        raise InvalidRequest(f"a record is accepted, released, rejected or renewed, not {settlement.kind}")
-    delay_ms_max = LEASE_MS_MAX if settlement.kind == RENEW else REQUESTED_DELAY_MS_MAX
-    if not -1 <= settlement.delay_ms <= delay_ms_max:
-        raise InvalidRequest(f"{settlement.delay_ms} ms is not between 0 and {delay_ms_max} ms")
-    if len(settlement.reason) > REASON_CHARACTERS_MAX:
+    if acknowledgement.kind not in (ACCEPT, RELEASE, REJECT, RENEW):
+        raise InvalidRequest(
+            f"a record is accepted, released, rejected or renewed, not {acknowledgement.kind}"
+        )
+    delay_ms_max = LEASE_MS_MAX if acknowledgement.kind == RENEW else REQUESTED_DELAY_MS_MAX
+    if not -1 <= acknowledgement.delay_ms <= delay_ms_max:
+        raise InvalidRequest(f"{acknowledgement.delay_ms} ms is not between 0 and {delay_ms_max} ms")
+    if len(acknowledgement.reason) > REASON_CHARACTERS_MAX:
         raise InvalidRequest(f"a reason has at most {REASON_CHARACTERS_MAX} characters")
 
 
-def _merge(group: Sequence[tuple[Receipt, Settlement, int]]) -> list[AcknowledgementBatch]:
+def _merge(group: Sequence[tuple[Receipt, Acknowledgement, int]]) -> list[AcknowledgementBatch]:
     """Return the acknowledgements of ascending offsets; adjacent ones of the same kind are one batch."""
     batches: list[AcknowledgementBatch] = []
-    for receipt, settlement, _ in group:
+    for receipt, acknowledgement, _ in group:
         batch = AcknowledgementBatch(
             receipt.offset,
             receipt.offset,
-            bytes([settlement.kind]),
-            settlement.delay_ms,
-            settlement.reason,
+            bytes([acknowledgement.kind]),
+            acknowledgement.delay_ms,
+            acknowledgement.reason,
             receipt.delivery_count,
         )
         last = batches[-1] if batches else None
