@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from component.services.services_fixtures import run
 from component.services.test_receive_records import prepare, publish
-from mansio.broker.services.share_groups.leases import ACKNOWLEDGEMENTS_MAX, Receipt, Acknowledgement
+from mansio.broker.services.share_groups.leases import ACKNOWLEDGEMENTS_MAX, Acknowledgement, Receipt
 from mansio.errors import InvalidGroupId, InvalidReceipt, InvalidRecordState, InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, LEASE_MS_MAX, REJECT, RELEASE, RENEW
 

@@ -1,4 +1,4 @@
-"""Lease service: receives and acknowledges records of a share group one by one, for protocols whose clients name a leased
+"""Lease service: receives and acknowledges single records of a share group, for protocols whose clients name a leased
 record by a receipt.
 
 A receipt names one delivery of one record. It contains the id of the member that has the lease; this id is random and
@@ -179,8 +179,8 @@ class LeaseService:
         group: list[tuple[Receipt, Acknowledgement, int]],
         results: list[MansioError | None],
     ) -> None:
-        """Acknowledge records that one member has leased of one partition. The share partition takes the acknowledgements of
-        a request all or none; if it refuses them, each is sent alone."""
+        """Acknowledge records that one member has leased of one partition. The share partition takes the
+        acknowledgements of a request all or none; if it refuses them, each is sent alone."""
         group.sort(key=lambda each: each[0].offset)
         offsets = {receipt.offset for receipt, _, _ in group}
         if len(offsets) == len(group):
