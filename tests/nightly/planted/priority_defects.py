@@ -126,8 +126,8 @@ PRIORITY_DEFECTS = (
     Defect(
         "a damaged batch of one priority takes the deliveries of the others",
         "broker/coordinator/share/prioritized_acquisition.py",
-        "available[priority] = remaining[priority] = 0",
-        "left = 0",
+        "is_unused = True",
+        "break",
         (COMPONENT,),
     ),
     Defect(

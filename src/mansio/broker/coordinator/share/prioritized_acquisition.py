@@ -58,17 +58,16 @@ def acquire_by_priority(
     found: list[tuple[SharePartitionLeader, AcquiredRecords]] = []
     delivered: dict[Priority, int] = {}
     left, space = max_records, max_bytes
-    is_first_limit = True
+    is_first_limit = is_unused = True
     remaining = dict(available)
     """Of each priority, the records that can still be acquired for this member."""
-    while left > 0 and space > 0 and (limits := shares.divide(left, remaining)):
-        for priority, records in limits:
+    while is_unused and left > 0 and space > 0:
+        is_unused = False
+        for priority, records in shares.divide(left, remaining):
             leader = leaders[priority]
             locks = free_locks(priority, leased, leader.state_machine.settings.record_locks_max)
-            wanted = min(records, locks, left)
             remaining[priority] -= records
-            if wanted <= 0 or space <= 0:
-                remaining[priority] = 0
+            if (wanted := min(records, locks, left)) <= 0 or space <= 0:
                 continue
             try:
                 acquired = leader.call_machine(
@@ -81,22 +80,19 @@ def acquire_by_priority(
                     lease_ms=lease_ms,
                 )
             except MansioError as error:
-                failure = error
-                available[priority] = remaining[priority] = 0
-                continue
-            finally:
-                is_first_limit = False
-            count = 0
+                failure, acquired = error, None
+                available[priority] = 0
+            is_first_limit = False
             if acquired is not None:
                 found.append((leader, acquired))
-                count = acquired.record_count
-            if count:
-                delivered[priority] = delivered.get(priority, 0) + count
-                leased[priority] += count
-                left -= count
-                space -= acquired.size_bytes if acquired is not None else 0
-            if count < records:
+            if acquired is None or not acquired.acquired:
                 remaining[priority] = 0
+                is_unused = True
+                continue
+            delivered[priority] = delivered.get(priority, 0) + acquired.record_count
+            leased[priority] += acquired.record_count
+            left -= acquired.record_count
+            space -= acquired.size_bytes
     shares.record(delivered, available)
     if failure is not None and not found:
         raise failure
