@@ -143,6 +143,10 @@ class LeaseService:
             result.member_id, record.topic_id, record.partition, record.offset, record.delivery_count
         ).encode()
 
+    async def release(self, group_id: str, member_id: str) -> None:
+        """Release the leases of a result whose records did not reach the client; the deliveries are not counted."""
+        await self._share_service.share_partition_manager.release_leases(group_id, member_id)
+
     async def acknowledge(
         self, group_id: str, acknowledgements: Sequence[Acknowledgement]
     ) -> list[MansioError | None]:
