@@ -121,8 +121,8 @@ def test_wrong_parameters_are_refused(http: httpx.Client, method: str, path: str
         ("/groups/g/dead-letters/redrive", {"topic": "t", "offsets": [[2, 1]], "partition": 0}),
         ("/groups/g/dead-letters/redrive", {"topic": "t", "offsets": [[1, 2]]}),
         ("/topics/t/delayed/cancel", {"ids": ["1"]}),
-        ("/topics/t/delayed/cancel", {"ids": ["9999999999-1"]}),
-        ("/topics/t/delayed/reschedule", {"ids": ["0-1"]}),
+        ("/topics/t/delayed/cancel", {"ids": ["9999999999:1"]}),
+        ("/topics/t/delayed/reschedule", {"ids": ["0:1"]}),
     ],
 )
 def test_wrong_bodies_are_refused(http: httpx.Client, path: str, body: Any) -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 IDS_MAX: Final = 1_000
 TIMES_MAX: Final = 100
 
-Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}-[0-9]{1,19}$")]
-"""Partition and id of a pending record, as in `2-117`."""
+Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}:[0-9]{1,19}$")]
+"""Partition and id of a pending record, as in `2:117`."""
 
 
 class PendingParameters(Body):
@@ -137,7 +137,7 @@ async def list_pending(call: Call) -> dict[str, Any]:
 
 def _pending(record: PendingRecord) -> dict[str, Any]:
     return {
-        "id": f"{record.partition}-{record.id}",
+        "id": f"{record.partition}:{record.id}",
         "due": format_time(record.due),
         "timestamp_ms": record.timestamp_ms,
         **encode_key(record.key),
@@ -174,7 +174,7 @@ async def reschedule(call: Call) -> dict[str, Any]:
 def _ids(ids: list[str]) -> list[tuple[int, int]]:
     found = []
     for position, each in enumerate(ids):
-        partition, _, number = each.partition("-")
+        partition, _, number = each.partition(":")
         if int(partition) >= 1 << 31 or int(number) >= 1 << 63:
             raise InvalidField(f"/ids/{position}", "this is not the id of a pending record")
         found.append((int(partition), int(number)))
@@ -183,7 +183,7 @@ def _ids(ids: list[str]) -> list[tuple[int, int]]:
 
 def _changed(found: ChangedRecords) -> dict[str, Any]:
     def texts(ids: tuple[RecordId, ...]) -> list[str]:
-        return [f"{each.partition}-{each.id}" for each in ids]
+        return [f"{each.partition}:{each.id}" for each in ids]
 
     return {
         "changed": texts(found.changed),
