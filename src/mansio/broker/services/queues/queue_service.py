@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.own_client import REQUEST_TIMEOUT_MS
@@ -45,7 +45,7 @@ from mansio.broker.services.queues.queue_errors import (
 )
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.config.share_group_config import DELIVERY_COUNT_MAX
-from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE, QUEUE_ATTRIBUTES
+from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE, DEDUP_MS, QUEUE_ATTRIBUTES
 from mansio.errors import (
     GroupIdNotFound,
     InvalidReceipt,
@@ -79,6 +79,9 @@ SHORT_POLL_MS: Final = 100
 """How long a receive without waiting waits, because the state of a group may have to be loaded."""
 
 PENDING_PAGE: Final = 1_000
+COUNTED_BATCHES_MAX: Final = 10_000
+"""Number of batches whose records are counted for the attributes of a queue; more are estimated."""
+
 FIRST_RECEIVES_MAX: Final = 20_000
 
 
@@ -183,7 +186,7 @@ class QueueService:
             "retention.bytes": "-1",
         }
         if is_fifo:
-            config["mansio.dedup.ms"] = str(DEDUPLICATION_MS)
+            config[DEDUP_MS] = str(DEDUPLICATION_MS)
         try:
             await self._client.admin.create_topic(name, partitions=1 if is_fifo else -1, config=config)
         except TopicAlreadyExists as error:
@@ -230,7 +233,9 @@ class QueueService:
         if redrive is not None:
             topic = self.find(redrive.queue).topic
             if topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) != "true":
-                await self._client.admin.alter_topic_config(redrive.queue, {DEAD_LETTER_TOPIC_ENABLE: "true"})
+                # Dead letters are appended once already; their topic cannot have a window of its own.
+                changes = {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"}
+                await self._client.admin.alter_topic_config(redrive.queue, changes)
 
     def _check_redrive(self, name: str, attributes: QueueAttributes) -> None:
         redrive = attributes.redrive
@@ -299,41 +304,47 @@ class QueueService:
 
     async def count_messages(self, queue: Queue) -> dict[str, str]:
         """Return the attributes with approximate numbers of messages: to be received, in flight and delayed."""
-        admin, partitions = self._client.admin, _partitions(queue)
-        available = in_flight = 0
-        for partition, found in (await self._leases(queue)).items():
-            if found is None:  # nothing was received yet
-                ends = await admin.list_offsets([partition], "latest")
-                starts = await admin.list_offsets([partition], "earliest")
-                available += ends[partition].offset - starts[partition].offset
-            else:
-                available += max(found.lag - found.leased - found.withheld - found.archiving, 0)
-                in_flight += found.leased + found.withheld
-        counts = await admin.delays.counts(queue.name, [each.partition for each in partitions])
+        available, leased, withheld = await self._count(queue)
+        counts = await self._client.admin.delays.counts(queue.name)
         return {
             "ApproximateNumberOfMessages": str(available),
-            "ApproximateNumberOfMessagesNotVisible": str(in_flight),
+            "ApproximateNumberOfMessagesNotVisible": str(leased + withheld),
             "ApproximateNumberOfMessagesDelayed": str(sum(each.count for each in counts.values())),
         }
 
-    async def _leases(self, queue: Queue) -> Mapping[TopicPartition, Any]:
+    async def is_drained(self, queue: Queue) -> bool:
+        """Return whether no message can be received now, or after a lease of unknown outcome has ended."""
+        available, _, withheld = await self._count(queue)
+        return not available and not withheld
+
+    async def _count(self, queue: Queue) -> tuple[int, int, int]:
+        """Return how many messages can be received, are leased, and may be leased."""
         partitions = _partitions(queue)
         try:
-            return await self._client.admin.shares.leases(queue.group, partitions)
+            states = await self._client.admin.shares.leases(queue.group, partitions)
         except GroupIdNotFound:
-            return dict.fromkeys(partitions)
+            states = dict.fromkeys(partitions)
+        available = leased = withheld = 0
+        for partition, state in states.items():
+            if state is None:  # nothing was received yet
+                available += self._count_records(partition, 0)
+                continue
+            leased += state.leased
+            withheld += state.withheld
+            ends = await self._client.admin.list_offsets([partition], "latest")
+            unread = max(ends[partition].offset - state.end_offset, 0)
+            undone = max(state.lag - unread - state.leased - state.withheld - state.archiving, 0)
+            available += undone + (self._count_records(partition, state.end_offset) if unread else 0)
+        return available, leased, withheld
 
-    async def is_drained(self, queue: Queue) -> bool:
-        """Return whether no message can be received now or after a lease of unknown outcome has ended."""
-        for partition, found in (await self._leases(queue)).items():
-            if found is None:
-                ends = await self._client.admin.list_offsets([partition], "latest")
-                starts = await self._client.admin.list_offsets([partition], "earliest")
-                if ends[partition].offset > starts[partition].offset:
-                    return False
-            elif found.lag > found.leased:
-                return False
-        return True
+    def _count_records(self, partition: TopicPartition, start_offset: int) -> int:
+        """Return the number of records from an offset on; 0 if another broker leads the partition."""
+        try:
+            return self._services.records.count_records(
+                *partition, start_offset, batches_max=COUNTED_BATCHES_MAX
+            )
+        except MansioError:
+            return 0
 
     # Messages
 
@@ -344,9 +355,10 @@ class QueueService:
         results: list[SentMessage | MansioError | None] = [None] * len(messages)
         records: list[RecordToPublish] = []
         positions: list[int] = []
+        has_window = self._services.topics.settings_of(queue.topic).dedup_ms > 0
         for position, message in enumerate(messages):
             try:
-                records.append(_record(queue.attributes, message))
+                records.append(_record(queue.attributes, message, has_window=has_window))
                 positions.append(position)
             except MansioError as error:
                 results[position] = error
@@ -486,8 +498,9 @@ class QueueService:
         return [next(found) if each is None else each for each in results]
 
 
-def _record(attributes: QueueAttributes, message: NewMessage) -> RecordToPublish:
-    """Return the record of a message. Raises `InvalidParameterValue`, `MissingParameter`."""
+def _record(attributes: QueueAttributes, message: NewMessage, *, has_window: bool) -> RecordToPublish:
+    """Return the record of a message. `has_window`: whether the topic deduplicates, which a dead-letter queue does
+    not."""
     headers = record_headers(
         message.attributes, message.trace_header, message.deduplication_id if attributes.is_fifo else None
     )
@@ -503,7 +516,12 @@ def _record(attributes: QueueAttributes, message: NewMessage) -> RecordToPublish
         deduplication_id = json.dumps([message.group_id, deduplication_id])
         deduplication_id = hashlib.sha256(deduplication_id.encode()).hexdigest()
     return RecordToPublish(
-        message.body, key, headers, partition=0, delay_ms=delay_ms, dedup_id=deduplication_id.encode()
+        message.body,
+        key,
+        headers,
+        partition=0,
+        delay_ms=delay_ms,
+        dedup_id=deduplication_id.encode() if has_window else None,
     )
 
 
