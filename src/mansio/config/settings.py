@@ -142,6 +142,9 @@ class Settings:
     sqs_listener: str = _setting(
         "", "host:port of the endpoint for programs written for Amazon SQS. Empty: off.", address="optional"
     )
+    grpc_listener: str = _setting(
+        "", "host:port of the gRPC API (extra grpc). Empty: off.", address="optional"
+    )
     sqs_access_keys_file: str = _setting(
         "",
         "File with an access key id and its secret key, separated by a blank, on each line. With it requests to the "
@@ -555,6 +558,11 @@ class Settings:
     def http_address(self) -> Address | None:
         """Address on which the broker serves HTTP; None: it does not."""
         return parse_address("http_listener", self.http_listener) if self.http_listener else None
+
+    @property
+    def grpc_address(self) -> Address | None:
+        """Address of the gRPC API; None: there is none."""
+        return parse_address("grpc_listener", self.grpc_listener) if self.grpc_listener else None
 
     @property
     def sqs_address(self) -> Address | None:

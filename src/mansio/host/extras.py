@@ -22,10 +22,16 @@ EXTRAS: Final = {
     "protobuf": ("google.protobuf",),
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
+    "grpc": ("grpc", "grpc_health.v1", "grpc_reflection.v1alpha", "google.protobuf"),
     "testing": ("pytest",),
 }
 """The modules that each extra of `pip install 'mansio[EXTRA]'` installs. The extra `all`, not listed, installs all."""
-DISTRIBUTION_NAMES: Final = {"grpc": "grpcio", "google.protobuf": "protobuf"}
+DISTRIBUTION_NAMES: Final = {
+    "grpc": "grpcio",
+    "grpc_health.v1": "grpcio-health-checking",
+    "grpc_reflection.v1alpha": "grpcio-reflection",
+    "google.protobuf": "protobuf",
+}
 """Distribution name by module name, where the two differ."""
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import mansio.blocking
+    from mansio.api.grpc.server import GrpcServer
     from mansio.api.http.server import HttpServer
     from mansio.metadata.metadata_store import MetadataStore
 
@@ -72,6 +73,8 @@ class TestBroker:
         self._broker: Broker | None = None
         self._http: HttpServer | None = None
         self._http_address: Address | None = None
+        self._grpc: GrpcServer | None = None
+        self._grpc_address: Address | None = None
         self._sqs: HttpServer | None = None
         self._sqs_address: Address | None = None
         self._clients: list[mansio.blocking.Client] = []
@@ -154,6 +157,14 @@ class TestBroker:
             self._sqs_address = self._call(self._start_sqs(), START_S_MAX)
         return f"http://{self._sqs_address}"
 
+    @property
+    def grpc_address(self) -> str:
+        """Address of the gRPC API (extra `grpc`), as `host:port`; the listener starts at the first use."""
+        self._running()
+        if self._grpc_address is None:
+            self._grpc_address = self._call(self._start_grpc(), START_S_MAX)
+        return str(self._grpc_address)
+
     def client(self, **options: Any) -> mansio.blocking.Client:
         """Connect a blocking client, which `close` closes. `options`: those of `mansio.blocking.connect`."""
         from mansio import blocking
@@ -197,7 +208,8 @@ class TestBroker:
         assert broker is not None
         http, self._http, self._http_address = self._http, None, None
         sqs, self._sqs, self._sqs_address = self._sqs, None, None
-        for server in (http, sqs):
+        rpc, self._grpc, self._grpc_address = self._grpc, None, None
+        for server in (http, sqs, rpc):
             if server is not None:
                 await server.stop()
         await broker.stop()
@@ -224,6 +236,13 @@ class TestBroker:
             0,
         )
         return Address(*await self._http.start())
+
+    async def _start_grpc(self) -> Address:
+        from mansio.api.grpc.server import GrpcServer
+
+        broker = self._running()
+        self._grpc = GrpcServer(broker.service, broker.listener_address, "127.0.0.1", 0)
+        return Address(*await self._grpc.start())
 
     async def _start_sqs(self) -> Address:
         from mansio.api.http.server import HttpServer

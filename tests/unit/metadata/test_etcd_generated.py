@@ -1,9 +1,9 @@
-"""The code that is made from rpc.proto is what the compiler makes of it."""
+"""The code that is made from the .proto files is what the compiler makes of it."""
 
 from __future__ import annotations
 
-from tools import generate_etcd
+from tools import generate_protobuf
 
 
 def test_generated_code_is_up_to_date() -> None:
-    assert generate_etcd.stale() == [], "`python -m tools.generate_etcd` writes them"
+    assert generate_protobuf.stale() == [], "`python -m tools.generate_protobuf` writes them"

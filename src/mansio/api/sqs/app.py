@@ -25,9 +25,9 @@ from mansio.api.sqs.actions import Actions, Invocation, error_code
 from mansio.api.sqs.shapes import REQUESTS, checked
 from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
 from mansio.broker.services.caller import Caller
-from mansio.broker.services.own_client import OwnClient
 from mansio.broker.services.queues.queue_errors import InvalidParameterValue, QueueError, UnsupportedOperation
 from mansio.broker.services.queues.queue_service import QueueService
+from mansio.broker.services.routed.own_client import OwnClient
 from mansio.errors import MansioError, Unavailable
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ def show(
     kafka: KafkaOption = None,
     http: HttpOption = None,
     sqs: SqsOption = None,
+    grpc: GrpcOption = None,
     node_id: NodeIdOption = None,
     advertise: AdvertiseOption = None,
     rack: RackOption = None,
@@ -50,6 +51,7 @@ def show(
         "listeners": kafka,
         "http_listener": http,
         "sqs_listener": sqs,
+        "grpc_listener": grpc,
         "node_id": node_id,
         "advertised_listeners": advertise,
         "broker_rack": rack,
@@ -78,6 +80,7 @@ SETTING_FLAGS = {
     "advertised_listeners": "--advertise",
     "http_listener": "--http",
     "sqs_listener": "--sqs",
+    "grpc_listener": "--grpc",
     "node_id": "--node-id",
     "broker_rack": "--rack",
     "etcd_endpoints": "--etcd",
@@ -103,6 +106,14 @@ HttpOption = Annotated[
         "--http",
         metavar="HOST:PORT",
         help="Listener of the HTTP API, health checks and metrics; empty: off. [default: 127.0.0.1:9080]",
+    ),
+]
+GrpcOption = Annotated[
+    str | None,
+    typer.Option(
+        "--grpc",
+        metavar="HOST:PORT",
+        help="Listener of the gRPC API, for example 127.0.0.1:50051; needs the extra grpc. [default: off]",
     ),
 ]
 SqsOption = Annotated[

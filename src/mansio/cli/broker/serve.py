@@ -26,6 +26,7 @@ from mansio.cli.broker.config import (
     DataOption,
     DevOption,
     EtcdOption,
+    GrpcOption,
     HttpOption,
     JoinOption,
     KafkaOption,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from typing import Any
 
+    from mansio.api.grpc.server import GrpcServer
     from mansio.api.http.server import HttpServer
     from mansio.api.http.service_stats import ServiceStats
     from mansio.config.settings import Address, Settings
@@ -70,6 +72,7 @@ def serve(
     kafka: KafkaOption = None,
     http: HttpOption = None,
     sqs: SqsOption = None,
+    grpc: GrpcOption = None,
     node_id: NodeIdOption = None,
     advertise: AdvertiseOption = None,
     rack: RackOption = None,
@@ -89,6 +92,7 @@ def serve(
     from mansio.config.settings import DEV_SETTINGS
     from mansio.host import file_descriptors
     from mansio.host.asyncio_loop import new_event_loop
+    from mansio.host.extras import require_extra
     from mansio.host.platforms import require_posix
     from mansio.wire.api_versions import ApiKey
     from mansio.wire.codec import messages
@@ -100,6 +104,7 @@ def serve(
         "listeners": kafka,
         "http_listener": http,
         "sqs_listener": sqs,
+        "grpc_listener": grpc,
         "node_id": node_id,
         "advertised_listeners": advertise,
         "broker_rack": rack,
@@ -107,6 +112,8 @@ def serve(
         "etcd_join": join,
     }
     settings = settings_from_flags(named, config, set_, dev=dev)
+    if settings.grpc_address is not None:
+        require_extra("grpc")
     lines = logs.set_up(settings.log_level, settings.log_format)
     if dev:
         used = {name: getattr(settings, name) for name in DEV_SETTINGS}
@@ -137,7 +144,8 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     broker = Broker(settings, warm_up=True)
     manager = SystemdNotifier()
     heartbeats = asyncio.create_task(_send_heartbeats(manager, lines), name="pulse")
-    http = sqs = member = None
+    http = member = None
+    servers: dict[str, HttpServer | GrpcServer] = {}
     if settings.http_address is not None:
         http = _http_server(settings, view, settings.http_address)
         try:
@@ -157,19 +165,17 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
                     etcd_member=member,
                 )
             )
-            if settings.sqs_address is not None:
-                sqs = _sqs_server(settings, broker, settings.sqs_address)
-                try:
-                    sqs_address = await sqs.start()
-                except OSError as error:
-                    raise ConfigError(_listen_error(error, *settings.sqs_address, "--sqs")) from error
-            _print_ready(settings, broker, http_address if http else None, sqs_address if sqs else None)
+            addresses = await _start_servers(settings, broker, servers)
+            if http is not None:
+                addresses = {"http": Address(*http_address), **addresses}
+            _print_ready(settings, broker, addresses)
             manager.ready(f"kafka={broker.listener_address}")
             await stop.wait()
     finally:
         manager.stopping()
         try:
-            code = await _close(settings, broker, [each for each in (http, sqs) if each is not None])
+            others = [*servers.values(), *([] if http is None else [http])]
+            code = await _close(settings, broker, others)
         finally:
             if member is not None:
                 await member.stop()
@@ -242,11 +248,32 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
     )
 
 
-def _sqs_server(settings: Settings, broker: Broker, address: Address) -> HttpServer:
-    from mansio.api.http.server import HttpServer
-    from mansio.api.sqs.app import SqsEndpoint
+async def _start_servers(
+    settings: Settings, broker: Broker, servers: dict[str, HttpServer | GrpcServer]
+) -> dict[str, Address]:
+    """Start the listeners that are configured besides Kafka's and HTTP, and add them to `servers`. Return their
+    addresses. Raises `ConfigError` if an address is not available."""
+    from mansio.config.settings import Address
 
-    return HttpServer(SqsEndpoint(broker.service, settings, broker.listener_address).app, *address)
+    wanted: dict[str, tuple[Address, HttpServer | GrpcServer]] = {}
+    if (address := settings.sqs_address) is not None:
+        from mansio.api.http.server import HttpServer
+        from mansio.api.sqs.app import SqsEndpoint
+
+        endpoint = SqsEndpoint(broker.service, settings, broker.listener_address)
+        wanted["sqs"] = address, HttpServer(endpoint.app, *address)
+    if (address := settings.grpc_address) is not None:
+        from mansio.api.grpc.server import GrpcServer
+
+        wanted["grpc"] = address, GrpcServer(broker.service, broker.listener_address, *address)
+    found = {}
+    for name, (address, server) in wanted.items():
+        try:
+            found[name] = Address(*await server.start())
+        except OSError as error:
+            raise ConfigError(_listen_error(error, *address, f"--{name}")) from error
+        servers[name] = server
+    return found
 
 
 def _tune_garbage_collector() -> None:
@@ -301,18 +328,13 @@ def _listen_error(error: OSError, host: str, port: int, flag: str) -> str:
     return f"cannot listen on {host}:{port}: {reason}; use {flag} for another address"
 
 
-def _print_ready(
-    settings: Settings, broker: Broker, http: tuple[str, int] | None, sqs: tuple[str, int] | None
-) -> None:
-    from mansio.config.settings import Address
-
-    listeners = f"kafka={broker.listener_address} http={Address(*http) if http else 'off'}"
-    if sqs:
-        listeners += f" sqs={Address(*sqs)}"
+def _print_ready(settings: Settings, broker: Broker, addresses: dict[str, Address]) -> None:
+    others = " ".join(f"{name}={address}" for name, address in {"http": "off", **addresses}.items())
+    listeners = f"kafka={broker.listener_address} {others}"
     print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
 
 
-async def _close(settings: Settings, broker: Broker, servers: list[HttpServer]) -> int:
+async def _close(settings: Settings, broker: Broker, servers: list[HttpServer | GrpcServer]) -> int:
     """Stop the broker and its other listeners concurrently. Returns the exit code: 1 if they did not stop in time."""
     import asyncio
 

@@ -18,7 +18,7 @@ from mansio.api.http.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.http.v1.problems import InvalidField, from_validation, http_problem, problem
 from mansio.broker.services.caller import Caller
-from mansio.broker.services.own_client import OwnClient
+from mansio.broker.services.routed.own_client import OwnClient
 from mansio.errors import InvalidTopic, MansioError, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 

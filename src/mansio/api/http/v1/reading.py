@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -15,7 +14,8 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.values import Record, ValueFormat, encode_headers, encode_key, encode_value
-from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
+from mansio.broker.services.routed.read_records import BYTES_MAX, RECORDS_MAX, WAIT_MS_MAX, read_records
+from mansio.errors import MansioError, UnknownTopicOrPartition
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
     from mansio.client.types import Message
 
-RECORDS_MAX: Final = 10_000
-BYTES_MAX: Final = 8 << 20
-WAIT_MS_MAX: Final = 30_000
-POLL_MS: Final = 500
 STREAMS_MAX: Final = 32
 """Maximum number of event streams of a broker."""
 
@@ -104,36 +100,19 @@ async def read(call: Call) -> dict[str, Any]:
     start: Any = query.from_ if query.offset is None else query.offset
     if query.time is not None:
         start = parse_time(query.time, "time")
-    await _check_start(call, partition, query.offset)
-    found: list[Message] = []
-    size_bytes = 0
-    async with asyncio.timeout((query.wait_ms + WAIT_MS_MAX) / 1000):
-        async with call.client.consume(
-            [partition],
-            from_=start,
-            max_records=query.limit,
-            to_end=not query.wait_ms,
-            on_out_of_range="error",
-            prefetch_bytes_max=max(query.max_bytes, 1 << 16),
-        ) as consumer:
-            deadline = asyncio.get_running_loop().time() + query.wait_ms / 1000
-            while len(found) < query.limit and size_bytes < query.max_bytes and not consumer.is_finished:
-                left_ms = (deadline - asyncio.get_running_loop().time()) * 1000 if query.wait_ms else POLL_MS
-                if found and query.wait_ms:
-                    break  # what is there is returned at once
-                messages = await consumer.poll(timeout_ms=max(left_ms, 0))
-                if not messages and query.wait_ms and left_ms <= 0:
-                    break
-                for message in messages:
-                    size_bytes += len(message.key or b"") + len(message.value or b"")
-                    if found and size_bytes > query.max_bytes:
-                        break
-                    found.append(message)
-            positions = consumer.positions()
-    next_offset = (
-        found[-1].offset + 1 if size_bytes > query.max_bytes and found else positions.get(partition, -1)
+    check_topic_name(partition.topic)
+    found = await read_records(
+        call.client,
+        partition,
+        start,
+        max_records=query.limit,
+        max_bytes=query.max_bytes,
+        wait_ms=query.wait_ms,
     )
-    return {"records": [record_value(each, query.values) for each in found], "next_offset": next_offset}
+    return {
+        "records": [record_value(each, query.values) for each in found.records],
+        "next_offset": found.next_offset,
+    }
 
 
 async def offsets(call: Call) -> dict[str, Any]:
@@ -239,21 +218,6 @@ def _parse_event_id(text: str) -> dict[int, int]:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidField("Last-Event-ID", "this is not the id of an event of this stream") from error
     return found
-
-
-async def _check_start(call: Call, partition: TopicPartition, offset: int | None) -> None:
-    """Raise `UnknownTopicOrPartition` at once, where a consumer would wait for a topic to be created, and
-    `OffsetOutOfRange` for an offset that is not in the log."""
-    admin = call.client.admin
-    description = await admin.describe_topic(check_topic_name(call.topic))
-    if partition.partition not in {each.index for each in description.partitions}:
-        raise UnknownTopicOrPartition(f"topic {partition.topic} has no partition {partition.partition}")
-    if offset is None:
-        return
-    start = (await admin.list_offsets([partition], "earliest"))[partition].offset
-    end = (await admin.list_offsets([partition], "latest"))[partition].offset
-    if not start <= offset <= end:
-        raise OffsetOutOfRange(f"offset {offset} is not in the log, which has {start} to {end}")
 
 
 OPERATIONS: Final = (

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.services.caller import ANONYMOUS
-from mansio.broker.services.own_client import REQUEST_TIMEOUT_MS
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.queues.messages import (
     Message,
@@ -43,6 +42,7 @@ from mansio.broker.services.queues.queue_errors import (
     QueueNameExists,
     ReceiptHandleIsInvalid,
 )
+from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.config.share_group_config import DELIVERY_COUNT_MAX
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE, DEDUP_MS, QUEUE_ATTRIBUTES
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.caller import Caller
-    from mansio.broker.services.own_client import OwnClient
+    from mansio.broker.services.routed.own_client import OwnClient
     from mansio.broker.services.share_groups.receive_records import ReceivedRecord, ReceiveResult
     from mansio.client import Client
     from mansio.metadata.model import Topic

@@ -1,0 +1,1 @@
+"""gRPC API of a broker: `mansio.v1` (extra `grpc`)."""

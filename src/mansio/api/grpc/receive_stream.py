@@ -1,0 +1,171 @@
+"""One Receive stream: records out as far as the client has given credits, acknowledgements in.
+
+Invariants:
+* No more records are sent than credits were given, and at most `CREDITS_MAX` credits are open.
+* When the stream ends, the leases of records without an acknowledgement are released; their deliveries do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc.aio
+
+from mansio.api.grpc import mansio_pb2 as pb
+from mansio.api.grpc.conversion import error_of, record_of
+from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
+from mansio.errors import InvalidRequest
+from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
+
+if TYPE_CHECKING:
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.caller import Caller
+
+CREDITS_MAX: Final = 100_000
+RECORDS_DEFAULT: Final = 500
+RECORDS_MAX: Final = 10_000
+TOPICS_MAX: Final = 100
+WAIT_MS: Final = 10_000
+RETRY_S: Final = 0.2
+
+
+class ReceiveStream:
+    """A stream of one client. `run` ends with the stream."""
+
+    def __init__(self, services: BrokerServices, context: Any, caller: Caller) -> None:
+        self._services = services
+        self._context = context
+        self._caller = caller
+        self._credits = 0
+        self._has_credits = asyncio.Event()
+        self._open: Counter[str] = Counter()
+        """Number of records without acknowledgement, by the member that has leased them."""
+        self._acknowledged = 0
+        self._writing = asyncio.Lock()
+        self._group = ""
+
+    async def run(self) -> None:
+        """Serve the stream. Raises `MansioError`."""
+        first = await self._context.read()
+        if first is grpc.aio.EOF or not first.HasField("open"):
+            raise InvalidRequest("the first request of a Receive stream has `open`")
+        opening = first.open
+        self._group = opening.group
+        if not 1 <= len(opening.topics) <= TOPICS_MAX:
+            raise InvalidRequest(f"topics: 1 to {TOPICS_MAX}")
+        if not 0 <= opening.max_records <= RECORDS_MAX:
+            raise InvalidRequest(f"max_records: 0 to {RECORDS_MAX}")
+        self._add_credits(first.credits)
+        sending = asyncio.ensure_future(self._send(opening))
+        reading = asyncio.ensure_future(self._read())
+        try:
+            await asyncio.wait({sending, reading}, return_when=asyncio.FIRST_COMPLETED)
+            for each in (reading, sending):
+                if each.done():
+                    each.result()
+        finally:
+            for each in (reading, sending):
+                each.cancel()
+            await asyncio.gather(reading, sending, return_exceptions=True)
+            for member in self._open:
+                self._services.scheduler.spawn(
+                    self._services.leases.release(self._group, member), name="release leases"
+                )
+
+    def _add_credits(self, count: int) -> None:
+        if count < 0 or self._credits + count > CREDITS_MAX:
+            raise InvalidRequest(f"credits: at most {CREDITS_MAX} are open")
+        self._credits += count
+        if self._credits:
+            self._has_credits.set()
+
+    async def _send(self, opening: Any) -> None:
+        """Receive records and send them, as long as there are credits."""
+        topics = list(opening.topics)
+        limit = opening.max_records or RECORDS_DEFAULT
+        lease_ms = opening.lease_ms if opening.HasField("lease_ms") else -1
+        while True:
+            await self._has_credits.wait()
+            result = await self._services.leases.receive(
+                self._group,
+                topics,
+                max_records=min(limit, self._credits),
+                max_wait_ms=WAIT_MS,
+                lease_ms=lease_ms,
+                caller=self._caller,
+            )
+            records = [
+                record_of(each, self._services.leases.receipt_of(result, each), each.delivery_count)
+                for each in result.records
+            ]
+            if not records:
+                if result.errors:
+                    raise next(iter(result.errors.values()))
+                continue
+            self._open[result.member_id] += len(records)
+            self._credits -= len(records)
+            if self._credits <= 0:
+                self._has_credits.clear()
+            await self._write(pb.ReceiveResponse(records=records))
+
+    async def _write(self, response: Any) -> None:
+        async with self._writing:
+            response.acknowledged, self._acknowledged = self._acknowledged, 0
+            await self._context.write(response)
+
+    async def _read(self) -> None:
+        """Apply the requests of the client until it ends the stream."""
+        while (request := await self._context.read()) is not grpc.aio.EOF:
+            if request.HasField("open"):
+                raise InvalidRequest("only the first request of a Receive stream has `open`")
+            self._add_credits(request.credits)
+            acknowledgements = [
+                *(Acknowledgement(receipt, ACCEPT) for receipt in request.ack),
+                *acknowledgements_of(RELEASE, request.retry),
+                *acknowledgements_of(REJECT, request.reject),
+                *acknowledgements_of(RENEW, request.extend),
+            ]
+            if acknowledgements:
+                await self._acknowledge(acknowledgements)
+
+    async def _acknowledge(self, acknowledgements: list[Acknowledgement]) -> None:
+        results = await self._services.leases.acknowledge(self._group, acknowledgements)
+        failed = []
+        for each, error in zip(acknowledgements, results, strict=True):
+            if error is not None:
+                failed.append(pb.FailedAcknowledgement(receipt=each.receipt, error=error_of(error)))
+                continue
+            self._acknowledged += 1
+            if each.kind != RENEW:
+                self._close_record(each.receipt)
+        await self._write(pb.ReceiveResponse(failed=failed))
+
+    def _close_record(self, receipt: str) -> None:
+        member = Receipt.decode(receipt).member_id
+        if member in self._open:
+            self._open[member] -= 1
+            if self._open[member] <= 0:
+                del self._open[member]
+
+
+def acknowledgements_of(kind: int, entries: Any) -> list[Acknowledgement]:
+    """Return the acknowledgements of `Retry`, `Reject` or `Extend` messages. Raises `InvalidRequest`."""
+    if kind == RELEASE:
+        return [
+            Acknowledgement(each.receipt, kind, _delay(each.delay_ms) if each.HasField("delay_ms") else -1)
+            for each in entries
+        ]
+    if kind == RENEW:
+        return [
+            Acknowledgement(each.receipt, kind, _delay(each.lease_ms) if each.HasField("lease_ms") else -1)
+            for each in entries
+        ]
+    return [Acknowledgement(each.receipt, kind, reason=each.reason) for each in entries]
+
+
+def _delay(delay_ms: int) -> int:
+    if delay_ms < 0:
+        raise InvalidRequest(f"{delay_ms} ms is not between 0 and the maximum")
+    return delay_ms

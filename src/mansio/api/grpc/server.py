@@ -1,0 +1,133 @@
+"""gRPC listener: the service, reflection and health on the broker's event loop.
+
+Bounds: `MESSAGE_BYTES_MAX` per message, `CALLS_MAX` calls, of them `STREAMS_PER_CONNECTION_MAX` on one connection,
+`CONNECTIONS_MAX` connections, `METADATA_BYTES_MAX` of metadata.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from mansio.api.grpc import mansio_pb2 as pb
+from mansio.api.grpc.service import CLIENT_ID, MansioService
+from mansio.broker.services.routed.own_client import OwnClient
+from mansio.errors import InvalidRequest, MansioError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.settings import Address
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX: Final = 32 << 20
+CALLS_MAX: Final = 1_000
+STREAMS_PER_CONNECTION_MAX: Final = 100
+CONNECTIONS_MAX: Final = 500
+METADATA_BYTES_MAX: Final = 16 << 10
+STOP_S: Final = 2.0
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Mansio"]
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", 2 * MESSAGE_BYTES_MAX),
+    ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class GrpcServer:
+    """One listening socket and its server. Every method runs on the broker's event loop."""
+
+    def __init__(self, services: BrokerServices, kafka_address: Address, host: str, port: int) -> None:
+        """`kafka_address`: of the Kafka listener; port 0 selects a free port."""
+        self._own_client = OwnClient(lambda: kafka_address, CLIENT_ID)
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._host = host
+        self._service = MansioService(services, self._own_client)
+        self._server: Any = None
+
+    async def start(self) -> tuple[str, int]:
+        """Start to accept connections. Return the bound (host, port). Raises `OSError`."""
+        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
+        handlers = {
+            method.name: _handler(method, getattr(self._service, method.name)) for method in SERVICE.methods
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
+        probes = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(probes, server)
+        for name in ("", SERVICE.full_name):
+            await probes.set(name, health_pb2.HealthCheckResponse.SERVING)
+        names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        try:
+            port = server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._address}: {error}") from error
+        await server.start()
+        self._server = server
+        return self._host, port
+
+    async def stop(self) -> None:
+        """Stop accepting calls, wait at most `STOP_S` for those in progress, and close all connections."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(STOP_S)
+        await self._own_client.close()
+
+
+def _handler(method: Any, call: Callable[..., Any]) -> Any:
+    """Return the handler of a method, which turns errors into statuses."""
+    types = {
+        "request_deserializer": method.input_type._concrete_class.FromString,
+        "response_serializer": method.output_type._concrete_class.SerializeToString,
+    }
+    if method.name == "Receive":
+
+        async def receive(requests: Any, context: Any) -> None:
+            try:
+                await call(requests, context)
+            except (MansioError, ValueError) as error:
+                await _abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(receive, **types)
+    if method.client_streaming:
+
+        async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in call(requests, context):
+                    yield response
+            except (MansioError, ValueError) as error:
+                await _abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(stream, **types)
+
+    async def unary(request: Any, context: Any) -> Any:
+        try:
+            return await call(request, context)
+        except (MansioError, ValueError, TimeoutError) as error:
+            await _abort(context, error)
+
+    return grpc.unary_unary_rpc_method_handler(unary, **types)
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    """End a call with the status of an error. A `ValueError` is that of an invalid argument."""
+    if isinstance(error, TimeoutError):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time: the outcome is unknown")
+    found = error if isinstance(error, MansioError) else InvalidRequest(str(error))
+    metadata = (("mansio-error", type(found).__name__), ("mansio-code", str(found.kafka_code)))
+    await context.abort(grpc.StatusCode[found.grpc_status], found.message, metadata)

@@ -1,0 +1,361 @@
+"""Methods of the gRPC service: each decodes a request, calls a service or the broker's own client, and encodes."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.api.grpc import mansio_pb2 as pb
+from mansio.api.grpc.conversion import (
+    error_of,
+    headers_of,
+    moment,
+    new_record,
+    published_ranges,
+    record_of,
+    to_ms,
+)
+from mansio.api.grpc.receive_stream import ReceiveStream, acknowledgements_of
+from mansio.broker.services.caller import Caller
+from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
+from mansio.broker.services.routed.read_records import read_records
+from mansio.broker.services.share_groups.leases import Acknowledgement
+from mansio.client.types import Message
+from mansio.errors import GroupIdNotFound, InvalidRequest
+from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.routed.own_client import OwnClient
+    from mansio.client import Client
+
+CLIENT_ID: Final = "mansio-grpc"
+CLIENT_ID_CHARACTERS_MAX: Final = 100
+SHARE: Final = "share"
+
+
+class MansioService:
+    """The methods of `mansio.v1.Mansio`, by name. All run on the broker's event loop and raise `MansioError`, or
+    `ValueError` for an argument that the client refuses."""
+
+    def __init__(self, services: BrokerServices, own_client: OwnClient) -> None:
+        self._services = services
+        self._own_client = own_client
+
+    @property
+    def _client(self) -> Client:
+        return self._own_client.get()
+
+    # Records
+
+    async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name in the service
+        records = [new_record(each) for each in request.records]
+        result = await self._services.publish.publish_records(
+            request.topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=_caller(context)
+        )
+        return pb.PublishResponse(ranges=published_ranges(result.records))
+
+    async def PublishStream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async for request in requests:
+            yield await self.Publish(request, context)
+
+    async def Fetch(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        chosen = request.WhichOneof("start")
+        start: Any = "earliest"
+        if chosen == "offset":
+            start = request.offset
+            if start < 0:
+                raise InvalidRequest(f"offset: {start} is negative")
+        elif chosen == "time_ms":
+            start = moment(request.time_ms, "time_ms")
+        elif chosen == "latest" and request.latest:
+            start = "latest"
+        found = await read_records(
+            self._client,
+            TopicPartition(request.topic, request.partition),
+            start,
+            max_records=request.max_records or 100,
+            max_bytes=request.max_bytes or 1 << 20,
+            wait_ms=request.wait_ms,
+        )
+        return pb.FetchResponse(
+            records=[record_of(each) for each in found.records], next_offset=found.next_offset
+        )
+
+    async def ListOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        chosen = request.WhichOneof("at")
+        at: Any = "earliest" if chosen == "earliest" and request.earliest else "latest"
+        if chosen == "time_ms":
+            at = moment(request.time_ms, "time_ms")
+        found = await self._client.admin.list_offsets(await self._partitions(request.topic), at)
+        return pb.ListOffsetsResponse(
+            partitions=[
+                pb.PartitionOffset(partition=each.partition, offset=one.offset, timestamp_ms=one.timestamp_ms)
+                for each, one in sorted(found.items())
+            ]
+        )
+
+    async def _partitions(self, topic: str) -> list[TopicPartition]:
+        description = await self._client.admin.describe_topic(topic)
+        return [TopicPartition(topic, each.index) for each in description.partitions]
+
+    # Share groups
+
+    async def Receive(self, _requests: Any, context: Any) -> None:  # noqa: N802
+        await ReceiveStream(self._services, context, _caller(context)).run()
+
+    async def Ack(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(
+            request.group, [Acknowledgement(each, ACCEPT) for each in request.receipts]
+        )
+
+    async def Retry(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(request.group, acknowledgements_of(RELEASE, request.records))
+
+    async def Reject(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(request.group, acknowledgements_of(REJECT, request.records))
+
+    async def Extend(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(request.group, acknowledgements_of(RENEW, request.records))
+
+    async def _acknowledge(self, group: str, acknowledgements: list[Acknowledgement]) -> Any:
+        results = await self._services.leases.acknowledge(group, acknowledgements)
+        failed = [
+            pb.FailedAcknowledgement(receipt=each.receipt, error=error_of(error))
+            for each, error in zip(acknowledgements, results, strict=True)
+            if error is not None
+        ]
+        return pb.AcknowledgeResponse(failed=failed)
+
+    async def Redrive(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        partition = TopicPartition(request.topic, request.partition)
+        if partition not in await self._partitions(request.topic):
+            raise InvalidRequest(f"topic {request.topic} has no partition {request.partition}")
+        if not request.redrive_id:
+            raise InvalidRequest("redrive_id: choose one, and repeat a request of unknown outcome with it")
+        found = await self._client.admin.shares.redrive(
+            request.group, partition, redrive_id=request.redrive_id, records_max=request.max_records or 500
+        )
+        return pb.RedriveResponse(
+            redriven=found.redriven, repeated=found.repeated, deleted=found.deleted, dead=found.dead
+        )
+
+    # Topics
+
+    async def ListTopics(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        names = await self._client.admin.list_topics(include_internal=request.include_internal)
+        return pb.ListTopicsResponse(names=names)
+
+    async def CreateTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        await self._client.admin.create_topic(
+            request.name,
+            partitions=request.partitions or -1,
+            replication_factor=request.replication_factor or -1,
+            config=dict(request.config),
+        )
+        return await self._describe_topic(request.name)
+
+    async def DescribeTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        return await self._describe_topic(request.name)
+
+    async def _describe_topic(self, name: str) -> Any:
+        found = await self._client.admin.describe_topic(name)
+        config = await self._client.admin.describe_config(name)
+        return pb.Topic(
+            name=name,
+            id=found.topic_id,
+            partitions=[
+                pb.Partition(
+                    partition=each.index,
+                    leader=each.leader,
+                    replicas=each.replicas,
+                    in_sync_replicas=each.in_sync_replicas,
+                )
+                for each in found.partitions
+            ],
+            config={entry.name: entry.value or "" for entry in config.values() if not entry.is_default},
+        )
+
+    async def AlterTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        changes = _changes(request)
+        if changes:
+            await self._client.admin.alter_topic_config(request.name, changes)
+        if request.partitions:
+            await self._client.admin.create_partitions(request.name, request.partitions)
+        return await self._describe_topic(request.name)
+
+    async def DeleteTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        await self._client.admin.delete_topic(request.name)
+        return pb.Empty()
+
+    # Groups
+
+    async def ListGroups(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        found = await self._client.admin.list_groups()
+        groups = [pb.Group(name=each.group_id, type=each.group_type, state=each.state) for each in found]
+        return pb.ListGroupsResponse(groups=groups, is_complete=found.is_complete)
+
+    async def GetGroupOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        admin = self._client.admin
+        kinds = {each.group_id: each.group_type for each in await admin.list_groups()}
+        if request.name not in kinds:
+            raise GroupIdNotFound(f"there is no group {request.name!r}")
+        rows: list[tuple[TopicPartition, int | None, int | None]]
+        if kinds[request.name] == SHARE:
+            shares = await admin.shares.offsets(request.name)
+            rows = [(each, one.start_offset, one.lag) for each, one in shares.items()]
+        else:
+            lags = await admin.group_lag(request.name)
+            rows = [(each, one.committed_offset, one.lag) for each, one in lags.items()]
+        return pb.GroupOffsets(
+            offsets=[
+                pb.GroupOffset(topic=each.topic, partition=each.partition, offset=offset, lag=lag)
+                for each, offset, lag in sorted(rows, key=lambda row: row[0])
+            ]
+        )
+
+    async def ResetGroupOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        chosen = request.WhichOneof("to")
+        to: Any = chosen
+        if chosen is None:
+            raise InvalidRequest("give earliest, latest, offset or time_ms")
+        if chosen == "offset":
+            to = request.offset
+        elif chosen == "time_ms":
+            to = moment(request.time_ms, "time_ms")
+        found = await self._client.admin.reset_offsets(request.group, list(request.topics), to=to)
+        return pb.GroupOffsets(
+            offsets=[
+                pb.GroupOffset(topic=each.topic, partition=each.partition, offset=offset)
+                for each, offset in sorted(found.items())
+            ]
+        )
+
+    async def AlterGroup(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        await self._client.admin.alter_group_config(request.group, _changes(request))
+        return pb.Empty()
+
+    async def DeleteGroup(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        await self._client.admin.delete_group(request.name)
+        return pb.Empty()
+
+    # Delayed records and schedules
+
+    async def ListDelayed(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        if not 0 <= request.max_records <= 1_000:
+            raise InvalidRequest("max_records: 0 to 1000")
+        page = await self._client.admin.delays.list(
+            request.topic, limit=request.max_records or 100, after=request.cursor or None
+        )
+        records = [
+            pb.DelayedRecord(
+                id=pb.DelayedId(partition=each.partition, id=each.id),
+                due_ms=to_ms(each.due),
+                record=record_of(
+                    Message(
+                        each.topic,
+                        each.partition,
+                        each.id,
+                        each.timestamp_ms,
+                        each.key,
+                        each.value,
+                        each.headers,
+                    )
+                ),
+            )
+            for each in page.records
+        ]
+        return pb.ListDelayedResponse(records=records, next_cursor=page.next or "")
+
+    async def ChangeDelayed(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        ids = [(each.partition, each.id) for each in request.ids]
+        if not 1 <= len(ids) <= 1_000 or any(partition < 0 or number < 0 for partition, number in ids):
+            raise InvalidRequest("ids: 1 to 1000 pending records")
+        delays, chosen = self._client.admin.delays, request.WhichOneof("change")
+        if chosen == "cancel":
+            found = await delays.cancel(request.topic, ids)
+        elif chosen == "deliver_now":
+            found = await delays.deliver_now(request.topic, ids)
+        elif chosen == "delay_ms":
+            found = await delays.reschedule(request.topic, ids, delay=request.delay_ms / 1000)
+        elif chosen == "deliver_at_ms":
+            at = moment(request.deliver_at_ms, "deliver_at_ms")
+            found = await delays.reschedule(request.topic, ids, at=at)
+        else:
+            raise InvalidRequest("give cancel, deliver_now, delay_ms or deliver_at_ms")
+
+        def messages(changed: Any) -> list[Any]:
+            return [pb.DelayedId(partition=each.partition, id=each.id) for each in changed]
+
+        return pb.ChangeDelayedResponse(
+            changed=messages(found.changed),
+            not_pending=messages(found.not_pending),
+            unknown=messages(found.unknown),
+        )
+
+    async def CreateSchedule(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        chosen = request.WhichOneof("recurrence")
+        if chosen is None:
+            raise InvalidRequest("give cron or every_ms")
+        found = await self._client.admin.schedules.create(
+            request.topic,
+            request.name,
+            request.value if request.HasField("value") else None,
+            cron=request.cron if chosen == "cron" else None,
+            every=timedelta(milliseconds=request.every_ms) if chosen == "every_ms" else None,
+            timezone=request.timezone or None,
+            catch_up=request.catch_up or "none",
+            key=request.key if request.HasField("key") else None,
+            headers=headers_of(request.headers),
+        )
+        return _schedule(found)
+
+    async def ListSchedules(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        found = await self._client.admin.schedules.list(request.name)
+        return pb.ListSchedulesResponse(schedules=[_schedule(each) for each in found])
+
+    async def ChangeSchedule(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        schedules = self._client.admin.schedules
+        calls = {"pause": schedules.pause, "resume": schedules.resume, "delete": schedules.delete}
+        chosen = request.WhichOneof("change")
+        if chosen is None:
+            raise InvalidRequest("give pause, resume or delete")
+        await calls[chosen](request.topic, request.name)
+        return pb.Empty()
+
+
+def _changes(request: Any) -> dict[str, str | None]:
+    both = set(request.set) & set(request.reset)
+    if both:
+        raise InvalidRequest(f"set and reset: {min(both)}")
+    return {**dict(request.set), **dict.fromkeys(request.reset)}
+
+
+def _schedule(found: Any) -> Any:
+    return pb.Schedule(
+        topic=found.topic,
+        name=found.name,
+        partition=found.partition,
+        cron=found.cron or "",
+        every_ms=0 if found.every is None else found.every // timedelta(milliseconds=1),
+        timezone=found.timezone,
+        is_paused=found.is_paused,
+        firings=found.firings,
+        next_times_ms=[to_ms(each) for each in found.next_times],
+        error=found.error or "",
+    )
+
+
+def _caller(context: Any) -> Caller:
+    """Return the caller of a method, with the deadline of its call."""
+    client_id = CLIENT_ID
+    for name, value in context.invocation_metadata() or ():
+        if name == "user-agent":
+            client_id = str(value)[:CLIENT_ID_CHARACTERS_MAX]
+    left_s = context.time_remaining()
+    deadline = None if left_s is None else time.monotonic() + left_s
+    return Caller(client_id=client_id, address=context.peer(), deadline=deadline)
