@@ -90,7 +90,7 @@ def start(name: str, data: Path) -> Server:
         return Server(command, port, data, None, b"Running on")
     command = [sys.executable, "-m", "mansio", "serve", "--data", str(data / "data"), "--http", ""]
     command += ["--kafka", "127.0.0.1:0", "--sqs", f"127.0.0.1:{port}"]
-    return Server(command, port, data, None, b"ready")
+    return Server(command, port, data, None, b" ready kafka=")
 
 
 async def cycle(port: int, queue: str, count: int) -> float:

@@ -29,6 +29,7 @@ INSTALLS_FROM_AN_INDEX = re.compile(r"pip install [^`\n]*?(?<![\w./-])['\"]?mans
 BOOTSTRAP = "127.0.0.1:9092"
 HTTP = "127.0.0.1:9080"
 SQS = "127.0.0.1:9324"
+GRPC = "127.0.0.1:50051"
 KAFKA_PYTHON_WARNINGS = [
     part
     for name in ("read_text", "open_text")  # deprecated in importlib.resources, used by kafka-python
@@ -49,6 +50,7 @@ class Bench:
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
         self.http = f"127.0.0.1:{free_port()}"
         self.sqs = f"127.0.0.1:{free_port()}"
+        self.grpc = f"127.0.0.1:{free_port()}"
         paths = [str(Path(sys.executable).parent), str(TOOLS), os.environ.get("PATH", "")]
         self.environment = {
             **os.environ,
@@ -58,14 +60,14 @@ class Bench:
             "MANSIO_LISTENERS": self.bootstrap_servers,
             "MANSIO_HTTP_LISTENER": self.http,
             "MANSIO_SQS_LISTENER": self.sqs,
+            "MANSIO_GRPC_LISTENER": self.grpc,
         }
 
     def command(self, example: Example) -> list[str]:
-        code = (
-            example.code.replace(BOOTSTRAP, self.bootstrap_servers)
-            .replace(HTTP, self.http)
-            .replace(SQS, self.sqs)
-        )
+        code = example.code
+        own = {BOOTSTRAP: self.bootstrap_servers, HTTP: self.http, SQS: self.sqs, GRPC: self.grpc}
+        for address, other in own.items():
+            code = code.replace(address, other)
         if example.language == "python":
             return [sys.executable, "-W", "error", *KAFKA_PYTHON_WARNINGS, "-c", code]
         assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"
@@ -101,7 +103,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until(lambda: b"ready" in log.read_bytes() or serving.poll() is not None, 30, "the ready line")
+        wait_until(lambda: b" ready kafka=" in log.read_bytes() or serving.poll() is not None, 30, "the ready line")
         assert serving.poll() is None, log.read_text()
         yield bench
     finally:
@@ -201,6 +203,13 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"
         assert words in outcome.output, f"{name}:\n{outcome.output}"
+
+
+def test_the_example_about_grpc_works(bench: Bench) -> None:
+    found = examples("docs/GRPC.md")
+    outcome = bench.run(found["python"])
+    assert outcome.code == 0, outcome.output
+    assert outcome.output == "b'0 apples'\nb'1 apples'\nb'2 apples'\n"
 
 
 def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.api.http.service_stats import ServiceStats
     from mansio.cli.broker.serve import SystemdNotifier
+    from mansio.config.settings import Address
     from mansio.node.broker import Broker
 
     stop = asyncio.Event()
