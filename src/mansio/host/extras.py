@@ -22,6 +22,7 @@ EXTRAS: Final = {
     "protobuf": ("google.protobuf",),
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
+    "celery": ("celery",),
     "testing": ("pytest",),
 }
 """The modules that each extra of `pip install 'mansio[EXTRA]'` installs. The extra `all`, not listed, installs all."""
