@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import celery
 from celery.exceptions import Reject
@@ -103,7 +103,16 @@ class Worker:
             "SHOP_NAME": name,
             **({OPTIONS: str(lease_s)} if lease_s else {}),
         }
-        command = [sys.executable, "-m", "celery", "-A", "support.celery_shop", "worker", "-n", f"{name}@test"]
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "support.celery_shop",
+            "worker",
+            "-n",
+            f"{name}@test",
+        ]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "-l", "info", *arguments],
@@ -117,7 +126,9 @@ class Worker:
 
     def wait_ready(self) -> None:
         """Wait until the worker consumes."""
-        wait_until(lambda: " ready." in self.log.read_text() or self.process.poll() is not None, 60, "worker ready")
+        wait_until(
+            lambda: " ready." in self.log.read_text() or self.process.poll() is not None, 60, "worker ready"
+        )
         assert self.process.poll() is None, self.log.read_text()
 
     def kill(self) -> None:
@@ -134,7 +145,7 @@ class Worker:
         finally:
             self.kill()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import celery
 
+    import mansio
+
 TWO_WEEKS_S = 14 * 24 * 3600
 RESULT_S = 30
 
@@ -47,6 +49,16 @@ def pending(broker: TestBroker, topic: str = "celery") -> int:
     return sum(found.count for found in broker.client().admin.delays.counts(topic).values())
 
 
+def leases(broker: TestBroker) -> mansio.ShareLeases | None:
+    one = TopicPartition("celery", 0)
+    return broker.client().admin.shares.leases("celery", [one])[one]
+
+
+def broker_is_idle(broker: TestBroker) -> bool:
+    found = leases(broker)
+    return found is not None and found.lag == 0
+
+
 def test_a_task_runs_and_one_with_a_countdown_of_two_weeks_runs_once_after_two_weeks(
     broker: TestBroker, app: celery.Celery, tmp_path: Path
 ) -> None:
@@ -60,10 +72,10 @@ def test_a_task_runs_and_one_with_a_countdown_of_two_weeks_runs_once_after_two_w
         assert pending(broker) == 1
         broker.clock.advance(seconds=61)
         assert later.get(timeout=scaled(RESULT_S)) == 7
-        assert app.send_task("add", (5, 6)).get(timeout=scaled(RESULT_S)) == 11  # the worker holds nothing else
+        assert (
+            app.send_task("add", (5, 6)).get(timeout=scaled(RESULT_S)) == 11
+        )  # the worker holds nothing else
         assert counts(tmp_path, "add 3") == {"add 3 4": 1}
-        worker.stop()
-        assert worker.process.returncode == 0, worker.log.read_text()
 
 
 @pytest.mark.full
@@ -87,12 +99,6 @@ def test_every_task_is_done_although_a_worker_is_killed_in_the_middle_of_one(
         wait_until(lambda: broker_is_idle(broker), 30, "all acknowledged")
 
 
-def broker_is_idle(broker: TestBroker) -> bool:
-    state = broker.client().admin.shares.leases("celery", [TopicPartition("celery", 0)])
-    found = state[TopicPartition("celery", 0)]
-    return found is not None and found.lag == 0
-
-
 @pytest.mark.full
 def test_a_task_that_takes_longer_than_its_lease_runs_once(
     broker: TestBroker, app: celery.Celery, tmp_path: Path
@@ -107,6 +113,8 @@ def test_a_task_that_takes_longer_than_its_lease_runs_once(
         wait_until(lambda: counts(tmp_path, "end 1"), 30, "the end of the task")
         wait_until(lambda: broker_is_idle(broker), 30, "acknowledged")
         assert sum(counts(tmp_path, "begin").values()) == 1
+        one.stop()
+        assert one.process.returncode == 0, one.log.read_text()
 
 
 @pytest.mark.full
@@ -118,8 +126,10 @@ def test_tasks_are_requeued_rejected_and_run_again_after_their_process_is_lost(
         app.send_task("reject", (2, False))
         app.send_task("crash", (3,))
         wait_until(
-            lambda: counts(tmp_path, "re") == {"reject 1 False": 1, "reject 1 True": 1, "reject 2 False": 1}
-            and counts(tmp_path, "crash") == {"crash 3": 2},
+            lambda: (
+                counts(tmp_path, "re") == {"reject 1 False": 1, "reject 1 True": 1, "reject 2 False": 1}
+                and counts(tmp_path, "crash") == {"crash 3": 2}
+            ),
             60,
             "tasks",
         )
@@ -209,7 +219,10 @@ def test_the_worker_goes_on_after_the_broker_was_away_and_publishers_get_an_erro
         with broker.faults.refused_connections(), pytest.raises(OperationalError):
             app.send_task("add", (3, 4), retry=False)
         broker.restart()
-        assert app.send_task("add", (5, 6)).get(timeout=scaled(RESULT_S)) == 11
+        result = app.send_task("add", (5, 6))
+        wait_until(lambda: (found := leases(broker)) is not None and found.withheld, 30, "withheld")
+        broker.clock.advance(seconds=31)  # the broker does not know whether it was leased before the restart
+        assert result.get(timeout=scaled(RESULT_S)) == 11
         wait_until(lambda: broker_is_idle(broker), 30, "acknowledged")
         assert counts(tmp_path, "add 5") == {"add 5 6": 1}
 
@@ -223,14 +236,15 @@ def test_a_worker_leases_no_more_than_it_prefetches_and_a_purge_deletes_delayed_
         for number in range(30):
             app.send_task("late", (number, 60))
         app.send_task("add", (1, 2), countdown=3600)
-        one = TopicPartition("celery", 0)
-        admin = broker.client().admin.shares
-        wait_until(lambda: admin.leases("celery", [one])[one].leased == 6, 30, "leases")
+        wait_until(lambda: (found := leases(broker)) is not None and found.leased == 6, 30, "leases")
         with app.connection_for_write() as connection:
-            assert connection.default_channel.queue_declare("celery", passive=True).message_count == 24
-        assert app.control.purge() == 25
+            waiting = connection.default_channel.queue_declare("celery", passive=True).message_count
+        assert waiting in (24, 25)  # by offsets, of which a delayed task has one
+        assert app.control.purge() == waiting + 1
         assert pending(broker) == 0
-        assert admin.leases("celery", [one])[one].leased <= 6
+        found = leases(broker)
+        assert found is not None
+        assert found.leased <= 6
     assert sum(counts(tmp_path, "begin").values()) == 2
 
 
@@ -243,14 +257,25 @@ def test_tasks_publish_tasks_and_retries_are_delays_of_the_broker(
         assert chained.get(timeout=scaled(RESULT_S)) == 6
         app.send_task("again", (1,))
         wait_until(lambda: pending(broker) == 1, 30, "the retry")
-        command = [sys.executable, "-m", "mansio", "delayed", "list", "celery", "-b", broker.bootstrap_servers]
+        command = [
+            sys.executable,
+            "-m",
+            "mansio",
+            "delayed",
+            "list",
+            "celery",
+            "-b",
+            broker.bootstrap_servers,
+        ]
         listed = subprocess.run(
             command, capture_output=True, text=True, env=inherited(), timeout=scaled(60), check=True
         )
         assert "again" not in listed.stderr
         assert listed.stdout.count("0:") == 1, listed.stdout
         broker.clock.advance(seconds=3600)
-        wait_until(lambda: counts(tmp_path, "again") == {"again 1 0": 1, "again 1 1": 1}, 30, "the second attempt")
+        wait_until(
+            lambda: counts(tmp_path, "again") == {"again 1 0": 1, "again 1 1": 1}, 30, "the second attempt"
+        )
 
 
 @pytest.mark.full
