@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,13 +17,13 @@ from kombu.exceptions import OperationalError
 from mansio.client.types import TopicPartition
 from mansio.testing import TestBroker
 from support.celery_shop import Worker, counts, lines, new_app
+from support.documents import examples
 from support.machine import scaled
-from support.process import inherited
+from support.process import inherited, served
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import celery
 
@@ -286,3 +289,56 @@ def test_connecting_to_no_broker_fails_in_time_with_one_line(tmp_path: Path) -> 
         connection.ensure_connection(max_retries=1, timeout=2)
     assert time.monotonic() - began < scaled(20)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.full
+def test_the_examples_about_celery_work_in_their_order(tmp_path: Path) -> None:
+    found = examples("docs/FROM_CELERY.md")
+    assert [*found] == ["shop", "worker", "publish", "commands", "test"]
+    with served(tmp_path / "data", http=False) as broker:
+        (tmp_path / "shop.py").write_text(
+            found["shop"].code.replace("127.0.0.1:9092", broker.bootstrap_servers)
+        )
+        environment = {
+            **inherited(),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "MANSIO_BOOTSTRAP_SERVERS": broker.bootstrap_servers,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+        def run(*command: str) -> str:
+            done = subprocess.run(
+                command,
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=scaled(60),
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        log = tmp_path / "worker.log"
+        with log.open("wb") as output:
+            command = ["sh", "-euc", f"exec {found['worker'].code}"]
+            worker = subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            run(sys.executable, "-W", "error", "-c", found["publish"].code)
+            wait_until(lambda: "mail to ann" in log.read_text(), 60, "the mail")
+            listed = run("sh", "-euc", found["commands"].code)
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+        for words in ("pong", "0:", "Purged"):
+            assert words in listed, listed
+    (tmp_path / "test_shop.py").write_text(found["test"].code)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "test_shop.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(60))
