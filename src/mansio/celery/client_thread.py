@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 CALL_S_MAX: Final = 30.0
 """Time limit of a call without one of its own."""
+
+CLOSE_S_MAX: Final = 5.0
 
 PUBLISH_TIMEOUT_MS: Final = 10_000
 """Time after which a message that is not acknowledged fails."""
@@ -85,6 +88,7 @@ class ClientThread:
         except BaseException:
             self._thread.close()
             raise
+        atexit.register(self.close)  # before the thread's own function, which only ends the thread
 
     async def _open(self) -> None:
         options = self._options
@@ -156,14 +160,16 @@ class ClientThread:
         self.start(publish)
 
     def close(self) -> None:
-        """Send what waits, close the connections, end the thread."""
+        """Send what waits, close the connections, end the thread. No effect in a fork of the process."""
+        if not self.is_of_this_process:
+            return
+        atexit.unregister(self.close)
         try:
-            self.run(self.client.close())
+            self.run(self.client.close(), CLOSE_S_MAX)
         except MansioError as error:
             logger.warning("closed before everything was sent: %s", error)
         finally:
-            if self.is_of_this_process:
-                self._thread.close()
+            self._thread.close()
 
 
 async def _within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
@@ -198,8 +204,7 @@ class _ClientThreads:
                 return
             if self._open.get(options) is client:
                 del self._open[options]
-        if client.is_of_this_process:
-            client.close()
+        client.close()
 
     def forget(self) -> None:
         """Start empty, with a new lock: in a forked process the old one may be held by a thread that is gone."""
