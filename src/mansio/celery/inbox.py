@@ -16,6 +16,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mansio.errors import ConnectionLost
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -81,9 +83,9 @@ class Inbox:
         self.wake()
 
     def raise_error(self) -> None:
-        """Raise the error that ended the connection, if there is one."""
+        """Raise `ConnectionLost` if an error ended the connection, whatever it was: then Celery connects again."""
         if self._error is not None:
-            raise self._error
+            raise ConnectionLost(self._error.message) from self._error
 
     def clear(self) -> None:
         """Forget what has changed before now; call it before looking for deliveries."""

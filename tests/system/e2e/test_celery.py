@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -124,7 +125,9 @@ def test_a_task_that_takes_longer_than_its_lease_runs_once(
 def test_tasks_are_requeued_rejected_and_run_again_after_their_process_is_lost(
     broker: TestBroker, app: celery.Celery, tmp_path: Path
 ) -> None:
+    app.send_task("add", (1, 2))  # creates the queue
     with Worker(broker.bootstrap_servers, tmp_path, "one", "-c", "1"):
+        broker.client().publish("celery", b"not of kombu")
         app.send_task("reject", (1, True))
         app.send_task("reject", (2, False))
         app.send_task("crash", (3,))
@@ -137,8 +140,10 @@ def test_tasks_are_requeued_rejected_and_run_again_after_their_process_is_lost(
             "tasks",
         )
         wait_until(lambda: "dlq.celery" in broker.client().admin.list_topics(), 30, "dead-letter topic")
-        with broker.client().consume("dlq.celery", max_records=1) as consumer:
-            assert b"not now" not in next(consumer).value
+        with broker.client().consume("dlq.celery", max_records=2) as consumer:
+            rejected = {record.key is None: record.value for record in consumer}
+        assert rejected[True] == b"not of kombu"
+        assert rejected[False].startswith(b"[[2, false]")
         wait_until(lambda: broker_is_idle(broker), 30, "acknowledged")
 
 
@@ -184,13 +189,14 @@ def test_events_and_control_commands_reach_their_processes(
     received: list[str] = []
     connection = app.connection_for_read()
     receiver = app.events.Receiver(connection, handlers={"*": lambda event: received.append(event["type"])})
-    ready = threading.Event()
+    ready, done = threading.Event(), threading.Event()
 
     def capture() -> None:
         with receiver.consumer_context():
             ready.set()
-            for _ in receiver.consume(limit=None, timeout=scaled(20)):
-                pass
+            while not done.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=0.1)
 
     thread = threading.Thread(target=capture, daemon=True)
     thread.start()
@@ -210,6 +216,9 @@ def test_events_and_control_commands_reach_their_processes(
         wait_until(
             lambda: {"worker-online", "task-received", "task-succeeded"} <= set(received), 30, "events"
         )
+    done.set()
+    thread.join(scaled(20))
+    connection.close()
 
 
 @pytest.mark.full
@@ -228,6 +237,19 @@ def test_the_worker_goes_on_after_the_broker_was_away_and_publishers_get_an_erro
         assert result.get(timeout=scaled(RESULT_S)) == 11
         wait_until(lambda: broker_is_idle(broker), 30, "acknowledged")
         assert counts(tmp_path, "add 5") == {"add 5 6": 1}
+
+
+@pytest.mark.full
+def test_a_worker_connects_again_after_an_error_of_its_group(
+    broker: TestBroker, app: celery.Celery, tmp_path: Path
+) -> None:
+    with Worker(broker.bootstrap_servers, tmp_path, "one", "-c", "1") as worker:
+        worker.wait_ready()
+        assert app.send_task("add", (1, 2)).get(timeout=scaled(RESULT_S)) == 3
+        broker.faults.error("ShareGroupHeartbeat", "INVALID_REQUEST")
+        wait_until(lambda: "Connection to broker lost" in worker.log.read_text(), 60, "the error")
+        assert app.send_task("add", (3, 4)).get(timeout=scaled(RESULT_S)) == 7
+        assert app.control.inspect(timeout=scaled(5), limit=1).ping() == {"one@test": {"ok": "pong"}}
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from mansio.celery.channel import revoked_task_ids
 from mansio.celery.client_thread import ClientOptions, acquire_client
 from mansio.celery.inbox import Delivery, Inbox, Source
 from mansio.celery.kombu_transport import client_options, transport_options
-from mansio.errors import ConfigError, ConnectionLost
+from mansio.errors import ConfigError, ConnectionLost, InvalidRequest
 
 
 def test_the_transport_is_found_by_its_scheme_and_by_its_path() -> None:
@@ -107,8 +107,8 @@ def test_a_waiting_delivery_makes_the_file_descriptor_readable_and_clear_ends_th
 
 def test_the_error_that_ended_the_connection_is_raised_each_time() -> None:
     inbox = Inbox()
-    inbox.fail(ConnectionLost("first"))
-    inbox.fail(ConnectionLost("second"))
+    inbox.fail(InvalidRequest("first"))
+    inbox.fail(InvalidRequest("second"))
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="first"):
             inbox.raise_error()
