@@ -192,11 +192,11 @@ def test_events_and_control_commands_reach_their_processes(
     ready, done = threading.Event(), threading.Event()
 
     def capture() -> None:
-        with receiver.consumer_context():
+        with receiver.consumer_context() as (connected, _, _):
             ready.set()
             while not done.is_set():
                 with contextlib.suppress(TimeoutError):
-                    connection.drain_events(timeout=0.1)
+                    connected.drain_events(timeout=0.1)
 
     thread = threading.Thread(target=capture, daemon=True)
     thread.start()
