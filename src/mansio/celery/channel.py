@@ -3,7 +3,8 @@
 A message goes to the queues that the publishing process has declared for its exchange and routing key, as with other
 virtual transports of kombu; Celery sends tasks directly to a queue. A message for which there is none, and every
 message of an exchange of type fanout, goes to the topic of its exchange, which is read by the queues of single
-processes: exclusive ones, and those with auto_delete that are bound to an exchange of type fanout or topic.
+processes: exclusive ones, those of remote control (kombu before 5.5 does not declare them as exclusive), and those
+with auto_delete that are bound to an exchange of type fanout or topic.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """Create the queue if it does not exist. Only with `passive` the number of messages is counted."""
         queue = queue or f"amq.gen-{uuid()}"
         count = 0
-        if exclusive or queue in self._exchange_readers:
+        if exclusive or queue.endswith(CONTROL_SUFFIX) or queue in self._exchange_readers:
             self._exchange_reader(queue)
         elif passive:
             if not self._has_queue(queue):

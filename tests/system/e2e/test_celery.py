@@ -295,8 +295,8 @@ def test_tasks_publish_tasks_and_retries_are_delays_of_the_broker(
         listed = subprocess.run(
             command, capture_output=True, text=True, env=inherited(), timeout=scaled(60), check=True
         )
-        assert "again" not in listed.stderr
-        assert listed.stdout.count("0:") == 1, listed.stdout
+        assert len(listed.stdout.splitlines()) == 2, listed.stdout
+        assert listed.stdout.splitlines()[1].startswith("0:"), listed.stdout
         broker.clock.advance(seconds=3600)
         wait_until(
             lambda: counts(tmp_path, "again") == {"again 1 0": 1, "again 1 1": 1}, 30, "the second attempt"
@@ -359,7 +359,7 @@ def test_the_examples_about_celery_work_in_their_order(tmp_path: Path) -> None:
         finally:
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
-        for words in ("pong", "0:", "Purged"):
+        for words in ("pong", "bob@example.org", "Purged"):
             assert words in listed, listed
     (tmp_path / "test_shop.py").write_text(found["test"].code)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "test_shop.py"]
