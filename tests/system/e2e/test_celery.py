@@ -232,8 +232,16 @@ def test_the_worker_goes_on_after_the_broker_was_away_and_publishers_get_an_erro
             app.send_task("add", (3, 4), retry=False)
         broker.restart()
         result = app.send_task("add", (5, 6))
-        wait_until(lambda: (found := leases(broker)) is not None and found.withheld, 30, "withheld")
-        broker.clock.advance(seconds=31)  # the broker does not know whether it was leased before the restart
+
+        def is_done() -> bool:
+            found = leases(broker)
+            if found is not None and found.withheld:
+                broker.clock.advance(
+                    seconds=31
+                )  # the broker does not know what was leased before the restart
+            return result.ready()
+
+        wait_until(is_done, 60, "the task")
         assert result.get(timeout=scaled(RESULT_S)) == 11
         wait_until(lambda: broker_is_idle(broker), 30, "acknowledged")
         assert counts(tmp_path, "add 5") == {"add 5 6": 1}
