@@ -83,7 +83,8 @@ if os.environ.get(BROKER):
 
     @app.task(name="again", bind=True)
     def again(task: Any, number: int) -> None:
-        note(f"again {number} {task.request.retries}")
+        was_delayed = getattr(task.request, "mansio_eta", None) is not None
+        note(f"again {number} {task.request.retries} {was_delayed} {task.request.eta}")
         if not task.request.retries:
             raise task.retry(countdown=3600)
 

@@ -267,7 +267,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if is_control and not exchange.startswith(REPLY_PREFIX):
             self._cancel_revoked(message)
         self._new_exchange(exchange)
-        task = record_of(message)
+        task = record_of(message, can_be_delayed=False)
         topic = topic_of_exchange(exchange)
         if not is_control:
             self.thread.publish_event(topic, task.value, task.headers)

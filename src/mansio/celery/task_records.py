@@ -30,6 +30,9 @@ CONTENT_ENCODING: Final = "content-encoding"
 HEADERS: Final = "kombu-headers"
 PROPERTIES: Final = "kombu-properties"
 
+TASK: Final = "task"
+"""Header that only messages of Celery have."""
+
 ETA: Final = "eta"
 DELAYED_ETA: Final = "mansio_eta"
 """Header in which a task finds the eta by which the broker has delayed it."""
@@ -50,12 +53,18 @@ class OutgoingTask(NamedTuple):
     priority: str | None
 
 
-def record_of(message: Mapping[str, Any], naive_timezone: Callable[[], tzinfo] = lambda: UTC) -> OutgoingTask:
-    """The record of a message. An eta without time zone is in that of `naive_timezone()`."""
+def record_of(
+    message: Mapping[str, Any],
+    naive_timezone: Callable[[], tzinfo] = lambda: UTC,
+    *,
+    can_be_delayed: bool = True,
+) -> OutgoingTask:
+    """The record of a message. An eta without time zone is in that of `naive_timezone()`. Where the record cannot be
+    delayed, the worker gets the eta and waits for it. Raises `ValueError` for an eta that is none."""
     headers = dict(message.get("headers") or {})
     properties = {**(message.get("properties") or {})}
     at = None
-    if eta := headers.get(ETA):
+    if can_be_delayed and TASK in headers and (eta := headers.get(ETA)):
         at = parse_eta(eta, naive_timezone)
         headers[ETA] = None
         headers[DELAYED_ETA] = eta

@@ -211,6 +211,10 @@ def test_events_and_control_commands_reach_their_processes(
         assert sorted(answers) == ["one@test", "other@test"]
         assert app.control.add_consumer("extra", reply=True, timeout=scaled(5), destination=["one@test"])
         assert app.send_task("add", (1, 2), queue="extra").get(timeout=scaled(RESULT_S)) == 3
+        fanout = {"exchange": "copies", "exchange_type": "fanout", "options": {"auto_delete": True}}
+        assert len(app.control.add_consumer("copies", **fanout, reply=True, timeout=scaled(5), limit=2)) == 2
+        app.send_task("invoice", (9,), exchange="copies", routing_key="copies")
+        wait_until(lambda: counts(tmp_path, "invoice") == {"invoice 9": 2}, 30, "a copy for each worker")
         assert app.control.cancel_consumer("extra", reply=True, timeout=scaled(5), destination=["one@test"])
         assert app.control.pool_grow(2, reply=True, timeout=scaled(5), destination=["one@test"])
         wait_until(
@@ -307,7 +311,9 @@ def test_tasks_publish_tasks_and_retries_are_delays_of_the_broker(
         assert listed.stdout.splitlines()[1].startswith("0:"), listed.stdout
         broker.clock.advance(seconds=3600)
         wait_until(
-            lambda: counts(tmp_path, "again") == {"again 1 0": 1, "again 1 1": 1}, 30, "the second attempt"
+            lambda: counts(tmp_path, "again") == {"again 1 0 False None": 1, "again 1 1 True None": 1},
+            30,
+            "the second attempt",
         )
 
 

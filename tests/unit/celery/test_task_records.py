@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
 from mansio.celery.exchange_reader import Binding
 from mansio.celery.names import topic_of_exchange, topic_of_queue
@@ -66,6 +66,19 @@ def test_the_worker_does_not_see_the_eta_that_the_broker_waits_for() -> None:
     seen = message_of(stored(message(eta=due.isoformat())), 1)["headers"]
     assert seen["eta"] is None
     assert seen["mansio_eta"] == due.isoformat()
+
+
+def test_the_worker_waits_for_an_eta_where_the_broker_does_not() -> None:
+    eta = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    task = record_of(message(eta=eta), can_be_delayed=False)
+    assert task.at is None
+    assert loads(str(dict(task.headers)["kombu-headers"]))["eta"] == eta
+
+
+def test_a_header_of_another_program_is_no_eta() -> None:
+    given = {**message(), "headers": {"eta": "soon"}}
+    assert record_of(given).at is None
+    assert message_of(stored(given), 1)["headers"] == {"eta": "soon"}
 
 
 def test_an_eta_in_the_past_is_no_delay() -> None:
