@@ -223,7 +223,8 @@ class Client:
         ...
 
     def close(self, *, flush: bool = True) -> None:
-        """Close consumers, flush and close producers, close the connections, end the thread."""
+        """Close consumers, flush and close producers, close the connections, end the thread. A second call has no
+        effect."""
         ...
 
     def __enter__(self) -> Self:

@@ -59,6 +59,10 @@ class InvalidRequest(RequestError):
     """The request is inconsistent or has an invalid field."""
 
 
+class InvalidReceipt(InvalidRequest):
+    """The text is not a receipt of a leased record."""
+
+
 class UnsupportedVersion(RequestError):
     """This API or version is not supported."""
 

@@ -199,7 +199,14 @@ def scrape(view: Any, disk: DiskMonitor | None = None) -> dict[str, Metric]:
 
 def view_of(broker: mansio.Broker) -> ServiceStats:
     view = ServiceStats(broker._broker.settings)
-    view.attach(RunningBroker(broker._broker.service, broker._broker.server, lambda: broker._broker.is_ready))
+    view.attach(
+        RunningBroker(
+            broker._broker.service,
+            broker._broker.server,
+            broker._broker.listener_address,
+            lambda: broker._broker.is_ready,
+        )
+    )
     return view
 
 

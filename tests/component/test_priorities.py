@@ -12,7 +12,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 import mansio
 from mansio.client import OutgoingRecord
-from mansio.errors import ConfigError, InvalidConfig, InvalidRecordState, PrioritiesNotEnabled
+from mansio.errors import ConfigError, CorruptMessage, InvalidConfig, InvalidRecordState, PrioritiesNotEnabled
 from mansio.wire.api_versions import ApiKey
 from support.client_fixtures import broker_in, connected, run
 from support.receive_fixtures import group_of, taken, values
@@ -360,6 +360,49 @@ def test_order_by_key_holds_within_a_priority(broker: mansio.Broker) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("order", ["none", "key"])
+@pytest.mark.row("D7")
+def test_damaged_record_of_low_priority_does_not_keep_others_from_delivery(
+    order: str, tmp_path: Path
+) -> None:
+    high = [f"high:{number}" for number in range(40)]
+    with broker_in(tmp_path) as started:
+
+        async def write() -> None:
+            async with connected(started) as client:
+                topic = await topic_of(client, "damaged")
+                await group_of(client, topic, order=order)
+                await publish(client, topic, "low:" + "x" * 400, *high, key="k")
+                async with client.receive(topic, group=topic, max_records=1) as receiver:
+                    assert await drain(receiver, 1) == high[:1]
+
+        run(write)
+    (segment,) = tmp_path.glob("topics/damaged.*/0/*.log")
+    with segment.open("r+b") as file:
+        file.seek(segment.read_bytes().index(b"x" * 400) + 7)
+        file.write(b"y")
+    with broker_in(tmp_path) as started:
+
+        async def read() -> None:
+            async with (
+                connected(started) as client,
+                client.receive("damaged", group="damaged", max_records=1) as receiver,
+            ):
+                got: list[str] = []
+                while len(got) < len(high) - 1:
+                    try:
+                        messages = await receiver.poll(timeout_ms=200)
+                    except CorruptMessage:
+                        assert order == "key"  # no other record can be offered while one of the key is leased
+                        continue
+                    got += values(messages)
+                    for message in messages:
+                        await message.ack()
+                assert got == high[1:]
+
+        run(read)
+
+
 @pytest.mark.row("D7")
 def test_slow_members_with_low_priority_do_not_use_all_record_locks(broker: mansio.Broker) -> None:
     async def scenario() -> None:
@@ -422,6 +465,12 @@ def test_reset_and_deletion_of_offsets_apply_to_all_priorities(broker: mansio.Br
             await client.admin.shares.delete_offsets(group, [topic])
             async with client.receive(topic, group=group, max_records=1) as receiver:
                 assert await drain(receiver, 4) == in_order
+            # Before the first member, when there is no stored state of any priority.
+            new = await group_of(client, "reset-new")
+            await client.admin.shares.alter_offsets(new, {mansio.TopicPartition(topic, 0): 3})
+            async with client.receive(topic, group=new, max_records=1) as receiver:
+                assert await drain(receiver, 1) == ["high:2"]
+                assert await receiver.poll(timeout_ms=200) == []
 
     run(scenario)
 

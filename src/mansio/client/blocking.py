@@ -431,7 +431,10 @@ class Client(BlockingProxy[asyncio_client.Client]):
         return _publish_windows(self._thread, publish, topic, records)
 
     def close(self, *, flush: bool = True) -> None:
-        """Close consumers, flush and close producers, close the connections, end the thread."""
+        """Close consumers, flush and close producers, close the connections, end the thread. A second call has no
+        effect."""
+        if self._thread.is_closed:
+            return
         try:
             self._thread.run(self._original.close(flush=flush))
         finally:

@@ -132,7 +132,12 @@ class Settings:
         is_kafka_setting=True,
     )
     http_listener: str = _setting(
-        "127.0.0.1:9080", "host:port of health and metrics. Empty: off.", address="optional"
+        "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", address="optional"
+    )
+    http_host_names: str = _setting(
+        "",
+        "Names, separated by commas, by which clients reach the HTTP API, besides localhost and IP addresses. A "
+        "request with another name in its Host header is refused: it may come from a page in a browser.",
     )
     log_level: str = _setting(
         "info",
@@ -542,6 +547,11 @@ class Settings:
     def http_address(self) -> Address | None:
         """Address on which the broker serves HTTP; None: it does not."""
         return parse_address("http_listener", self.http_listener) if self.http_listener else None
+
+    @property
+    def http_names(self) -> frozenset[str]:
+        """Names that the HTTP API accepts in the Host header, in lower case."""
+        return frozenset(name.strip().lower() for name in self.http_host_names.split(",") if name.strip())
 
     @property
     def clustered(self) -> bool:

@@ -131,6 +131,11 @@ class LoopThread:
                 work.close()
             raise
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
     def call(self, begin: Callable[[PendingCall[T]], object]) -> T:
         """Call `begin(call)` on the loop's thread, wait until `call` is completed, and return its result.
 

@@ -49,6 +49,7 @@ from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.schedules import ScheduleService
+from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
@@ -350,6 +351,17 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
         )
+        receive = ReceiveService(
+            share_service=share_service,
+            share_partition_manager=self.shares,
+            topics=self.topics,
+            partitions=self.partitions,
+            quotas=quotas,
+            counters=fetch.counters,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+        )
         return BrokerServices(
             settings=settings,
             clock=host_ports.clock,
@@ -402,17 +414,8 @@ class BrokerRuntime:
                 topics=self.topics,
                 partitions=self.partitions,
             ),
-            receive=ReceiveService(
-                share_service=share_service,
-                share_partition_manager=self.shares,
-                topics=self.topics,
-                partitions=self.partitions,
-                quotas=quotas,
-                counters=fetch.counters,
-                clock=host_ports.clock,
-                scheduler=host_ports.scheduler,
-                random=host_ports.random,
-            ),
+            receive=receive,
+            leases=LeaseService(receive=receive, share_service=share_service, scheduler=host_ports.scheduler),
             share_partition_manager=self.shares,
             share_coordinator=self.share_state,
             dead_letters=self.dead_letters,

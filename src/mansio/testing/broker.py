@@ -195,14 +195,21 @@ class TestBroker:
         from mansio.api.http.monitors import EventLoopMonitor
         from mansio.api.http.server import HttpServer
         from mansio.api.http.service_stats import ServiceStats
+        from mansio.api.http.v1.operation import ApiContext
         from mansio.host.asyncio_loop import AsyncioScheduler
         from mansio.host.clock import HostClock
 
         broker = self._running()
         view = ServiceStats(settings=self._settings)
-        view.attach(RunningBroker(broker.service, broker.server, lambda: broker.is_ready))
+        view.attach(
+            RunningBroker(broker.service, broker.server, broker.listener_address, lambda: broker.is_ready)
+        )
         watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
-        self._http = HttpServer(assemble(view, watch, disk_monitor(self._settings)), "127.0.0.1", 0)
+        self._http = HttpServer(
+            assemble(view, watch, disk_monitor(self._settings), ApiContext(view.running, self._settings)),
+            "127.0.0.1",
+            0,
+        )
         return Address(*await self._http.start())
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:

@@ -111,6 +111,20 @@ def test_a_call_waits_for_records_until_its_timeout(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_a_call_does_not_end_at_offsets_without_a_record(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        await prepare(services)
+        setting = [Change("mansio.delay.enable", Operation.SET, "true")]
+        topic = ConfigResource(ResourceType.TOPIC, "t")
+        assert await services.configs.alter([ConfigAlteration(topic, setting)]) == [None]
+        delayed = [RecordToPublish(b"later", partition=0, delay_ms=3_600_000)] * 5
+        await services.publish.publish_records("t", delayed, timeout_ms=5000)
+        await services.publish.publish_records("t", [RecordToPublish(b"v", partition=0)], timeout_ms=5000)
+        assert [one.value for one in (await receive(services, 1)).records] == [b"v"]
+
+    run(tmp_path, work)
+
+
 def test_a_cancelled_call_leases_nothing(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         await prepare(services)

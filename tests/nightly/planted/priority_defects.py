@@ -7,6 +7,7 @@ from nightly.planted.planted import Defect
 MODEL = ("tests/unit/state/test_share_partition_model.py",)
 SHARES = ("tests/unit/state/test_priority_shares_properties.py",)
 VIEW = ("tests/unit/broker/test_priority_view.py",)
+UNIT = ("tests/unit/state/test_share_partition_priorities.py",)
 COMPONENT = "tests/component/test_priorities.py"
 
 PRIORITY_DEFECTS = (
@@ -36,7 +37,7 @@ PRIORITY_DEFECTS = (
         "state/share_partition/machine.py",
         "bound = max(self.offset, own.bound_after(ranges.end, step))",
         "bound = max(self.offset, ranges.end + 1)",
-        MODEL,
+        UNIT,
     ),
     Defect(
         "records of other priorities are withheld",
@@ -111,8 +112,8 @@ PRIORITY_DEFECTS = (
     Defect(
         "offsets of one priority are reset only",
         "broker/services/share_groups/share_offsets.py",
-        "if summary is None and priority is not Priority.NORMAL:",
-        "if priority is not Priority.NORMAL:",
+        "if summary is not None or priority is Priority.NORMAL:",
+        "if priority is Priority.NORMAL:",
         (COMPONENT,),
     ),
     Defect(
@@ -121,5 +122,33 @@ PRIORITY_DEFECTS = (
         "leaders[priority].check_acknowledgements(member_id, each)",
         "pass",
         (COMPONENT,),
+    ),
+    Defect(
+        "a damaged batch of one priority takes the deliveries of the others",
+        "broker/coordinator/share/prioritized_acquisition.py",
+        "is_unused = True",
+        "break",
+        (COMPONENT,),
+    ),
+    Defect(
+        "keys of records of other priorities are read",
+        "state/share_partition/machine.py",
+        "following = self._own.first_at_or_above(key_order.scanned_end)",
+        "following = key_order.scanned_end",
+        UNIT,
+    ),
+    Defect(
+        "the count of a chunk is kept over a truncation",
+        "state/priorities/priority_index.py",
+        "self._counts.clear()",
+        "pass",
+        ("tests/unit/state/priorities/test_priority_index_model.py",),
+    ),
+    Defect(
+        "acknowledgements of any number of offsets are split",
+        "state/share_partition/priority_shares.py",
+        "left -= count",
+        "pass",
+        SHARES,
     ),
 )

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXAMPLE_DEADLINE_S = 60
-README_LINES_MAX = 150
+README_LINES_MAX = 180
 INSTALLS_FROM_AN_INDEX = re.compile(r"pip install [^`\n]*?(?<![\w./-])['\"]?mansio(?![\w\[./-])")
 BOOTSTRAP = "127.0.0.1:9092"
+HTTP = "127.0.0.1:9080"
 KAFKA_PYTHON_WARNINGS = [
     part
     for name in ("read_text", "open_text")  # deprecated in importlib.resources, used by kafka-python
@@ -45,6 +46,7 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
+        self.http = f"127.0.0.1:{free_port()}"
         paths = [str(Path(sys.executable).parent), str(TOOLS), os.environ.get("PATH", "")]
         self.environment = {
             **os.environ,
@@ -52,11 +54,11 @@ class Bench:
             "PYTHONUNBUFFERED": "1",
             "MANSIO_BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "MANSIO_LISTENERS": self.bootstrap_servers,
-            "MANSIO_HTTP_LISTENER": f"127.0.0.1:{free_port()}",
+            "MANSIO_HTTP_LISTENER": self.http,
         }
 
     def command(self, example: Example) -> list[str]:
-        code = example.code.replace(BOOTSTRAP, self.bootstrap_servers)
+        code = example.code.replace(BOOTSTRAP, self.bootstrap_servers).replace(HTTP, self.http)
         if example.language == "python":
             return [sys.executable, "-W", "error", *KAFKA_PYTHON_WARNINGS, "-c", code]
         assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"
@@ -107,6 +109,7 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         "python": "b'2 apples' 2\n",
         "confluent": "b'",
         "shell": "cid: 3 figs\n",
+        "curl": '"value":"4 plums"',
     }
     found = examples("README.md")
     # The example with Spark runs in tests/system/spark/test_pipelines_document.py.
@@ -154,6 +157,23 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
         "shell": "invoice\nnewsletter\n",
     }
     found = examples("docs/PRIORITIES.md")
+    assert list(found) == list(expected)
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+
+
+def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
+    required_tool("curl")
+    expected = {
+        "curl": '"acknowledged":1',
+        "batch": '"failed":0',
+        "read": '"value":"2 apples"',
+        "delay": '"changed":["0:',
+        "python": "2 apples 0\n",
+    }
+    found = examples("docs/HTTP.md")
     assert list(found) == list(expected)
     for name, words in expected.items():
         outcome = bench.run(found[name])

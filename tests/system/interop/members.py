@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 SESSION_MS = 6_000
 KAFKA_PYTHON_METADATA_MS = 2_000
 """kafka-python forgets that it needs metadata if the response to an earlier request arrives in that moment: a consumer
-that subscribed then has no partitions until the next refresh, by default for five minutes."""
+that subscribed then has no partitions until the next refresh, by default for five minutes. Members therefore ask for
+the partitions first."""
 HEARTBEAT_MS = 200
 POLL_S = 0.05
 COMMIT_MS = 100
@@ -129,6 +130,8 @@ class KafkaPythonMember(Member):
             **{"session_timeout_ms": SESSION_MS, **self.options},
         )
         try:
+            while not self.stopping.is_set() and not consumer.partitions_for_topic(self.topic):
+                consumer.poll(timeout_ms=int(POLL_S * 1000))
             while not self.stopping.is_set():
                 for messages in consumer.poll(timeout_ms=int(POLL_S * 1000)).values():
                     self.received += [(one.partition, one.offset, one.value) for one in messages]

@@ -123,6 +123,16 @@ def test_every_replica_knows_the_priorities_after_truncations_deletions_and_rest
     )
 
 
+def test_priorities_of_a_refused_batch_are_not_those_of_the_next_one() -> None:
+    leader = PrioritizedPartition(SimulatedDisk())
+    follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)  # it led before
+    follower.view.check(build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])]), "p")
+    leader.append("low")
+    leader.flush()
+    replicate(leader, follower)
+    assert follower.known() == [Priority.LOW]
+
+
 def test_records_before_the_setting_keep_normal_priority_over_a_restart() -> None:
     disk = SimulatedDisk()
     plain = SimulatedPartition(disk, 1_000.0)

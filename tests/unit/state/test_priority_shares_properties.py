@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.state.share_partition.priority_shares import WINDOW_RECORDS, PriorityShares, free_locks
+from mansio.state.priorities.priority_index import PriorityIndex, PriorityRange
+from mansio.state.share_partition.priority_shares import (
+    ACKNOWLEDGED_OFFSETS_MAX,
+    WINDOW_RECORDS,
+    PriorityShares,
+    free_locks,
+    split_by_priority,
+)
+from mansio.state.share_partition.types import ACCEPT, AcknowledgementBatch
 from mansio.wire.batch.priority_header import PRIORITIES, Priority
 
 HIGH, NORMAL, LOW = PRIORITIES
@@ -92,3 +100,13 @@ def test_reserved_locks_are_never_used_by_other_priorities(
             for other in PRIORITIES:
                 if other is not priority:
                     assert locks_max - sum(now.values()) >= reserved - leased[other]
+
+
+def test_acknowledgements_of_more_offsets_than_can_be_leased_are_not_split() -> None:
+    index = PriorityIndex(0)
+    end = 2 * ACKNOWLEDGED_OFFSETS_MAX
+    index.append(end, [PriorityRange(at, at, Priority.HIGH) for at in range(0, end, 2)])
+    size = ACKNOWLEDGED_OFFSETS_MAX // 2
+    batches = [AcknowledgementBatch(at, at + size - 1, bytes([ACCEPT])) for at in range(0, end, size)]
+    assert set(split_by_priority(batches[:2], index)) == {HIGH, NORMAL}
+    assert split_by_priority(batches[:3], index) == {NORMAL: batches[:3]}

@@ -1,4 +1,4 @@
-"""ASGI application of a broker: combines the routes of `health` and `metrics` with the common error handlers."""
+"""ASGI application of a broker: the routes of `health`, `metrics` and `v1`, with the common error handlers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from mansio.api.http import health, metrics
 from mansio.api.http.errors import EXCEPTION_HANDLERS
 from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 from mansio.api.http.service_stats import ServiceStats
+from mansio.api.http.v1 import routes as v1
+from mansio.api.http.v1.operation import ApiContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +27,8 @@ def build_app(broker: RunningBroker) -> Starlette:
     loop_monitor = EventLoopMonitor(service.scheduler, service.clock)
     view = ServiceStats(service.settings)
     view.attach(broker)
-    return assemble(view, loop_monitor, disk_monitor(service.settings))
+    context = ApiContext(view.running, service.settings)
+    return assemble(view, loop_monitor, disk_monitor(service.settings), context)
 
 
 def disk_monitor(settings: Settings) -> DiskMonitor:
@@ -33,8 +36,14 @@ def disk_monitor(settings: Settings) -> DiskMonitor:
     return DiskMonitor(settings.data_dir, settings.disk_free_warn_bytes)
 
 
-def assemble(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None) -> Starlette:
-    """Build the ASGI application for any `BrokerStats`. The monitors run as long as the application runs."""
+def assemble(
+    view: BrokerStats,
+    loop_monitor: EventLoopMonitor,
+    disk: DiskMonitor | None = None,
+    context: ApiContext | None = None,
+) -> Starlette:
+    """Build the ASGI application for any `BrokerStats`, with the routes of `/v1` if there is a `context`. The monitors
+    run as long as the application runs."""
 
     if disk is not None:
         view.on_disk_full_change(disk.request_query)
@@ -50,9 +59,15 @@ def assemble(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonito
             loop_monitor.stop()
             if disk is not None:
                 disk.stop()
+            if context is not None:
+                await context.close()
 
     return Starlette(
-        routes=[*health.routes(view, loop_monitor, disk), *metrics.routes(view, loop_monitor, disk)],
+        routes=[
+            *health.routes(view, loop_monitor, disk),
+            *metrics.routes(view, loop_monitor, disk),
+            *(v1.routes(context) if context is not None else ()),
+        ],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.server.listener import KafkaServer
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.settings import Address
 
 Phase = Literal["starting", "running", "stopping"]
 
@@ -137,6 +138,8 @@ class RunningBroker:
 
     services: BrokerServices
     server: KafkaServer
+    address: Address
+    """Address of the Kafka listener."""
     is_ready: Callable[[], bool]
     """Whether every port accepts connections and the broker is not stopping."""
     etcd_member: EtcdMemberStatus | None = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from mansio.errors import MansioError
+from mansio.errors import MansioError, RequestError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,34 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 RETRY_AFTER_S = 1
+
+
+class ForbiddenRequest(RequestError):
+    """The request may come from a web page of another site."""
+
+    kafka_code = 44  # POLICY_VIOLATION
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+
+
+class MisdirectedRequest(RequestError):
+    """The Host header is no name of this broker."""
+
+    http_status = 421
+
+
+class UnsupportedMediaType(RequestError):
+    """The body has an encoding or type that is not supported."""
+
+    http_status = 415
+
+
+class TooManyRequests(Unavailable):
+    """Other requests use all memory or connections that are reserved for them; repeat the request later."""
+
+    kafka_code = 89  # THROTTLING_QUOTA_EXCEEDED
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
 
 
 def error_body(kind: str, message: str, kafka_code: int | None, *, retriable: bool) -> dict[str, Any]:

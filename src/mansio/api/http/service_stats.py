@@ -43,6 +43,10 @@ class ServiceStats:
         for listener in self._disk_full_listeners:
             broker.services.partitions.storage_health.on_disk_full_change(listener)
 
+    def running(self) -> RunningBroker | None:
+        """Return the broker; None until it has started."""
+        return self._broker
+
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
         if self._broker is None:
             self._disk_full_listeners.append(listener)

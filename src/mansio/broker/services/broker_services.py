@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.records import RecordService
     from mansio.broker.services.schedules import ScheduleService
+    from mansio.broker.services.share_groups.leases import LeaseService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
@@ -63,6 +64,7 @@ class BrokerServices:
     share_service: ShareService
     share_offsets: ShareOffsetService
     receive: ReceiveService
+    leases: LeaseService
     share_partition_manager: SharePartitionManager
     share_coordinator: ShareCoordinator
     dead_letters: DeadLetterManager

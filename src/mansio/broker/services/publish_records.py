@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE
+from mansio.config.topic_config import DEDUP_MS, DELAY_ENABLE, PRIORITY_ENABLE
 from mansio.errors import (
+    DeduplicationNotEnabled,
+    DelaysNotEnabled,
     InvalidRecord,
     InvalidRequest,
     InvalidRequiredAcks,
@@ -25,8 +28,12 @@ from mansio.errors import (
     InvalidTopic,
     MansioError,
     MessageTooLarge,
+    PrioritiesNotEnabled,
 )
 from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
+from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
+from mansio.wire.batch.priority_header import PRIORITY_HEADER, PRIORITY_NAMES
 from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch
 from mansio.wire.murmur2 import partition_for_key
 
@@ -61,13 +68,21 @@ NO_PARTITION: Final = -1
 @dataclass(frozen=True, slots=True)
 class RecordToPublish:
     """A record to be appended to a topic. `timestamp_ms`: since the Unix epoch, None for the broker's clock.
-    `partition`: None lets the service choose it."""
+    `partition`: None lets the service choose it.
+
+    `delay_ms` or `deliver_at_ms` (since the Unix epoch): delays the record. `priority`: high, normal or low.
+    `dedup_id`: the record is not stored again if one with this id was stored in the window of the topic; it chooses the
+    partition. Each needs a setting of the topic."""
 
     value: bytes | None
     key: bytes | None = None
     headers: Sequence[Header] = ()
     timestamp_ms: int | None = None
     partition: int | None = None
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+    priority: str | None = None
+    dedup_id: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +226,8 @@ class PublishService:
         for position, record in enumerate(records):
             timestamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
             try:
-                size_bytes = _size_bytes(record)
+                headers = _all_headers(topic.name, settings, record)
+                size_bytes = _size_bytes(record, headers)
                 _check_record(topic.name, settings, record, timestamp_ms, now_ms)
             except MansioError as error:
                 partition = NO_PARTITION if record.partition is None else record.partition
@@ -222,6 +238,8 @@ class PublishService:
                 raise MessageTooLarge(f"the records have more than {self._bytes_max} bytes in total")
             if record.partition is not None:
                 index = record.partition
+            elif record.dedup_id is not None:  # a repeat is recognized in the same partition only
+                index = partition_for_key(record.dedup_id, partition_count)
             elif record.key is not None:
                 index = partition_for_key(record.key, partition_count)
             else:
@@ -238,7 +256,7 @@ class PublishService:
                 batches.append(batch)
             batch.size_bytes += size_bytes
             batch.positions.append(position)
-            batch.records.append((timestamp_ms, record.key, record.value, record.headers))
+            batch.records.append((timestamp_ms, record.key, record.value, headers))
         return batches, total_bytes
 
     def _next_partition(self, topic: Topic) -> int:
@@ -301,12 +319,57 @@ class PendingPublish:
         return PublishResult([each for each in found if each is not None], self.throttle_ms)
 
 
-def _size_bytes(record: RecordToPublish) -> int:
+def _all_headers(topic: str, settings: TopicSettings, record: RecordToPublish) -> Sequence[Header]:
+    """Return the headers of a record with those of its delay, priority and deduplication id, the priority last.
+
+    Raises `DelaysNotEnabled`, `PrioritiesNotEnabled`, `DeduplicationNotEnabled`, `InvalidRecord`."""
+    added: list[Header] = []
+    if record.delay_ms is not None or record.deliver_at_ms is not None:
+        if record.delay_ms is not None and record.deliver_at_ms is not None:
+            raise InvalidRecord("a record has a delay or a time of delivery, not both")
+        if not settings.accepts_delays:
+            raise DelaysNotEnabled(
+                f"topic '{topic}' does not accept delays: mansio topic alter {topic} -c {DELAY_ENABLE}=true"
+            )
+        delay_ms = record.delay_ms
+        name, value = (
+            (DELIVER_AT_HEADER, record.deliver_at_ms) if delay_ms is None else (DELAY_HEADER, delay_ms)
+        )
+        if value is None or value < 0:
+            raise InvalidRecord(f"{value} ms is no delay or time of delivery")
+        added.append((name, b"%d" % value))
+    if record.dedup_id is not None:
+        if not settings.dedup_ms:
+            raise DeduplicationNotEnabled(
+                f"topic '{topic}' has no deduplication window: mansio topic alter {topic} -c {DEDUP_MS}=300000"
+            )
+        if not 1 <= len(record.dedup_id) <= ID_BYTES_MAX:
+            raise InvalidRecord(f"a deduplication id has 1 to {ID_BYTES_MAX} bytes")
+        added.append((DEDUP_ID_HEADER, record.dedup_id))
+    if record.priority is not None:
+        if not settings.has_priorities:
+            raise PrioritiesNotEnabled(
+                f"topic '{topic}' has no priorities: mansio topic alter {topic} -c {PRIORITY_ENABLE}=true"
+            )
+        if record.priority not in PRIORITY_NAMES:
+            raise InvalidRecord(f"priority: not high, normal or low: {record.priority!r}")
+        added.append((PRIORITY_HEADER, record.priority.encode()))
+    if not added:
+        return record.headers
+    reserved = {name for name, _ in added}
+    if any(name in reserved for name, _ in record.headers):
+        raise InvalidRecord(
+            "a record has its delay, priority and deduplication id as fields or headers, not both"
+        )
+    return [*record.headers, *added]
+
+
+def _size_bytes(record: RecordToPublish, headers: Sequence[Header]) -> int:
     """Return an upper bound of the encoded size of a record. Raises `InvalidRecord` if a header name is not valid
     Unicode."""
     size = RECORD_OVERHEAD_BYTES_MAX + len(record.key or b"") + len(record.value or b"")
     try:
-        for name, content in record.headers:
+        for name, content in headers:
             size += HEADER_OVERHEAD_BYTES_MAX + len(name.encode()) + len(content or b"")
     except UnicodeEncodeError as error:
         raise InvalidRecord("a header name is not valid Unicode") from error

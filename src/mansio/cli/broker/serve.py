@@ -146,7 +146,13 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
         if not stop.is_set() and await _start_unless_stopped(broker, stop):
             _tune_garbage_collector()
             view.attach(
-                RunningBroker(broker.service, broker.server, lambda: broker.is_ready, etcd_member=member)
+                RunningBroker(
+                    broker.service,
+                    broker.server,
+                    broker.listener_address,
+                    lambda: broker.is_ready,
+                    etcd_member=member,
+                )
             )
             _print_ready(settings, broker, http_address if http else None)
             manager.ready(f"kafka={broker.listener_address}")
@@ -217,11 +223,14 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
     from mansio.api.http.app import assemble, disk_monitor
     from mansio.api.http.monitors import EventLoopMonitor
     from mansio.api.http.server import HttpServer
+    from mansio.api.http.v1.operation import ApiContext
     from mansio.host.asyncio_loop import AsyncioScheduler
     from mansio.host.clock import HostClock
 
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
-    return HttpServer(assemble(view, watch, disk_monitor(settings)), *address)
+    return HttpServer(
+        assemble(view, watch, disk_monitor(settings), ApiContext(view.running, settings)), *address
+    )
 
 
 def _tune_garbage_collector() -> None:

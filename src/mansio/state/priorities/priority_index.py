@@ -44,13 +44,16 @@ class PriorityRange(NamedTuple):
 class PriorityIndex:
     """The priorities of the offsets from `start` to below `end`."""
 
-    __slots__ = ("_chunks", "end", "start")
+    __slots__ = ("_chunks", "_counts", "end", "start")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.end = start
         self._chunks: dict[int, bytearray] = {}
         """By number, the chunks in which an offset has high or low priority: per offset its priority."""
+        self._counts: dict[tuple[int, Priority], int] = {}
+        """By number and priority, how many offsets of a chunk have this priority, where it was counted. Only a
+        truncation changes a chunk that the index covers as a whole."""
 
     # Changes
 
@@ -69,6 +72,7 @@ class PriorityIndex:
         number, position = divmod(end, CHUNK_OFFSETS)
         for each in [each for each in self._chunks if each > number]:
             del self._chunks[each]
+        self._counts.clear()
         if (chunk := self._chunks.pop(number, None)) is not None:
             kept = chunk[:position] + bytes(
                 CHUNK_OFFSETS - position
@@ -84,6 +88,8 @@ class PriorityIndex:
             return
         for each in [each for each in self._chunks if (each + 1) * CHUNK_OFFSETS <= offset]:
             del self._chunks[each]
+            for priority in Priority:
+                self._counts.pop((each, priority), None)
         self.start = offset
         self.end = max(self.end, offset)
 
@@ -151,9 +157,18 @@ class PriorityIndex:
         found = 0
         for number in self._numbers(first, last):
             begin = number * CHUNK_OFFSETS
-            chunk = self._chunks[number]
-            found += chunk.count(priority, max(first - begin, 0), min(last - begin, CHUNK_OFFSETS - 1) + 1)
+            if first <= begin and last >= begin + CHUNK_OFFSETS - 1:
+                found += self._count_chunk(number, priority)
+            else:
+                stop = min(last - begin, CHUNK_OFFSETS - 1) + 1
+                found += self._chunks[number].count(priority, max(first - begin, 0), stop)
         return found
+
+    def _count_chunk(self, number: int, priority: Priority) -> int:
+        known = self._counts.get((number, priority))
+        if known is None:
+            known = self._counts[number, priority] = self._chunks[number].count(priority)
+        return known
 
     def _numbers(self, first: int, last: int) -> Iterator[int]:
         """Yield the numbers of the mixed chunks that overlap the offsets `first` to `last`, ascending."""
@@ -211,9 +226,10 @@ class PriorityIndex:
             for _ in range(count):
                 number, size = _CHUNK.unpack_from(data, position)
                 position += _CHUNK.size
-                chunk = bytearray(zlib.decompress(data[position : position + size]))
-                if len(chunk) != CHUNK_OFFSETS:
-                    raise CorruptLog(f"a chunk of priorities has {len(chunk)} bytes")
+                inflater = zlib.decompressobj()
+                chunk = bytearray(inflater.decompress(data[position : position + size], CHUNK_OFFSETS + 1))
+                if len(chunk) != CHUNK_OFFSETS or not inflater.eof:
+                    raise CorruptLog(f"a chunk of priorities has not {CHUNK_OFFSETS} bytes")
                 index._chunks[number] = chunk
                 position += size
         except (struct.error, zlib.error) as error:

@@ -395,11 +395,15 @@ class SharePartition:
         key_order = self._in_flight.key_order
         if key_order is None or (key_order.is_full and key_order.scanned_end >= self._keys_needed_until):
             return None
-        return key_order.scanned_end
+        if self._own is None:
+            return key_order.scanned_end
+        following = self._own.first_at_or_above(key_order.scanned_end)
+        return max(key_order.scanned_end, self._own.end) if following is None else following
 
     def add_keys(self, end: int, keys: Mapping[int, int]) -> None:
         """Add the keys of the offsets from `next_key_offset` to below `end`: hashes by offset, without the records that
-        have no key and the offsets that have no record."""
+        have no key and the offsets that have no record. Offsets of other priorities below `next_key_offset` are
+        passed."""
         key_order, ranges = self._in_flight.key_order, self._in_flight.ranges
         if key_order is None or end <= key_order.scanned_end:
             return

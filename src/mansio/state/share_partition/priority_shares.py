@@ -33,7 +33,8 @@ RESERVED_LOCKS_DIVISOR: Final = 16
 
 
 ACKNOWLEDGED_OFFSETS_MAX: Final = 20_000
-"""Maximum number of offsets in one batch of acknowledgements; greater than the number of records that can be leased."""
+"""Maximum number of offsets in the acknowledgements of a partition; greater than the number of records that can be
+leased."""
 
 
 class PriorityLimit(NamedTuple):
@@ -89,13 +90,14 @@ def split_by_priority(
 
     Malformed ones are returned whole, as those of normal priority, and rejected there."""
     found: dict[Priority, list[AcknowledgementBatch]] = {}
-    before = -1
+    before, left = -1, ACKNOWLEDGED_OFFSETS_MAX
     for batch in batches:
         first, last, types = batch.first, batch.last, batch.types
         count = last - first + 1
-        if first <= before or not 0 < count <= ACKNOWLEDGED_OFFSETS_MAX or len(types) not in (1, count):
+        if first <= before or not 0 < count <= left or len(types) not in (1, count):
             return {Priority.NORMAL: list(batches)}
         before = last
+        left -= count
         for part in index.split(first, last):
             own = types if len(types) == 1 else types[part.first - first : part.last - first + 1]
             found.setdefault(part.priority, []).append(

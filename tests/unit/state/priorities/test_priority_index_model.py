@@ -81,6 +81,9 @@ def test_index_equals_a_dictionary(start: int, steps: list[tuple[str, object]], 
             index.truncate(frozen.end)
             index = PriorityIndex.from_bytes(frozen.to_bytes())
         assert (index.start, index.end) == (model.start, model.end)
+        for priority in PRIORITIES:  # counts are kept until the next change
+            present = sum(model.of[each] is priority for each in range(model.start, model.end))
+            assert index.count(priority, 0, model.end + 9) == present
     first = at.draw(st.integers(0, model.end + 5))
     last = at.draw(st.integers(first - 1, model.end + 9))
     for priority in PRIORITIES:
@@ -109,6 +112,32 @@ def test_index_of_records_of_normal_priority_takes_no_memory() -> None:
     index.append(1_000_000)
     assert not index.mixed_chunk_count
     assert index.count(Priority.NORMAL, 0, 10**9) == 1_000_000
+
+
+def test_offsets_that_are_added_after_a_search_are_found() -> None:
+    index = PriorityIndex(0)
+    index.append(20)
+    own = PriorityOffsets(index, Priority.HIGH)
+    assert [*own.within(0, 100)] == []
+    index.append(30, [PriorityRange(20, 25, Priority.HIGH)])
+    assert merged(own.within(0, 100)) == [(20, 25)]
+
+
+def test_a_frozen_index_does_not_change_with_the_other_one() -> None:
+    index = PriorityIndex(0)
+    index.append(3, [PriorityRange(0, 0, Priority.HIGH)])
+    frozen = index.freeze()
+    index.append(5, [PriorityRange(3, 4, Priority.LOW)])
+    frozen.append(5)
+    assert frozen.count(Priority.LOW, 0, 4) == 0
+
+
+def test_chunk_of_a_snapshot_is_not_decompressed_beyond_its_size() -> None:
+    index = PriorityIndex(0)
+    index.append(10, [PriorityRange(3, 5, Priority.HIGH)])
+    index._chunks[0] = bytearray(100 << 20)
+    with pytest.raises(CorruptLog):
+        PriorityIndex.from_bytes(index.to_bytes())
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])

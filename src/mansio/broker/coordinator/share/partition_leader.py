@@ -425,7 +425,10 @@ class SharePartitionLeader:
 
     def count_available(self, member: str, max_records: int) -> int:
         """Return how many records the member could acquire now: at most `max_records`, which may be too many, but 0 if
-        there are none. Used on topics with priorities. Raises `NotLeaderOrFollower`."""
+        there are none. Used on topics with priorities.
+
+        Raises `NotLeaderOrFollower`, and `CorruptLog` or `StorageError` if there are none because keys cannot be
+        read."""
         machine = self.ready_state_machine()
         if machine is None:
             return 0
@@ -435,8 +438,10 @@ class SharePartitionLeader:
         while machine.free_key_count < max_records and keys.add_batch(machine, end):
             pass
         ranges = self.call_machine(machine.acquirable_ranges, member, max_records, end, self.now_ms())
-        if not ranges and machine.is_lease_bound_due:
-            return 1  # the bound advances with the next acquisition
+        if not ranges:
+            if machine.is_lease_bound_due:
+                return 1  # the bound advances with the next acquisition
+            self._end_key_search(keys)
         return max_records if len(ranges) >= SCATTERED_READ_RANGES_MAX else count_offsets(ranges)
 
     def _readable_end(self) -> int:
@@ -500,10 +505,7 @@ class SharePartitionLeader:
         if not acquired and update is None:
             if damage:
                 raise damage[0]
-            if keys.error is not None:
-                raise keys.error
-            if keys.is_interrupted:
-                self._dependencies.scheduler.call_soon(self.wake)
+            self._end_key_search(keys)
             return None
         if len(slices) > 1 or not acquired:  # drop slices without leased records
             slices = [
@@ -512,6 +514,14 @@ class SharePartitionLeader:
                 if any(each.first <= last and each.last >= first for each in acquired)
             ]
         return AcquiredRecords(acquired, update, slices, sum(each.length for each in slices))
+
+    def _end_key_search(self, keys: _KeyReader) -> None:
+        """Continue a search for keys that found no record to offer in a later turn of the event loop. Raises its
+        error."""
+        if keys.error is not None:
+            raise keys.error
+        if keys.is_interrupted:
+            self._dependencies.scheduler.call_soon(self.wake)
 
     def _read(
         self, ranges: list[tuple[int, int]], max_bytes: int, limit: int, *, is_first: bool

@@ -3,8 +3,10 @@
 `PriorityShares` decides how many records of each priority a member gets. The results are merged, because a response has
 one list of acquired ranges and one sequence of batches per topic partition.
 
-Invariant: nothing is acquired before the share partitions of all priorities are loaded; otherwise records of a lower
-priority would be delivered first, and a group that was reset to the end of the log could miss records.
+Invariants:
+* Deliveries that a priority cannot use, for example because its next batch is damaged, go to the others.
+* Nothing is acquired before the share partitions of all priorities are loaded; otherwise records of a lower
+  priority would be delivered first, and a group that was reset to the end of the log could miss records.
 """
 
 from __future__ import annotations
@@ -43,42 +45,54 @@ def acquire_by_priority(
                 f"{leader.partition.name}: the state of a priority is being loaded"
             )
     shares = leaders[Priority.NORMAL].priority_shares
+    failure: MansioError | None = None
     leased = {priority: leader.state_machine.leased_count for priority, leader in leaders.items()}
-    available: dict[Priority, int] = {}
+    available = dict.fromkeys(leaders, 0)
     for priority, leader in leaders.items():
         locks = free_locks(priority, leased, leader.state_machine.settings.record_locks_max)
-        wanted = min(max_records, max(locks, 0))
-        available[priority] = leader.count_available(member, wanted) if wanted else 0
-    limits = shares.divide(max_records, available)
+        if locks > 0:
+            try:
+                available[priority] = leader.count_available(member, min(max_records, locks))
+            except MansioError as error:
+                failure = error
     found: list[tuple[SharePartitionLeader, AcquiredRecords]] = []
     delivered: dict[Priority, int] = {}
-    failure: MansioError | None = None
-    space = max_bytes
-    for priority, records in limits:
-        leader = leaders[priority]
-        locks = free_locks(priority, leased, leader.state_machine.settings.record_locks_max)
-        try:
-            acquired = leader.call_machine(
-                leader.acquire,
-                member,
-                min(records, locks),
-                space,
-                strict=strict or (priority, records) != limits[0] or locks <= records,
-                is_first=is_first and not delivered,
-                lease_ms=lease_ms,
-            )
-        except MansioError as error:
-            failure = error
-            continue
-        if acquired is None:
-            continue
-        found.append((leader, acquired))
-        if acquired.acquired:
-            delivered[priority] = acquired.record_count
+    left, space = max_records, max_bytes
+    is_first_limit = is_unused = True
+    remaining = dict(available)
+    """Of each priority, the records that can still be acquired for this member."""
+    while is_unused and left > 0 and space > 0:
+        is_unused = False
+        for priority, records in shares.divide(left, remaining):
+            leader = leaders[priority]
+            locks = free_locks(priority, leased, leader.state_machine.settings.record_locks_max)
+            remaining[priority] -= records
+            if (wanted := min(records, locks, left)) <= 0 or space <= 0:
+                continue
+            try:
+                acquired = leader.call_machine(
+                    leader.acquire,
+                    member,
+                    wanted,
+                    space,
+                    strict=strict or not is_first_limit or locks <= records,
+                    is_first=is_first and not delivered,
+                    lease_ms=lease_ms,
+                )
+            except MansioError as error:
+                failure, acquired = error, None
+                available[priority] = 0
+            is_first_limit = False
+            if acquired is not None:
+                found.append((leader, acquired))
+            if acquired is None or not acquired.acquired:
+                remaining[priority] = 0
+                is_unused = True
+                continue
+            delivered[priority] = delivered.get(priority, 0) + acquired.record_count
             leased[priority] += acquired.record_count
+            left -= acquired.record_count
             space -= acquired.size_bytes
-            if space <= 0:
-                break
     shares.record(delivered, available)
     if failure is not None and not found:
         raise failure

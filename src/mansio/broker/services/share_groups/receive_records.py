@@ -173,8 +173,12 @@ class ReceiveService:
         async def run() -> None:
             nonlocal is_complete
             try:
-                received = await receive.run(())
-                result = await self._decode_result(group_id, member_id, names, received, receive, caller)
+                while True:
+                    received = await receive.run(())
+                    result = await self._decode_result(group_id, member_id, names, received, receive, caller)
+                    # Offsets without a record are done now; a caller that waits for records waits on.
+                    if result.records or result.errors or not received or promise.done():
+                        break
                 if promise.done():
                     await self._share_partition_manager.release_leases(group_id, member_id)
                 else:

@@ -208,13 +208,16 @@ class ShareOffsetService:
             raise InvalidRequest(f"{start_offset} is not an offset")
         manager = self._share_partition_manager
         await manager.wait_until_dead_lettered(key)
-        for priority in manager.priorities_of(key.topic_id):
+        # Normal priority first: the state of another one that does not exist yet begins at the start offset of it.
+        priorities = sorted(
+            manager.priorities_of(key.topic_id), key=lambda priority: priority is not Priority.NORMAL
+        )
+        for priority in priorities:
             one = key._replace(priority=priority)
             summary = await manager.persister.summary(one)
-            if summary is None and priority is not Priority.NORMAL:
-                continue  # it will begin at the start offset of normal priority
-            state_epoch = 0 if summary is None else summary.state_epoch + 1
-            await manager.persister.initialize(one, state_epoch, start_offset)
+            if summary is not None or priority is Priority.NORMAL:
+                state_epoch = 0 if summary is None else summary.state_epoch + 1
+                await manager.persister.initialize(one, state_epoch, start_offset)
             manager.drop(one)
 
     async def _record_initialized_partitions(

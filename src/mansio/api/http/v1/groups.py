@@ -1,0 +1,333 @@
+"""Groups over HTTP: list, describe, settings, offsets, delete, and dead letters of share groups."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from mansio.api.http.v1.arguments import checked
+from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.problems import InvalidField
+from mansio.api.http.v1.times import parse_time
+from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
+from mansio.errors import GroupIdNotFound
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from mansio.client.admin.shares import ShareLeases
+
+SHARE: Final = "share"
+REDRIVEN_MAX: Final = 10_000
+RANGES_MAX: Final = 1_000
+
+
+class GroupParameters(Body):
+    limit: Limit = 100
+    cursor: Cursor | None = Field(None, description=CURSOR_HELP)
+
+
+class GroupSummary(Body):
+    group: str
+    type: str
+    state: str
+    protocol_type: str
+
+
+class GroupPage(Body):
+    """`is_complete`: whether all brokers of the cluster answered."""
+
+    groups: list[GroupSummary]
+    is_complete: bool
+    next_cursor: str | None
+
+
+class Member(Body):
+    member_id: str
+    client_id: str
+    client_host: str
+    partitions: list[tuple[str, int]]
+
+
+class GroupState(Body):
+    group: str
+    type: str
+    state: str
+    members: list[Member]
+
+
+class GroupChanges(Body):
+    config: Configs
+
+
+class GroupConfig(Body):
+    """The settings of a group that differ from their defaults."""
+
+    config: dict[str, str | None]
+
+
+class GroupOffset(Body):
+    topic: str
+    partition: int
+    offset: int | None
+    lag: int | None
+
+
+class GroupOffsets(Body):
+    offsets: list[GroupOffset]
+
+
+class ResetOffsets(Body):
+    """Give one of `to`, `offset`, `time` and `shift`."""
+
+    topics: Annotated[list[str], Field(min_length=1, max_length=1000)]
+    to: Literal["earliest", "latest"] | None = None
+    offset: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    time: str | None = None
+    shift: Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)] | None = None
+    dry_run: bool = False
+
+
+class LeaseParameters(Body):
+    topic: Annotated[str, Field(min_length=1, max_length=249)]
+    ranges: Annotated[int, Field(ge=0, le=RANGES_MAX)] = Field(0, description="Leased ranges to return.")
+
+
+class Redrive(Body):
+    """`redrive_id`: a record is redriven once per id; repeat a request of unknown outcome with the same one."""
+
+    topic: Annotated[str, Field(min_length=1, max_length=249)]
+    partition: Annotated[int, Field(ge=0, lt=1 << 31)] | None = Field(
+        None, description="All, if there is none."
+    )
+    offsets: Annotated[list[tuple[int, int]], Field(max_length=RANGES_MAX)] | None = Field(
+        None, description="Ranges of offsets, both ends included; all dead letters, if there are none."
+    )
+    redrive_id: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    max_records: Annotated[int, Field(ge=1, le=REDRIVEN_MAX)] = 500
+
+
+class Redriven(Body):
+    """`dead`: the dead letters that remain."""
+
+    redrive_id: str
+    redriven: int
+    repeated: int
+    deleted: int
+    dead: int
+
+
+async def list_groups(call: Call) -> dict[str, Any]:
+    query: GroupParameters = call.query
+    after = decode_cursor(query.cursor)
+    listed = await call.client.admin.list_groups()
+    found = sorted((each for each in listed if each.group_id > after), key=lambda each: each.group_id)
+    page = found[: query.limit]
+    return {
+        "groups": [
+            {
+                "group": each.group_id,
+                "type": each.group_type,
+                "state": each.state,
+                "protocol_type": each.protocol_type,
+            }
+            for each in page
+        ],
+        "is_complete": listed.is_complete,
+        "next_cursor": encode_cursor(page[-1].group_id) if len(found) > len(page) else None,
+    }
+
+
+async def _type_of(call: Call, group: str) -> str:
+    """Return the type of a group. Raises `GroupIdNotFound`."""
+    for each in await call.client.admin.list_groups():
+        if each.group_id == group:
+            return each.group_type
+    raise GroupIdNotFound(f"there is no group {group!r}")
+
+
+async def describe(call: Call) -> dict[str, Any]:
+    group = call.path("group")
+    kind = await _type_of(call, group)
+    found: Any
+    if kind == SHARE:
+        found = await call.client.admin.shares.describe(group)
+    else:
+        found = await call.client.admin.describe_group(group)
+    members = [
+        {
+            "member_id": each.member_id,
+            "client_id": each.client_id,
+            "client_host": each.client_host,
+            "partitions": each.partitions,
+        }
+        for each in found.members
+    ]
+    return {"group": group, "type": kind, "state": found.state, "members": members}
+
+
+async def get_config(call: Call) -> dict[str, Any]:
+    with checked("group"):
+        config = await call.client.admin.describe_config(call.path("group"), kind="group")
+    return {"config": {entry.name: entry.value for entry in config.values() if not entry.is_default}}
+
+
+async def alter(call: Call) -> dict[str, Any]:
+    await call.client.admin.alter_group_config(call.path("group"), call.body.config)
+    return await get_config(call)
+
+
+async def delete(call: Call) -> None:
+    await call.client.admin.delete_group(call.path("group"))
+
+
+async def get_offsets(call: Call) -> dict[str, Any]:
+    group = call.path("group")
+    if await _type_of(call, group) == SHARE:
+        shares = await call.client.admin.shares.offsets(group)
+        rows = [(each, one.start_offset, one.lag) for each, one in shares.items()]
+    else:
+        lags = await call.client.admin.group_lag(group)
+        rows = [(each, one.committed_offset, one.lag) for each, one in lags.items()]  # type: ignore[misc]
+    return {
+        "offsets": [
+            {"topic": each.topic, "partition": each.partition, "offset": offset, "lag": lag}
+            for each, offset, lag in sorted(rows)
+        ]
+    }
+
+
+async def reset_offsets(call: Call) -> dict[str, Any]:
+    body: ResetOffsets = call.body
+    if sum(each is not None for each in (body.to, body.offset, body.time, body.shift)) != 1:
+        raise InvalidField("/to", "give one of to, offset, time and shift")
+    to: Any = body.to if body.offset is None else body.offset
+    if body.time is not None:
+        to = parse_time(body.time, "/time")
+    with checked():
+        found = await call.client.admin.reset_offsets(
+            call.path("group"), body.topics, to=to, shift=body.shift, dry_run=body.dry_run
+        )
+    return {
+        "offsets": [
+            {"topic": each.topic, "partition": each.partition, "offset": offset, "lag": None}
+            for each, offset in sorted(found.items())
+        ]
+    }
+
+
+async def leases(call: Call) -> dict[str, Any]:
+    query: LeaseParameters = call.query
+    partitions = await _partitions(call, query.topic, None)
+    found = await call.client.admin.shares.leases(call.path("group"), partitions, ranges_max=query.ranges)
+    return {
+        "partitions": [
+            {"partition": each.partition, "state": None if one is None else _lease_state(one)}
+            for each, one in sorted(found.items(), key=lambda pair: pair[0])
+        ]
+    }
+
+
+def _lease_state(found: ShareLeases) -> dict[str, Any]:
+    names = ("start_offset", "end_offset", "lag", "leased", "in_backoff", "withheld", "archiving", "dead")
+    return {name: getattr(found, name) for name in names} | {
+        "dead_letter_error": found.dead_letter_error,
+        "ranges": [
+            {
+                "first_offset": each.first_offset,
+                "last_offset": each.last_offset,
+                "member_id": each.member_id,
+                "delivery_count": each.delivery_count,
+                "age_ms": each.age_ms,
+                "lease_ms": each.lease_ms,
+            }
+            for each in found.ranges
+        ],
+        "priorities": {each.priority: {"lag": each.lag, "leased": each.leased} for each in found.priorities},
+    }
+
+
+async def _partitions(call: Call, topic: str, partition: int | None) -> list[TopicPartition]:
+    if partition is not None:
+        return [TopicPartition(topic, partition)]
+    found = await call.client.admin.describe_topic(check_topic_name(topic))
+    return [TopicPartition(topic, each.index) for each in found.partitions]
+
+
+async def redrive(call: Call) -> dict[str, Any]:
+    body: Redrive = call.body
+    if body.offsets is not None:
+        for number, (first, last) in enumerate(body.offsets):
+            if not 0 <= first <= last < 1 << 63:
+                raise InvalidField(f"/offsets/{number}", "a range is [first, last]")
+        if body.partition is None:
+            raise InvalidField("/partition", "offsets need a partition")
+    redrive_id = body.redrive_id or secrets.token_hex(8)
+    total = {"redriven": 0, "repeated": 0, "deleted": 0, "dead": 0}
+    for partition in await _partitions(call, body.topic, body.partition):
+        try:
+            found = await call.client.admin.shares.redrive(
+                call.path("group"),
+                partition,
+                redrive_id=redrive_id,
+                offsets=body.offsets,
+                records_max=body.max_records,
+            )
+        except GroupIdNotFound:
+            if body.partition is not None:
+                raise
+            continue  # the group has read nothing of this partition
+        total = {name: count + getattr(found, name) for name, count in total.items()}
+    return {"redrive_id": redrive_id, **total}
+
+
+OPERATIONS: Final = (
+    Operation(
+        "GET", "/groups", "List groups", list_groups, query=GroupParameters, result=GroupPage, tag="groups"
+    ),
+    Operation("GET", "/groups/{group}", "Describe a group", describe, result=GroupState, tag="groups"),
+    Operation("DELETE", "/groups/{group}", "Delete an empty group", delete, status=204, tag="groups"),
+    Operation(
+        "GET", "/groups/{group}/config", "Settings of a group", get_config, result=GroupConfig, tag="groups"
+    ),
+    Operation(
+        "PATCH",
+        "/groups/{group}/config",
+        "Change settings of a group",
+        alter,
+        body=GroupChanges,
+        result=GroupConfig,
+        tag="groups",
+    ),
+    Operation(
+        "GET", "/groups/{group}/offsets", "Offsets and lag", get_offsets, result=GroupOffsets, tag="groups"
+    ),
+    Operation(
+        "POST",
+        "/groups/{group}/offsets/reset",
+        "Reset the offsets of a group without members",
+        reset_offsets,
+        body=ResetOffsets,
+        result=GroupOffsets,
+        tag="groups",
+    ),
+    Operation(
+        "GET",
+        "/groups/{group}/leases",
+        "Leases, lag and dead letters of a topic in a share group",
+        leases,
+        query=LeaseParameters,
+        result=dict[str, Any],
+        tag="share groups",
+    ),
+    Operation(
+        "POST",
+        "/groups/{group}/dead-letters/redrive",
+        "Deliver dead letters again",
+        redrive,
+        body=Redrive,
+        result=Redriven,
+        tag="share groups",
+    ),
+)

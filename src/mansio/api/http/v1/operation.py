@@ -1,0 +1,228 @@
+"""Operations of the HTTP API: one table from which the routes and the OpenAPI description are made.
+
+An operation names its method, path, parameters, body and result by pydantic models. A handler gets a `Call` with the
+decoded parameters and body, calls services or the broker's own client, and returns the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import mansio.client
+from mansio.api.http.request_guard import check_form_body, check_host_and_origin
+from mansio.api.http.v1.bodies import BodyBudget
+from mansio.api.http.v1.problems import InvalidField, from_validation, http_problem, problem
+from mansio.broker.services.caller import Caller
+from mansio.config.cluster import WILDCARD_HOSTS
+from mansio.config.settings import Address
+from mansio.errors import InvalidTopic, MansioError, Unavailable
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from mansio.api.http.broker_stats import RunningBroker
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.settings import Settings
+
+T = TypeVar("T")
+
+CLIENT_ID: Final = "mansio-http"
+"""Client id of the broker's own client, and of requests without the header `User-Agent`."""
+
+CLIENT_ID_CHARACTERS_MAX: Final = 100
+REQUEST_TIMEOUT_MS: Final = 30_000
+"""Time after which an answer says that the outcome of a change is unknown."""
+
+
+class Body(BaseModel):
+    """Base of bodies and parameters: a member that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class NoParameters(Body):
+    """No query parameters."""
+
+
+class ApiContext:
+    """What the operations of one broker share: its services, its own client, and the memory of bodies.
+
+    The client connects at its first use. Operations for which this broker may not be the right one (administration,
+    reading) go through it, so that every broker of a cluster answers them, by the same rules as for Kafka clients."""
+
+    def __init__(self, running: Callable[[], RunningBroker | None], settings: Settings) -> None:
+        self._running = running
+        self.host_names = settings.http_names
+        self.budget = BodyBudget()
+        self.streams = 0
+        """Number of event streams that are open."""
+        self._client: mansio.client.Client | None = None
+
+    @property
+    def broker(self) -> RunningBroker:
+        """The broker. Raises `Unavailable` while it starts or stops."""
+        broker = self._running()
+        if broker is None or not broker.is_ready():
+            raise Unavailable("the broker is starting or stopping")
+        return broker
+
+    @property
+    def services(self) -> BrokerServices:
+        return self.broker.services
+
+    @property
+    def client(self) -> mansio.client.Client:
+        """The broker's own client, connected to its Kafka listener."""
+        if self._client is None:
+            host, port = self.broker.address
+            address = Address("127.0.0.1" if host in WILDCARD_HOSTS else host, port)
+            self._client = mansio.client.connect(
+                str(address), client_id=CLIENT_ID, request_timeout_ms=REQUEST_TIMEOUT_MS
+            )
+        return self._client
+
+    async def close(self) -> None:
+        """Close the client."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+@dataclass(slots=True)
+class Call:
+    """One request. `query` and `body`: of the types of the operation; `data`: the raw body."""
+
+    context: ApiContext
+    request: Request
+    query: Any
+    body: Any
+    data: bytes
+
+    @property
+    def services(self) -> BrokerServices:
+        return self.context.services
+
+    @property
+    def client(self) -> mansio.client.Client:
+        return self.context.client
+
+    def path(self, name: str) -> str:
+        """Return a part of the path."""
+        return str(self.request.path_params[name])
+
+    @property
+    def topic(self) -> str:
+        return self.path("topic")
+
+    @property
+    def partition(self) -> TopicPartition:
+        """The partition in the path. Raises `InvalidField`."""
+        text = self.path("partition")
+        if not text.isascii() or not text.isdigit() or len(text) > 9:
+            raise InvalidField("partition", f"{text[:40]!r} is not the number of a partition")
+        return TopicPartition(self.topic, int(text))
+
+    @property
+    def caller(self) -> Caller:
+        address = self.request.client
+        client_id = self.request.headers.get("user-agent", CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
+        return Caller(client_id=client_id, address="" if address is None else address.host)
+
+
+Handler = "Callable[[Call], Awaitable[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method on one path. `query`: model of the parameters; `body`: type of the JSON body, None for none or, with
+    `takes_raw_body`, for bytes; `result`: type of the JSON result, None for none. `media_type`: of another result."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Callable[[Call], Awaitable[Any]]
+    query: type[Body] = NoParameters
+    body: Any = None
+    result: Any = None
+    status: int = 200
+    takes_raw_body: bool = False
+    media_type: str = "application/json"
+    tag: str = ""
+    description: str = ""
+    adapter: TypeAdapter[Any] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.body is not None:
+            object.__setattr__(self, "adapter", TypeAdapter(self.body))
+
+    async def __call__(self, context: ApiContext, request: Request) -> Response:
+        """Decode the request, call the handler, encode its result or error."""
+        try:
+            check_host_and_origin(request, context.host_names)
+            check_form_body(request)
+            query = _parse_query(self.query, request)
+            async with context.budget.body(request) as data:
+                body = self._parse_body(request, data)
+                result = await self.handler(Call(context, request, query, body, data))
+        except MansioError as error:
+            return problem(error)
+        except HTTPException as error:
+            return http_problem(error)
+        except TimeoutError:
+            return problem(
+                Unavailable("no answer in time: it is not known whether the request had an effect")
+            )
+        if isinstance(result, Response):
+            return result
+        if result is None:
+            return Response(status_code=204)
+        return Response(to_json(result, by_alias=True), self.status, media_type="application/json")
+
+    def _parse_body(self, request: Request, data: bytes) -> Any:
+        if self.adapter is None:
+            if data and not self.takes_raw_body:
+                raise InvalidField("", "this request has no body")
+            return None
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise HTTPException(
+                415, f"the body is JSON: send Content-Type: application/json, not {kind[:60]!r}"
+            )
+        try:
+            return self.adapter.validate_json(data)
+        except ValidationError as error:
+            raise from_validation(error) from error
+
+
+def _parse_query(model: type[Body], request: Request) -> Body:
+    pairs = request.query_params.multi_items()
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise InvalidField("query", "a parameter occurs twice")
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        found = from_validation(error)
+        raise InvalidField(
+            *_parameter(found.fields[0]), [_parameter(each) for each in found.fields[1:]]
+        ) from error
+
+
+def _parameter(found: tuple[str, str]) -> tuple[str, str]:
+    return found[0].lstrip("/"), found[1]
+
+
+def check_topic_name(name: str) -> str:
+    """Return the name of a topic. Raises `InvalidTopic` for one that cannot exist."""
+    if not 1 <= len(name) <= 249:
+        raise InvalidTopic("the name of a topic has 1 to 249 characters")
+    return name

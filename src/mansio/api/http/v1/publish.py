@@ -1,0 +1,190 @@
+"""Publishing over HTTP: one record as the raw body, or many as JSON with a result for each."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from mansio.api.http.v1.operation import REQUEST_TIMEOUT_MS, Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.problems import InvalidField, error_value
+from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
+from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
+from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish
+from mansio.wire.batch.dedup_header import ID_BYTES_MAX
+
+if TYPE_CHECKING:
+    from mansio.broker.services.publish_records import PublishedRecord
+    from mansio.wire.batch.record_batch import Header
+
+HEADER_PREFIX: Final = "mansio-header-"
+COPIED_HEADERS: Final = ("content-type", "traceparent", "tracestate")
+"""Headers of a request with a raw body that become headers of the record; so do `ce-*` (CloudEvents)."""
+
+PARTITION_MAX: Final = (1 << 31) - 1
+
+
+class RawParameters(Body):
+    key: str | None = None
+    partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)] | None = None
+
+
+class NewRecord(TypedDict, total=False):
+    """A record to publish. Value: `value`, `json` or `base64`; none of them: null."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    value: str | None
+    json: Any
+    base64: str
+    key: str | None
+    key_base64: str
+    headers: Headers
+    partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)] | None
+    timestamp_ms: Annotated[int, Field(ge=0, lt=1 << 63)] | None
+    delay_ms: Annotated[int, Field(ge=0, lt=1 << 53)] | None
+    deliver_at: str | None
+    priority: Literal["high", "normal", "low"] | None
+    dedup_id: Annotated[str, Field(min_length=1, max_length=ID_BYTES_MAX)] | None
+
+
+class NewRecords(Body):
+    records: Annotated[list[NewRecord], Field(min_length=1, max_length=RECORDS_MAX)]
+
+
+class Published(Body):
+    """Where a record is stored. Of a delayed record, `offset` is its id while it is pending."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class PublishedOrError(Body):
+    """Where a record is stored, or why it may not be."""
+
+    partition: int | None = None
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class PublishResults(Body):
+    """Results in the order of the records; `failed`: the number of errors among them."""
+
+    records: list[PublishedOrError]
+    failed: int
+
+
+async def publish_one(call: Call) -> dict[str, Any]:
+    query: RawParameters = call.query
+    headers = call.request.headers
+    delay, at = headers.get("mansio-delay"), headers.get("mansio-deliver-at")
+    dedup_id = headers.get("idempotency-key")
+    record = RecordToPublish(
+        call.data,
+        None if query.key is None else encode_text(query.key, "key"),
+        _record_headers(call),
+        partition=query.partition,
+        delay_ms=None if delay is None else parse_duration_ms(delay, "Mansio-Delay"),
+        deliver_at_ms=None if at is None else parse_time_ms(at, "Mansio-Deliver-At"),
+        priority=headers.get("mansio-priority"),
+        dedup_id=None if dedup_id is None else _dedup_id(dedup_id),
+    )
+    (result,) = await _publish(call, [record])
+    if result.error is not None:
+        raise result.error
+    return _where(result)
+
+
+async def publish_many(call: Call) -> dict[str, Any]:
+    body: NewRecords = call.body
+    key = call.request.headers.get("idempotency-key")
+    records = []
+    for number, record in enumerate(body.records):
+        dedup_id = record.get("dedup_id")
+        if key is not None:
+            if dedup_id is not None:
+                raise InvalidField(f"/records/{number}/dedup_id", "give Idempotency-Key or ids, not both")
+            dedup_id = f"{key}/{number}"
+        records.append(_new_record(record, f"/records/{number}", dedup_id))
+    results = await _publish(call, records)
+    if len(results) == 1 and results[0].error is not None:
+        raise results[0].error
+    found = [_where(each) if each.error is None else {"error": error_value(each.error)} for each in results]
+    return {"records": found, "failed": sum(each.error is not None for each in results)}
+
+
+def _new_record(record: NewRecord, pointer: str, dedup_id: str | None) -> RecordToPublish:
+    fields: dict[str, Any] = record  # type: ignore[assignment]
+    at = record.get("deliver_at")
+    headers = record.get("headers")
+    return RecordToPublish(
+        decode_value(fields, pointer),
+        decode_key(fields, pointer),
+        () if headers is None else decode_headers(headers, f"{pointer}/headers"),
+        record.get("timestamp_ms"),
+        record.get("partition"),
+        record.get("delay_ms"),
+        None if at is None else parse_time_ms(at, f"{pointer}/deliver_at"),
+        record.get("priority"),
+        None if dedup_id is None else _dedup_id(dedup_id),
+    )
+
+
+def _dedup_id(text: str) -> bytes:
+    """Return a key as an id; a longer one is represented by its digest."""
+    found = text.encode(errors="surrogatepass")
+    return found if len(found) <= ID_BYTES_MAX else hashlib.sha256(found).hexdigest().encode()
+
+
+async def _publish(call: Call, records: list[RecordToPublish]) -> list[PublishedRecord]:
+    topic = check_topic_name(call.topic)
+    result = await call.services.publish.publish_records(
+        topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=call.caller
+    )
+    return list(result.records)
+
+
+def _where(result: PublishedRecord) -> dict[str, Any]:
+    return {"partition": result.partition, "offset": result.offset, "timestamp_ms": result.timestamp_ms}
+
+
+def _record_headers(call: Call) -> list[Header]:
+    found: list[Header] = []
+    for name, value in call.request.headers.items():
+        if name.startswith(HEADER_PREFIX) and len(name) > len(HEADER_PREFIX):
+            found.append((name.removeprefix(HEADER_PREFIX), value.encode("latin-1")))
+        elif name in COPIED_HEADERS or name.startswith("ce-"):
+            found.append((name, value.encode("latin-1")))
+    return found
+
+
+OPERATIONS: Final = (
+    Operation(
+        "POST",
+        "/topics/{topic}/records",
+        "Publish one record: the body is its value",
+        publish_one,
+        query=RawParameters,
+        result=Published,
+        takes_raw_body=True,
+        tag="records",
+        description="Headers: `Mansio-Delay` (10s, 5m or milliseconds), `Mansio-Deliver-At` (RFC 3339),"
+        " `Mansio-Priority`, `Mansio-Header-NAME` (a header of the record), `Idempotency-Key` (on a topic with"
+        " mansio.dedup.ms). Content-Type, traceparent, tracestate and `ce-*` become headers of the record.",
+    ),
+    Operation(
+        "POST",
+        "/topics/{topic}/records/batch",
+        "Publish records, with a result for each",
+        publish_many,
+        body=NewRecords,
+        result=PublishResults,
+        tag="records",
+        description="A single record that fails is an error of the request. `Idempotency-Key` gives each record the id"
+        " KEY/NUMBER.",
+    ),
+)

@@ -1,0 +1,287 @@
+"""Reading over HTTP: records of a partition by offset or time, and a live tail as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import Field
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
+
+from mansio.api.http.errors import TooManyRequests
+from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.problems import InvalidField, error_value
+from mansio.api.http.v1.times import parse_time
+from mansio.api.http.v1.values import Record, ValueFormat, encode_headers, encode_key, encode_value
+from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from datetime import datetime
+
+    from mansio.client.types import Message
+
+RECORDS_MAX: Final = 10_000
+BYTES_MAX: Final = 8 << 20
+WAIT_MS_MAX: Final = 30_000
+POLL_MS: Final = 500
+STREAMS_MAX: Final = 32
+"""Maximum number of event streams of a broker."""
+
+STREAM_PREFETCH_BYTES: Final = 1 << 20
+KEEP_ALIVE_MS: Final = 15_000
+"""Interval of comments in an event stream without records."""
+
+
+class ReadParameters(Body):
+    offset: Annotated[int, Field(ge=0, lt=1 << 63)] | None = Field(
+        None, description="Read from this offset on."
+    )
+    time: str | None = Field(
+        None, description="Read from the first record at or after this RFC 3339 time on."
+    )
+    from_: Literal["earliest", "latest"] = Field("earliest", alias="from")
+    limit: Annotated[int, Field(ge=1, le=RECORDS_MAX)] = 100
+    max_bytes: Annotated[int, Field(ge=1, le=BYTES_MAX)] = Field(
+        1 << 20, description="Bound of keys and values; one record is returned in any case."
+    )
+    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = Field(
+        0, description="Wait for a record, if there is none."
+    )
+    values: ValueFormat = "auto"
+
+
+class Records(Body):
+    """Records in the order of their offsets. `next_offset`: where the next request continues."""
+
+    records: list[Record]
+    next_offset: int
+
+
+class OffsetParameters(Body):
+    at: str = Field("latest", description="earliest, latest, max_timestamp, or an RFC 3339 time.")
+
+
+class PartitionOffset(Body):
+    partition: int
+    offset: int = Field(description="-1: no record has such a timestamp.")
+    timestamp_ms: int
+
+
+class PartitionOffsets(Body):
+    partitions: list[PartitionOffset]
+
+
+class StreamParameters(Body):
+    partition: Annotated[int, Field(ge=0, lt=1 << 31)] | None = Field(
+        None, description="All, if there is none."
+    )
+    from_: str = Field("latest", alias="from", description="earliest, latest, or an RFC 3339 time.")
+    values: ValueFormat = "auto"
+
+
+def record_value(message: Message, as_: ValueFormat) -> dict[str, Any]:
+    """Return a record in JSON."""
+    return {
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "timestamp_ms": message.timestamp_ms,
+        **encode_key(message.key),
+        **encode_value(message.value, as_),
+        "headers": encode_headers(message.headers),
+    }
+
+
+async def read(call: Call) -> dict[str, Any]:
+    query: ReadParameters = call.query
+    partition = call.partition
+    if query.offset is not None and query.time is not None:
+        raise InvalidField("time", "give offset or time, not both")
+    start: Any = query.from_ if query.offset is None else query.offset
+    if query.time is not None:
+        start = parse_time(query.time, "time")
+    await _check_start(call, partition, query.offset)
+    found: list[Message] = []
+    size_bytes = 0
+    async with asyncio.timeout((query.wait_ms + WAIT_MS_MAX) / 1000):
+        async with call.client.consume(
+            [partition],
+            from_=start,
+            max_records=query.limit,
+            to_end=not query.wait_ms,
+            on_out_of_range="error",
+            prefetch_bytes_max=max(query.max_bytes, 1 << 16),
+        ) as consumer:
+            deadline = asyncio.get_running_loop().time() + query.wait_ms / 1000
+            while len(found) < query.limit and size_bytes < query.max_bytes and not consumer.is_finished:
+                left_ms = (deadline - asyncio.get_running_loop().time()) * 1000 if query.wait_ms else POLL_MS
+                if found and query.wait_ms:
+                    break  # what is there is returned at once
+                messages = await consumer.poll(timeout_ms=max(left_ms, 0))
+                if not messages and query.wait_ms and left_ms <= 0:
+                    break
+                for message in messages:
+                    size_bytes += len(message.key or b"") + len(message.value or b"")
+                    if found and size_bytes > query.max_bytes:
+                        break
+                    found.append(message)
+            positions = consumer.positions()
+    next_offset = (
+        found[-1].offset + 1 if size_bytes > query.max_bytes and found else positions.get(partition, -1)
+    )
+    return {"records": [record_value(each, query.values) for each in found], "next_offset": next_offset}
+
+
+async def offsets(call: Call) -> dict[str, Any]:
+    query: OffsetParameters = call.query
+    description = await call.client.admin.describe_topic(check_topic_name(call.topic))
+    at: Any = query.at
+    if query.at not in ("earliest", "latest", "max_timestamp"):
+        at = parse_time(query.at, "at")
+    partitions = [TopicPartition(call.topic, each.index) for each in description.partitions]
+    found = await call.client.admin.list_offsets(partitions, at)
+    return {
+        "partitions": [
+            {"partition": each.partition, "offset": one.offset, "timestamp_ms": one.timestamp_ms}
+            for each, one in sorted(found.items())
+        ]
+    }
+
+
+async def stream(call: Call) -> StreamingResponse:
+    """Start a stream of events: `id` has the positions of all partitions, from which `Last-Event-ID` resumes."""
+    query: StreamParameters = call.query
+    context = call.context
+    description = await call.client.admin.describe_topic(check_topic_name(call.topic))
+    wanted = [each.index for each in description.partitions if query.partition in (None, each.index)]
+    if not wanted:
+        raise UnknownTopicOrPartition(f"topic {call.topic} has no partition {query.partition}")
+    partitions = [TopicPartition(call.topic, each) for each in wanted]
+    if context.streams >= STREAMS_MAX:
+        raise TooManyRequests(f"{STREAMS_MAX} event streams are open")
+    start = await _stream_start(call, partitions, query.from_)
+    context.streams += 1
+    return StreamingResponse(
+        _events(call, partitions, start, query.values),
+        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        media_type="text/event-stream",
+    )
+
+
+async def _stream_start(call: Call, partitions: list[TopicPartition], text: str) -> dict[TopicPartition, int]:
+    """Return the offset of each partition at which a stream begins."""
+    at: datetime | str = text if text in ("earliest", "latest") else parse_time(text, "from")
+    last_id = call.request.headers.get("last-event-id")
+    listed = await call.client.admin.list_offsets(partitions, at)  # type: ignore[arg-type]
+    start = {partition: one.offset for partition, one in listed.items()}
+    if any(offset < 0 for offset in start.values()):  # no record is so late
+        ends = await call.client.admin.list_offsets(partitions, "latest")
+        start = {each: ends[each].offset if offset < 0 else offset for each, offset in start.items()}
+    if last_id:
+        known = _parse_event_id(last_id)
+        earliest = await call.client.admin.list_offsets(partitions, "earliest")
+        for partition in partitions:
+            start[partition] = max(
+                known.get(partition.partition, start[partition]), earliest[partition].offset
+            )
+    return start
+
+
+async def _events(
+    call: Call, partitions: list[TopicPartition], start: dict[TopicPartition, int], as_: ValueFormat
+) -> AsyncIterator[bytes]:
+    positions = {partition.partition: start[partition] for partition in partitions}
+    try:
+        yield b"retry: 1000\n\n"
+        async with call.client.consume(
+            partitions, from_=start, prefetch_bytes_max=STREAM_PREFETCH_BYTES, on_out_of_range="earliest"
+        ) as consumer:
+            while True:
+                messages = await consumer.poll(timeout_ms=KEEP_ALIVE_MS)
+                if not messages:
+                    yield b": no records\n\n"
+                lines: list[bytes] = []
+                for message in messages:
+                    positions[message.partition] = message.offset + 1
+                    lines += (
+                        b"id: ",
+                        _event_id(positions),
+                        b"\ndata: ",
+                        to_json(record_value(message, as_)),
+                        b"\n\n",
+                    )
+                if lines:
+                    yield b"".join(lines)
+    except MansioError as error:
+        yield b"event: problem\ndata: " + to_json(error_value(error)) + b"\n\n"
+    finally:
+        call.context.streams -= 1
+
+
+def _event_id(positions: dict[int, int]) -> bytes:
+    return (
+        json.dumps({str(partition): offset for partition, offset in positions.items()})
+        .replace(" ", "")
+        .encode()
+    )
+
+
+def _parse_event_id(text: str) -> dict[int, int]:
+    """Return the positions in the id of an event. Raises `InvalidField`."""
+    try:
+        found = {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+        if any(offset < 0 for offset in found.values()):
+            raise ValueError(text)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidField("Last-Event-ID", "this is not the id of an event of this stream") from error
+    return found
+
+
+async def _check_start(call: Call, partition: TopicPartition, offset: int | None) -> None:
+    """Raise `UnknownTopicOrPartition` at once, where a consumer would wait for a topic to be created, and
+    `OffsetOutOfRange` for an offset that is not in the log."""
+    admin = call.client.admin
+    description = await admin.describe_topic(check_topic_name(call.topic))
+    if partition.partition not in {each.index for each in description.partitions}:
+        raise UnknownTopicOrPartition(f"topic {partition.topic} has no partition {partition.partition}")
+    if offset is None:
+        return
+    start = (await admin.list_offsets([partition], "earliest"))[partition].offset
+    end = (await admin.list_offsets([partition], "latest"))[partition].offset
+    if not start <= offset <= end:
+        raise OffsetOutOfRange(f"offset {offset} is not in the log, which has {start} to {end}")
+
+
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        "/topics/{topic}/partitions/{partition}/records",
+        "Read records by offset or time",
+        read,
+        query=ReadParameters,
+        result=Records,
+        tag="records",
+    ),
+    Operation(
+        "GET",
+        "/topics/{topic}/offsets",
+        "Offsets of all partitions, at an end or a time",
+        offsets,
+        query=OffsetParameters,
+        result=PartitionOffsets,
+        tag="records",
+    ),
+    Operation(
+        "GET",
+        "/topics/{topic}/events",
+        "Follow a topic: server-sent events, resumed by Last-Event-ID",
+        stream,
+        query=StreamParameters,
+        media_type="text/event-stream",
+        tag="records",
+    ),
+)

@@ -1,0 +1,50 @@
+"""Routes of the HTTP API: all operations, and the description of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pydantic_core import to_json
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from mansio.api.http.v1 import cluster, delays, groups, leases, openapi, publish, reading, topics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from mansio.api.http.v1.operation import ApiContext, Operation
+
+OPERATIONS: Final = (
+    *topics.OPERATIONS,
+    *publish.OPERATIONS,
+    *reading.OPERATIONS,
+    *leases.OPERATIONS,
+    *groups.OPERATIONS,
+    *delays.OPERATIONS,
+    *cluster.OPERATIONS,
+)
+
+
+def routes(context: ApiContext) -> list[Route]:
+    """Return the routes of the API of one broker."""
+
+    def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def call(request: Request) -> Response:
+            return await operation(context, request)
+
+        return call
+
+    async def description(_request: Request) -> Response:
+        return Response(to_json(openapi.describe(OPERATIONS)), media_type="application/json")
+
+    async def page(_request: Request) -> Response:
+        return HTMLResponse(openapi.page(OPERATIONS))
+
+    return [
+        *(Route(openapi.PREFIX + each.path, endpoint(each), methods=[each.method]) for each in OPERATIONS),
+        Route(f"{openapi.PREFIX}/openapi.json", description),
+        Route(f"{openapi.PREFIX}/docs", page),
+    ]

@@ -1,0 +1,201 @@
+"""Topics over HTTP: list, create, describe, alter, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import Field
+
+from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.problems import InvalidField
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from mansio.client.admin.admin import TopicDescription
+
+PARTITIONS_MAX: Final = 100_000
+PAGE_MAX: Final = 1_000
+CONFIGS_MAX: Final = 200
+Text = Annotated[str, Field(max_length=10_000)]
+Configs = Annotated[dict[str, Text | None], Field(max_length=CONFIGS_MAX)]
+
+
+Limit = Annotated[int, Field(ge=1, le=PAGE_MAX)]
+Cursor = Annotated[str, Field(max_length=1000)]
+CURSOR_HELP: Final = "`next_cursor` of the page before."
+
+
+class TopicParameters(Body):
+    limit: Limit = 100
+    cursor: Cursor | None = Field(None, description=CURSOR_HELP)
+    include_internal: bool = False
+
+
+class NewTopic(Body):
+    name: Annotated[str, Field(min_length=1, max_length=249)]
+    partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] | None = None
+    replication_factor: Annotated[int, Field(ge=1, le=100)] | None = None
+    config: Annotated[dict[str, Text], Field(max_length=CONFIGS_MAX)] = Field(default_factory=dict)
+
+
+class TopicChanges(Body):
+    partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] | None = Field(None, description="New number.")
+    config: Configs = Field(default_factory=dict, description="null: the default again.")
+
+
+class TopicSummary(Body):
+    name: str
+    partitions: int
+    is_internal: bool
+
+
+class TopicPage(Body):
+    topics: list[TopicSummary]
+    next_cursor: str | None
+
+
+class PartitionState(Body):
+    partition: int
+    leader: int
+    replicas: list[int]
+    in_sync_replicas: list[int]
+    start_offset: int | None
+    end_offset: int | None
+
+
+class TopicState(Body):
+    """`config`: the settings that differ from their defaults."""
+
+    name: str
+    id: str
+    is_internal: bool
+    partitions: list[PartitionState]
+    config: dict[str, str | None]
+
+
+def encode_cursor(name: str) -> str:
+    """Return the cursor behind a name."""
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def decode_cursor(cursor: str | None) -> str:
+    """Return the name in a cursor, "" without one. Raises `InvalidField`."""
+    if cursor is None:
+        return ""
+    try:
+        return base64.b64decode(cursor, b"-_", validate=True).decode()
+    except (ValueError, binascii.Error) as error:
+        raise InvalidField("cursor", "this is not a cursor of this list") from error
+
+
+async def list_topics(call: Call) -> dict[str, Any]:
+    query: TopicParameters = call.query
+    after = decode_cursor(query.cursor)
+    topics = await call.client.admin.describe_topics(include_internal=query.include_internal)
+    found = sorted((each for each in topics if each.name > after), key=lambda each: each.name)
+    page = found[: query.limit]
+    return {
+        "topics": [
+            {"name": each.name, "partitions": len(each.partitions), "is_internal": each.is_internal}
+            for each in page
+        ],
+        "next_cursor": encode_cursor(page[-1].name) if len(found) > len(page) else None,
+    }
+
+
+async def create(call: Call) -> dict[str, Any]:
+    body: NewTopic = call.body
+    await call.client.admin.create_topic(
+        body.name,
+        partitions=-1 if body.partitions is None else body.partitions,
+        replication_factor=-1 if body.replication_factor is None else body.replication_factor,
+        config=body.config,
+    )
+    return await _describe(call, body.name)
+
+
+async def describe(call: Call) -> dict[str, Any]:
+    return await _describe(call, check_topic_name(call.topic))
+
+
+async def _describe(call: Call, name: str) -> dict[str, Any]:
+    admin = call.client.admin
+    found: TopicDescription = await admin.describe_topic(name)
+    partitions = [TopicPartition(name, each.index) for each in found.partitions]
+    config, starts, ends = await asyncio.gather(
+        admin.describe_config(name),
+        admin.list_offsets(partitions, "earliest"),
+        admin.list_offsets(partitions, "latest"),
+        return_exceptions=True,
+    )
+    if isinstance(config, BaseException):
+        raise config
+    return {
+        "name": name,
+        "id": found.topic_id.hex(),
+        "is_internal": found.is_internal,
+        "partitions": [
+            {
+                "partition": each.index,
+                "leader": each.leader,
+                "replicas": each.replicas,
+                "in_sync_replicas": each.in_sync_replicas,
+                "start_offset": _offset(starts, TopicPartition(name, each.index)),
+                "end_offset": _offset(ends, TopicPartition(name, each.index)),
+            }
+            for each in found.partitions
+        ],
+        "config": {entry.name: entry.value for entry in config.values() if not entry.is_default},
+    }
+
+
+def _offset(listed: Any, partition: Any) -> int | None:
+    """Return an offset; None if the partition has no leader."""
+    return None if isinstance(listed, BaseException) or partition not in listed else listed[partition].offset
+
+
+async def alter(call: Call) -> dict[str, Any]:
+    body: TopicChanges = call.body
+    admin, name = call.client.admin, check_topic_name(call.topic)
+    if body.config:
+        await admin.alter_topic_config(name, body.config)
+    if body.partitions is not None:
+        await admin.create_partitions(name, body.partitions)
+    return await _describe(call, name)
+
+
+async def delete(call: Call) -> None:
+    await call.client.admin.delete_topic(check_topic_name(call.topic))
+
+
+OPERATIONS: Final = (
+    Operation(
+        "GET", "/topics", "List topics", list_topics, query=TopicParameters, result=TopicPage, tag="topics"
+    ),
+    Operation(
+        "POST",
+        "/topics",
+        "Create a topic",
+        create,
+        body=NewTopic,
+        result=TopicState,
+        status=201,
+        tag="topics",
+    ),
+    Operation("GET", "/topics/{topic}", "Describe a topic", describe, result=TopicState, tag="topics"),
+    Operation(
+        "PATCH",
+        "/topics/{topic}",
+        "Change settings, or add partitions",
+        alter,
+        body=TopicChanges,
+        result=TopicState,
+        tag="topics",
+    ),
+    Operation(
+        "DELETE", "/topics/{topic}", "Delete a topic with its records", delete, status=204, tag="topics"
+    ),
+)

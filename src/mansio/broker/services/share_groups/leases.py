@@ -1,0 +1,248 @@
+"""Lease service: receives and acknowledges single records of a share group, for protocols whose clients name a leased
+record by a receipt.
+
+A receipt names one delivery of one record. It contains the id of the member that has the lease; this id is random and
+the share partition checks it, so a receipt cannot be made up, and every broker that leads the partition accepts it,
+also after a restart.
+
+Invariants:
+* Every acknowledgement has its own result: one whose lease is lost does not affect the others.
+* A result is returned after the change of the record's state is stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.broker.coordinator.share.gather_results import gather_results
+from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.services.share_groups.receive_records import BYTES_MAX
+from mansio.broker.services.share_groups.share import PartitionAcknowledgements
+from mansio.errors import InvalidReceipt, InvalidRequest, MansioError, UnknownTopicId
+from mansio.state.share_partition.types import (
+    ACCEPT,
+    LEASE_MS_MAX,
+    REJECT,
+    RELEASE,
+    RENEW,
+    REQUESTED_DELAY_MS_MAX,
+    AcknowledgementBatch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from mansio.broker.services.caller import Caller
+    from mansio.broker.services.share_groups.receive_records import (
+        ReceivedRecord,
+        ReceiveResult,
+        ReceiveService,
+    )
+    from mansio.broker.services.share_groups.share import ShareService
+    from mansio.ports import Scheduler
+
+ACKNOWLEDGEMENTS_MAX: Final = 10_000
+"""Maximum number of acknowledgements in one call."""
+
+REASON_CHARACTERS_MAX: Final = 1000
+"""Maximum length of the reason of a rejection in characters."""
+
+_RECEIPT: Final = struct.Struct(">16s16sIQI")
+_RECEIPT_CHARACTERS: Final = 64
+
+
+class Receipt(NamedTuple):
+    """One delivery of one record. `delivery_count`: 1 for the first delivery."""
+
+    member_id: str
+    topic_id: bytes
+    partition: int
+    offset: int
+    delivery_count: int
+
+    def encode(self) -> str:
+        """Return the receipt as 64 characters of the URL-safe Base64 alphabet (RFC 4648)."""
+        packed = _RECEIPT.pack(
+            bytes.fromhex(self.member_id), self.topic_id, self.partition, self.offset, self.delivery_count
+        )
+        return base64.urlsafe_b64encode(packed).decode()
+
+    @staticmethod
+    def decode(text: str) -> Receipt:
+        """Return the receipt in `text`. Raises `InvalidReceipt`."""
+        try:
+            if len(text) != _RECEIPT_CHARACTERS:
+                raise ValueError(text)
+            packed = base64.b64decode(text, b"-_", validate=True)
+            member, topic_id, partition, offset, delivery_count = _RECEIPT.unpack(packed)
+        except (ValueError, struct.error, binascii.Error) as error:
+            raise InvalidReceipt("a receipt is the text that came with a received record") from error
+        if partition >= 1 << 31 or offset >= 1 << 63 or not 1 <= delivery_count < 1 << 31:
+            raise InvalidReceipt("a receipt is the text that came with a received record")
+        return Receipt(member.hex(), topic_id, partition, offset, delivery_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """What becomes of one leased record.
+
+    `kind`: `ACCEPT`, `RELEASE`, `REJECT` or `RENEW`. `delay_ms`: of a release, the time before the record is offered
+    again, -1 for the group's backoff; of a renewal, the duration of the lease from now on, -1 for an unchanged one.
+    `reason`: reason of a rejection, stored with the dead letter.
+    """
+
+    receipt: str
+    kind: int
+    delay_ms: int = -1
+    reason: str = ""
+
+
+class LeaseService:
+    """Receives records of share groups and acknowledges them by receipt. All methods run on the broker's event loop."""
+
+    __slots__ = ("_receive", "_scheduler", "_share_service")
+
+    def __init__(self, *, receive: ReceiveService, share_service: ShareService, scheduler: Scheduler) -> None:
+        self._receive = receive
+        self._share_service = share_service
+        self._scheduler = scheduler
+
+    async def receive(
+        self,
+        group_id: str,
+        topics: Collection[str],
+        *,
+        max_records: int,
+        max_wait_ms: int,
+        max_bytes: int = BYTES_MAX,
+        lease_ms: int = -1,
+        caller: Caller = ANONYMOUS,
+    ) -> ReceiveResult:
+        """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's."""
+        if lease_ms > LEASE_MS_MAX:
+            raise InvalidRequest(f"lease_ms is at most {LEASE_MS_MAX} (12 hours)")
+        return await self._receive.receive_records(
+            group_id,
+            topics,
+            max_records=max_records,
+            max_wait_ms=max_wait_ms,
+            max_bytes=max_bytes,
+            lease_ms=lease_ms,
+            caller=caller,
+        )
+
+    @staticmethod
+    def receipt_of(result: ReceiveResult, record: ReceivedRecord) -> str:
+        """Return the receipt of a record of `result`."""
+        return Receipt(
+            result.member_id, record.topic_id, record.partition, record.offset, record.delivery_count
+        ).encode()
+
+    async def release(self, group_id: str, member_id: str) -> None:
+        """Release the leases of a result whose records did not reach the client; the deliveries are not counted."""
+        await self._share_service.share_partition_manager.release_leases(group_id, member_id)
+
+    async def acknowledge(
+        self, group_id: str, acknowledgements: Sequence[Acknowledgement]
+    ) -> list[MansioError | None]:
+        """Acknowledge leased records; return an error or None for each, in the order of `acknowledgements`.
+
+        The errors of single records are `InvalidReceipt`, `InvalidRequest` for a kind or delay out of range,
+        `InvalidRecordState` if the lease is lost, and those of the partition. Raises `InvalidGroupId`, and
+        `InvalidRequest` for more than `ACKNOWLEDGEMENTS_MAX` acknowledgements.
+        """
+        if len(acknowledgements) > ACKNOWLEDGEMENTS_MAX:
+            raise InvalidRequest(f"{len(acknowledgements)} records; at most {ACKNOWLEDGEMENTS_MAX} per call")
+        results: list[MansioError | None] = [None] * len(acknowledgements)
+        by_partition: dict[tuple[str, bytes, int], list[tuple[Receipt, Acknowledgement, int]]] = defaultdict(
+            list
+        )
+        for position, acknowledgement in enumerate(acknowledgements):
+            try:
+                _check(acknowledgement)
+                receipt = Receipt.decode(acknowledgement.receipt)
+            except MansioError as error:
+                results[position] = error
+                continue
+            key = receipt.member_id, receipt.topic_id, receipt.partition
+            by_partition[key].append((receipt, acknowledgement, position))
+        works = [self._acknowledge_partition(group_id, members, results) for members in by_partition.values()]
+        for raised in await gather_results(self._scheduler, works, name="acknowledge records"):
+            if raised is not None:
+                raise raised
+        return results
+
+    async def _acknowledge_partition(
+        self,
+        group_id: str,
+        group: list[tuple[Receipt, Acknowledgement, int]],
+        results: list[MansioError | None],
+    ) -> None:
+        """Acknowledge records that one member has leased of one partition. The share partition takes the
+        acknowledgements of a request all or none; if it refuses them, each is sent alone."""
+        group.sort(key=lambda each: each[0].offset)
+        offsets = {receipt.offset for receipt, _, _ in group}
+        if len(offsets) == len(group):
+            error = await self._acknowledge(group_id, group)
+            if error is None or len(group) == 1 or isinstance(error, UnknownTopicId):
+                for _, _, position in group:
+                    results[position] = error
+                return
+
+        async def acknowledge_one(each: tuple[Receipt, Acknowledgement, int]) -> None:
+            results[each[2]] = await self._acknowledge(group_id, [each])
+
+        works = [acknowledge_one(each) for each in group]
+        for raised in await gather_results(self._scheduler, works, name="acknowledge records one by one"):
+            if raised is not None:
+                raise raised
+
+    async def _acknowledge(
+        self, group_id: str, group: Sequence[tuple[Receipt, Acknowledgement, int]]
+    ) -> MansioError | None:
+        receipt = group[0][0]
+        part = PartitionAcknowledgements(receipt.topic_id, receipt.partition, _merge(group))
+        (result,) = await self._share_service.acknowledge(group_id, receipt.member_id, [part])
+        return result.error
+
+
+def _check(acknowledgement: Acknowledgement) -> None:
+    """Raise `InvalidRequest` if the kind, the delay or the reason is out of range."""
+    if acknowledgement.kind not in (ACCEPT, RELEASE, REJECT, RENEW):
+        raise InvalidRequest(
+            f"a record is accepted, released, rejected or renewed, not {acknowledgement.kind}"
+        )
+    delay_ms_max = LEASE_MS_MAX if acknowledgement.kind == RENEW else REQUESTED_DELAY_MS_MAX
+    if not -1 <= acknowledgement.delay_ms <= delay_ms_max:
+        raise InvalidRequest(f"{acknowledgement.delay_ms} ms is not between 0 and {delay_ms_max} ms")
+    if len(acknowledgement.reason) > REASON_CHARACTERS_MAX:
+        raise InvalidRequest(f"a reason has at most {REASON_CHARACTERS_MAX} characters")
+
+
+def _merge(group: Sequence[tuple[Receipt, Acknowledgement, int]]) -> list[AcknowledgementBatch]:
+    """Return the acknowledgements of ascending offsets; adjacent ones of the same kind are one batch."""
+    batches: list[AcknowledgementBatch] = []
+    for receipt, acknowledgement, _ in group:
+        batch = AcknowledgementBatch(
+            receipt.offset,
+            receipt.offset,
+            bytes([acknowledgement.kind]),
+            acknowledgement.delay_ms,
+            acknowledgement.reason,
+            receipt.delivery_count,
+        )
+        last = batches[-1] if batches else None
+        if (
+            last is not None
+            and last._replace(first=batch.first, last=batch.last) == batch
+            and last.last + 1 == batch.first
+        ):
+            batches[-1] = last._replace(last=batch.last)
+        else:
+            batches.append(batch)
+    return batches
