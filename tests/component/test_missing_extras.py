@@ -71,6 +71,7 @@ def test_command_without_its_extra_is_one_line_with_the_remedy(extra: str, tmp_p
         ("import mansio.spark; mansio.spark.archive", "spark"),
         ("import mansio.spark; mansio.spark.replay", "iceberg"),
         ("import mansio.metadata.etcd", "cluster"),
+        ("import mansio.celery", "celery"),
         ("from mansio.spark.functions import from_avro; from_avro('v', '\"int\"')", "avro"),
         (
             "from mansio.spark.functions import from_protobuf; from_protobuf('v', 'M', None, None, b'x')",

@@ -23,6 +23,7 @@ EXTRAS: Final = {
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
     "grpc": ("grpc", "grpc_health.v1", "grpc_reflection.v1alpha", "google.protobuf"),
+    "celery": ("celery",),
     "testing": ("pytest",),
 }
 """The modules that each extra of `pip install 'mansio[EXTRA]'` installs. The extra `all`, not listed, installs all."""
