@@ -198,7 +198,7 @@ class Operation:
                 415, f"the body is JSON: send Content-Type: application/json, not {kind[:60]!r}"
             )
         try:
-            return self.adapter.validate_json(data)
+            return self.adapter.validate_json(data, strict=True)  # true and "1" are no numbers
         except ValidationError as error:
             raise from_validation(error) from error
 
