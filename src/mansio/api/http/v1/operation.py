@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import mansio.client
@@ -177,6 +178,8 @@ class Operation:
             return problem(error)
         except HTTPException as error:
             return http_problem(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # its client is gone
         except TimeoutError:
             return problem(
                 Unavailable("no answer in time: it is not known whether the request had an effect")
