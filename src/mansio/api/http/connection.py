@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX: Final = 128
 UNANSWERED_S_MAX = 40.0
 HEADER_BYTES_MAX: Final = 64 * 1024
+HEADER_OVERHEAD_BYTES: Final = 32
+"""What each header counts beside its name and value, as in HTTP/2 (RFC 9113, 6.5.2): it takes memory, too."""
+
 PIPELINED_MAX: Final = 64
 _UPGRADE_OPTIONS: Final = (b"upgrade", b"http2-settings")
 
@@ -132,7 +135,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + HEADER_OVERHEAD_BYTES)
         if not self._is_in_head:
             return
         if len(name) == 4 and name.lower() == b"host":
