@@ -175,3 +175,18 @@ def test_a_client_that_ends_in_the_middle_of_a_body_is_no_failure_of_the_broker(
                 opened.sendall(BATCH + b"Content-Length: 1000\r\n\r\n" + JSON)
         wait_until(lambda: status_of(exchange(broker, closing(LIST))) == 200)
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR], caplog.text
+
+
+def test_a_client_cannot_claim_another_address(broker: TestBroker) -> None:
+    with connected(broker) as opened:
+        opened.sendall(LIST.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n"))
+        assert status_of(opened.recv(1000)) == 200
+        addresses = {address[0] for each in connections_of(broker) if (address := each.scope["client"])}
+    assert addresses == {"127.0.0.1"}
+
+
+def connections_of(broker: TestBroker) -> list[connection.HttpConnection]:
+    """Return the open connections on which a request has begun."""
+    server = broker._http
+    assert server is not None
+    return [each for each in list(server._server.server_state.connections) if each.scope]

@@ -165,3 +165,31 @@ def _open_stream(case: Case, url: str, limit_s: float) -> None:
             assert next(response.iter_content(8)) == b"retry: 1"[:8]
         else:
             assert response.headers["content-type"] == "application/problem+json"
+
+
+# What the generated requests have found, for the runs without them
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("/topics/t/records/batch", {"records": [{"partition": True}]}, "/records/0/partition"),
+        ("/topics/t/records/batch", {"records": [{"delay_ms": "5"}]}, "/records/0/delay_ms"),
+        ("/groups/g/receive", {"topics": ["t"], "max_records": True}, "/max_records"),
+        ("/groups/g/retry", {"receipts": ["a"], "delay_ms": False}, "/delay_ms"),
+    ],
+)
+def test_a_boolean_or_text_is_no_number(broker: TestBroker, path: str, body: Any, pointer: str) -> None:
+    answer = httpx.post(f"{broker.http_url}/v1{path}", json=body, timeout=scaled(DEADLINE_S))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+@pytest.mark.parametrize(
+    "body", [{"topic": "none", "partition": 0}, {"topic": "t", "partition": 7}], ids=["topic", "partition"]
+)
+def test_a_redrive_of_what_does_not_exist_is_refused_at_once(broker: TestBroker, body: Any) -> None:
+    url = f"{broker.http_url}/v1/groups/g/dead-letters/redrive"
+    answer = httpx.post(url, json=body, timeout=scaled(DEADLINE_S))
+    assert answer.status_code == 404, answer.text
+    assert answer.json()["title"] == "UnknownTopicOrPartition"
