@@ -12,7 +12,7 @@ import pytest
 from starlette.routing import Route
 
 from mansio import errors
-from mansio.api.http import server as http_server
+from mansio.api.http import connection as http_connection
 from mansio.api.http.app import assemble
 from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
 from mansio.api.http.health import REASONS_MAX
@@ -363,7 +363,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_a_probe_from_its_answer(said: b
     async def story() -> None:
         async with (
             serving(View()) as client,
-            silent_peers(client, http_server.CONNECTIONS_MAX + 5, said) as readers,
+            silent_peers(client, http_connection.CONNECTIONS_MAX + 5, said) as readers,
         ):
             assert (await client.get("/health/live")).status_code == 200
             first = [asyncio.ensure_future(reader.read()) for reader in readers[:5]]
@@ -378,7 +378,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_a_probe_from_its_answer(said: b
     "said", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
 )
 def test_a_connection_that_asks_for_nothing_ends(said: bytes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http_server, "UNANSWERED_S_MAX", 0.05)
+    monkeypatch.setattr(http_connection, "UNANSWERED_S_MAX", 0.05)
 
     async def story() -> None:
         async with serving(View()) as client, silent_peers(client, 1, said) as (reader,):

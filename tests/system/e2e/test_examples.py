@@ -103,7 +103,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until(lambda: b" ready kafka=" in log.read_bytes() or serving.poll() is not None, 30, "the ready line")
+        wait_until(
+            lambda: b" ready kafka=" in log.read_bytes() or serving.poll() is not None, 30, "the ready line"
+        )
         assert serving.poll() is None, log.read_text()
         yield bench
     finally:

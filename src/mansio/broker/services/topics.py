@@ -16,6 +16,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from mansio.broker.services.topic_lifecycle import TopicLifecycle, split_into_chunks
 from mansio.config import topic_config
@@ -100,6 +101,7 @@ class TopicService:
 
     __slots__ = (
         "_broker_epoch",
+        "_cached_settings",
         "_config_sources",
         "_lifecycle",
         "_missing_topics_logged",
@@ -130,6 +132,7 @@ class TopicService:
         self._store = store
         self._config_sources = BrokerConfigSources(settings)
         self._settings = settings
+        self._cached_settings: WeakKeyDictionary[Topic, TopicSettings] = WeakKeyDictionary()
         self._scheduler = scheduler
         self._random = random
         self._broker_epoch = broker_epoch
@@ -149,6 +152,7 @@ class TopicService:
         """Use new settings of the broker: the `effective` values, and the `config_sources` in which they are set."""
         self._config_sources = config_sources
         self._settings = effective
+        self._cached_settings.clear()
 
     # Read
 
@@ -167,10 +171,13 @@ class TopicService:
         return topic
 
     def settings_of(self, topic: Topic) -> TopicSettings:
-        """Return the effective settings of a topic."""
-        return topic_config.resolve_topic_settings(
-            topic.configs, self._settings.topic_defaults, topic.replication_factor
-        )
+        """Return the effective settings of a topic. They are cached, because publishing needs them in each call."""
+        found = self._cached_settings.get(topic)
+        if found is None:
+            found = self._cached_settings[topic] = topic_config.resolve_topic_settings(
+                topic.configs, self._settings.topic_defaults, topic.replication_factor
+            )
+        return found
 
     def describe(self, topic: Topic) -> list[ConfigEntry]:
         """Return all settings of a topic with their sources."""

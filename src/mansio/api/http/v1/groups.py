@@ -12,7 +12,7 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
-from mansio.errors import GroupIdNotFound
+from mansio.errors import GroupIdNotFound, UnknownTopicOrPartition
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -249,10 +249,13 @@ def _lease_state(found: ShareLeases) -> dict[str, Any]:
 
 
 async def _partitions(call: Call, topic: str, partition: int | None) -> list[TopicPartition]:
-    if partition is not None:
-        return [TopicPartition(topic, partition)]
+    """Return the given partition of a topic, or all. Raises `UnknownTopicOrPartition` at once, where the client would
+    wait for the partition to be created."""
     found = await call.client.admin.describe_topic(check_topic_name(topic))
-    return [TopicPartition(topic, each.index) for each in found.partitions]
+    partitions = [each.index for each in found.partitions if partition in (None, each.index)]
+    if not partitions:
+        raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
+    return [TopicPartition(topic, each) for each in partitions]
 
 
 async def redrive(call: Call) -> dict[str, Any]:

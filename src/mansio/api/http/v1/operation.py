@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from mansio.api.http.request_guard import check_form_body, check_host_and_origin
@@ -166,6 +167,8 @@ class Operation:
             return problem(error)
         except HTTPException as error:
             return http_problem(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # its client is gone
         except TimeoutError:
             return problem(
                 Unavailable("no answer in time: it is not known whether the request had an effect")
@@ -187,7 +190,7 @@ class Operation:
                 415, f"the body is JSON: send Content-Type: application/json, not {kind[:60]!r}"
             )
         try:
-            return self.adapter.validate_json(data)
+            return self.adapter.validate_json(data, strict=True)  # true and "1" are no numbers
         except ValidationError as error:
             raise from_validation(error) from error
 

@@ -27,6 +27,9 @@ OPERATIONS: Final = (
     *cluster.OPERATIONS,
 )
 
+_FREQUENT: Final = (*publish.OPERATIONS, *leases.OPERATIONS)
+"""Operations whose routes are tried first."""
+
 
 def routes(context: ApiContext) -> list[Route]:
     """Return the routes of the API of one broker."""
@@ -44,7 +47,10 @@ def routes(context: ApiContext) -> list[Route]:
         return HTMLResponse(openapi.page(OPERATIONS))
 
     return [
-        *(Route(openapi.PREFIX + each.path, endpoint(each), methods=[each.method]) for each in OPERATIONS),
+        *(
+            Route(openapi.PREFIX + each.path, endpoint(each), methods=[each.method])
+            for each in sorted(OPERATIONS, key=lambda each: each not in _FREQUENT)
+        ),
         Route(f"{openapi.PREFIX}/openapi.json", description),
         Route(f"{openapi.PREFIX}/docs", page),
     ]

@@ -1,0 +1,171 @@
+"""Connections of the HTTP server: uvicorn's protocol on httptools, with the bounds that both leave to their user.
+
+Invariants:
+* A server has at most `CONNECTIONS_MAX` connections; a new one closes the one that was answered longest ago.
+* A connection on which no response is completed for `UNANSWERED_S_MAX` is closed, whatever the reason is.
+* A request has at most one Host header. An offer to change the protocol (Upgrade) is ignored.
+* Trailers of a chunked body are ignored; they cannot add or replace a header.
+* What a client sends without completing a head or a piece of a body is at most `HEADER_BYTES_MAX`, plus one read: the
+  parser keeps the beginning of an unfinished header in memory. The headers of a request, and trailers, are bounded by
+  the same number.
+* At most `PIPELINED_MAX` requests of a connection wait for the response to an earlier one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+CONNECTIONS_MAX: Final = 128
+UNANSWERED_S_MAX = 40.0
+HEADER_BYTES_MAX: Final = 64 * 1024
+HEADER_OVERHEAD_BYTES: Final = 32
+"""What each header counts beside its name and value, as in HTTP/2 (RFC 9113, 6.5.2): it takes memory, too."""
+
+PIPELINED_MAX: Final = 64
+_UPGRADE_OPTIONS: Final = (b"upgrade", b"http2-settings")
+
+
+class InvalidHead(Exception):
+    """The request is refused with 400: so the parser reports an exception of a callback, and uvicorn answers it."""
+
+
+class HttpConnection(HttpToolsProtocol):
+    """One HTTP connection. `connections`: all connections of the server, in the order of their last response, oldest
+    first."""
+
+    def __init__(self, connections: dict[HttpConnection, None], **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._connections = connections
+        self._deadline: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._is_in_head = False
+        self._has_host = False
+        self._unparsed_bytes = 0
+        """Bytes received since the last complete head or piece of a body."""
+
+    # Life
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if len(self._connections) >= CONNECTIONS_MAX:
+            quietest = next(iter(self._connections))
+            self.logger.warning("too_many_connections_closing_least_recent")
+            quietest.end()
+        self._begin_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._begin_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def end(self) -> None:
+        """Close the connection now and discard unsent bytes of responses."""
+        self._forget()
+        self.transport.abort()
+
+    def _begin_waiting(self) -> None:
+        self._forget()
+        self._connections[self] = None
+        self._deadline = self.loop.call_later(UNANSWERED_S_MAX, self.end)
+
+    def _forget(self) -> None:
+        self._connections.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    # Requests
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._unparsed_bytes += len(data)
+        while data and not self.transport.is_closing():
+            data = self._parse(data)
+        if self._unparsed_bytes > HEADER_BYTES_MAX and not self.transport.is_closing():
+            self._refuse()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse bytes; return those that are to be parsed next."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            return self._head_without_upgrade() + data[stop.args[0] :]
+        except httptools.HttpParserError:
+            self._refuse()
+        return b""
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head of the request without its offer to change the protocol, for a new parser: the old one takes
+        what follows for that protocol, although it is the body."""
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                lines += [
+                    b"connection: " + option for option in options if option.lower() not in _UPGRADE_OPTIONS
+                ]
+            elif name != b"upgrade":
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _refuse(self) -> None:
+        self.logger.warning("invalid_http_request")
+        self.send_400_response("Invalid HTTP request received.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._is_in_head = True
+        self._has_host = False
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + HEADER_OVERHEAD_BYTES)
+        if not self._is_in_head:
+            return
+        if len(name) == 4 and name.lower() == b"host":
+            if self._has_host:
+                raise InvalidHead("two Host headers")
+            self._has_host = True
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unparsed_bytes = 0
+        self._is_in_head = False
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise InvalidHead("this is no proxy")
+            return  # it is parsed again
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self.end()
+            raise InvalidHead("too many requests wait for the response to an earlier one")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed_bytes = 0
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _count(self, size_bytes: int) -> None:
+        self._header_bytes += size_bytes
+        if self._header_bytes > HEADER_BYTES_MAX:
+            raise InvalidHead("the head has too many bytes")
