@@ -122,6 +122,7 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         "shell": "cid: 3 figs\n",
         "curl": '"value":"4 plums"',
         "sqs": "resize 1.png\n",
+        "celery": "",
     }
     found = examples("README.md")
     # The example with Spark runs in tests/system/spark/test_pipelines_document.py.
