@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXAMPLE_DEADLINE_S = 60
-README_LINES_MAX = 180
+README_LINES_MAX = 190
 INSTALLS_FROM_AN_INDEX = re.compile(r"pip install [^`\n]*?(?<![\w./-])['\"]?mansio(?![\w\[./-])")
 BOOTSTRAP = "127.0.0.1:9092"
 HTTP = "127.0.0.1:9080"
