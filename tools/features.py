@@ -113,6 +113,7 @@ PARTLY = {
     "S0": "into a topic at least once; into an Iceberg table or Parquet files exactly once",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A3": "in a cluster publish and receive are answered for the partitions that the broker leads",
+    "A4": "in a cluster messages are sent to and received from the partitions that the broker leads",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, pipeline, "
     "config, data, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",

@@ -139,6 +139,14 @@ class Settings:
         "Names, separated by commas, by which clients reach the HTTP API, besides localhost and IP addresses. A "
         "request with another name in its Host header is refused: it may come from a page in a browser.",
     )
+    sqs_listener: str = _setting(
+        "", "host:port of the endpoint for programs written for Amazon SQS. Empty: off.", address="optional"
+    )
+    sqs_access_keys_file: str = _setting(
+        "",
+        "File with an access key id and its secret key, separated by a blank, on each line. With it requests to the "
+        "SQS endpoint must be signed with one of them; otherwise every credential is accepted.",
+    )
     log_level: str = _setting(
         "info",
         "Lowest level of the log lines on standard error.",
@@ -547,6 +555,11 @@ class Settings:
     def http_address(self) -> Address | None:
         """Address on which the broker serves HTTP; None: it does not."""
         return parse_address("http_listener", self.http_listener) if self.http_listener else None
+
+    @property
+    def sqs_address(self) -> Address | None:
+        """Address of the SQS endpoint; None: there is none."""
+        return parse_address("sqs_listener", self.sqs_listener) if self.sqs_listener else None
 
     @property
     def http_names(self) -> frozenset[str]:

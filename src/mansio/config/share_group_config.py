@@ -18,6 +18,9 @@ SHARE_SESSION_TIMEOUT: Final = "share.session.timeout.ms"
 SHARE_HEARTBEAT_INTERVAL: Final = "share.heartbeat.interval.ms"
 RECORD_LOCK_DURATION: Final = "share.record.lock.duration.ms"
 DELIVERY_COUNT_LIMIT: Final = "share.delivery.count.limit"
+DELIVERY_COUNT_MAX: Final = 32_767
+"""Largest delivery count that Kafka's protocol can express. Kafka itself accepts limits from 2 to 10."""
+
 RECORD_LOCKS_MAX: Final = "share.partition.max.record.locks"
 AUTO_OFFSET_RESET: Final = "share.auto.offset.reset"
 ISOLATION_LEVEL: Final = "share.isolation.level"
@@ -99,7 +102,7 @@ SHARE_CONFIG_KEYS: Final = (
         ConfigType.INT,
         "5",
         "Maximum number of deliveries of a record before it is dead-lettered.",
-        integer_parser(2, 10),
+        integer_parser(1, DELIVERY_COUNT_MAX),
     ),
     _share_key(
         RECORD_LOCKS_MAX,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,8 @@ DEDUP_MS: Final = "mansio.dedup.ms"
 DEDUP_MS_MAX: Final = 7 * 24 * 3600 * 1000
 """Longest deduplication window, in ms."""
 PRIORITY_ENABLE: Final = "mansio.priority.enable"
+QUEUE_ATTRIBUTES: Final = "mansio.queue.attributes"
+QUEUE_ATTRIBUTES_BYTES_MAX: Final = 65_536
 DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
 
 
@@ -57,6 +60,12 @@ PRODUCER: Final = "producer"
 _GZIP_DEFAULT_LEVEL: Final = -1
 _LZ4_DEFAULT_LEVEL: Final = 9
 _ZSTD_LEVEL_MIN: Final = -131_072
+
+
+def _queue_attributes(text: str) -> str:
+    if text and (len(text.encode()) > QUEUE_ATTRIBUTES_BYTES_MAX or not isinstance(json.loads(text), dict)):
+        raise ValueError(f"not a JSON object of at most {QUEUE_ATTRIBUTES_BYTES_MAX} bytes")
+    return text
 
 
 def _gzip_level(text: str) -> int:
@@ -203,6 +212,11 @@ _KEYS: Final = (
         "A pipeline that has not committed for this time in ms protects only records that are younger."
         " -1: no limit.",
         integer_parser(-1, INT64_MAX),
+    ),
+    ConfigKey(
+        QUEUE_ATTRIBUTES, ConfigType.STRING, "", "",
+        "Attributes and tags of the SQS queue that this topic is, as JSON. Empty: it is no queue.",
+        _queue_attributes,
     ),
     ConfigKey(
         "max.compaction.lag.ms", ConfigType.LONG, str(INT64_MAX), "log.cleaner.max.compaction.lag.ms",

@@ -72,6 +72,8 @@ class TestBroker:
         self._broker: Broker | None = None
         self._http: HttpServer | None = None
         self._http_address: Address | None = None
+        self._sqs: HttpServer | None = None
+        self._sqs_address: Address | None = None
         self._clients: list[mansio.blocking.Client] = []
         self.clock: BrokerClock = BrokerClock(self)
         """The broker's clock."""
@@ -143,6 +145,15 @@ class TestBroker:
             self._http_address = self._call(self._start_http(), START_S_MAX)
         return f"http://{self._http_address}"
 
+    @property
+    def sqs_url(self) -> str:
+        """Address for programs written for Amazon SQS (`AWS_ENDPOINT_URL_SQS`), as `http://host:port`; the listener
+        starts at the first use."""
+        self._running()
+        if self._sqs_address is None:
+            self._sqs_address = self._call(self._start_sqs(), START_S_MAX)
+        return f"http://{self._sqs_address}"
+
     def client(self, **options: Any) -> mansio.blocking.Client:
         """Connect a blocking client, which `close` closes. `options`: those of `mansio.blocking.connect`."""
         from mansio import blocking
@@ -185,8 +196,10 @@ class TestBroker:
         broker, self._broker = self._broker, None
         assert broker is not None
         http, self._http, self._http_address = self._http, None, None
-        if http is not None:
-            await http.stop()
+        sqs, self._sqs, self._sqs_address = self._sqs, None, None
+        for server in (http, sqs):
+            if server is not None:
+                await server.stop()
         await broker.stop()
 
     async def _start_http(self) -> Address:
@@ -211,6 +224,15 @@ class TestBroker:
             0,
         )
         return Address(*await self._http.start())
+
+    async def _start_sqs(self) -> Address:
+        from mansio.api.http.server import HttpServer
+        from mansio.api.sqs.app import SqsEndpoint
+
+        broker = self._running()
+        endpoint = SqsEndpoint(broker.service, self._settings, broker.listener_address)
+        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0)
+        return Address(*await self._sqs.start())
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:
         assert self._host is not None

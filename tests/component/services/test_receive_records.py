@@ -121,6 +121,12 @@ def test_a_call_does_not_end_at_offsets_without_a_record(tmp_path: Path) -> None
         await services.publish.publish_records("t", delayed, timeout_ms=5000)
         await services.publish.publish_records("t", [RecordToPublish(b"v", partition=0)], timeout_ms=5000)
         assert [one.value for one in (await receive(services, 1)).records] == [b"v"]
+        for value in (b"1", b"2", b"3"):
+            await services.publish.publish_records("t", delayed[:1], timeout_ms=5000)
+            await services.publish.publish_records(
+                "t", [RecordToPublish(value, partition=0)], timeout_ms=5000
+            )
+        assert [one.value for one in (await receive(services, 3)).records] == [b"1", b"2", b"3"]
 
     run(tmp_path, work)
 

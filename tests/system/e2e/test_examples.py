@@ -28,6 +28,7 @@ README_LINES_MAX = 180
 INSTALLS_FROM_AN_INDEX = re.compile(r"pip install [^`\n]*?(?<![\w./-])['\"]?mansio(?![\w\[./-])")
 BOOTSTRAP = "127.0.0.1:9092"
 HTTP = "127.0.0.1:9080"
+SQS = "127.0.0.1:9324"
 KAFKA_PYTHON_WARNINGS = [
     part
     for name in ("read_text", "open_text")  # deprecated in importlib.resources, used by kafka-python
@@ -47,6 +48,7 @@ class Bench:
         self.directory = directory
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
         self.http = f"127.0.0.1:{free_port()}"
+        self.sqs = f"127.0.0.1:{free_port()}"
         paths = [str(Path(sys.executable).parent), str(TOOLS), os.environ.get("PATH", "")]
         self.environment = {
             **os.environ,
@@ -55,10 +57,15 @@ class Bench:
             "MANSIO_BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "MANSIO_LISTENERS": self.bootstrap_servers,
             "MANSIO_HTTP_LISTENER": self.http,
+            "MANSIO_SQS_LISTENER": self.sqs,
         }
 
     def command(self, example: Example) -> list[str]:
-        code = example.code.replace(BOOTSTRAP, self.bootstrap_servers).replace(HTTP, self.http)
+        code = (
+            example.code.replace(BOOTSTRAP, self.bootstrap_servers)
+            .replace(HTTP, self.http)
+            .replace(SQS, self.sqs)
+        )
         if example.language == "python":
             return [sys.executable, "-W", "error", *KAFKA_PYTHON_WARNINGS, "-c", code]
         assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"
@@ -110,6 +117,7 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         "confluent": "b'",
         "shell": "cid: 3 figs\n",
         "curl": '"value":"4 plums"',
+        "sqs": "resize 1.png\n",
     }
     found = examples("README.md")
     # The example with Spark runs in tests/system/spark/test_pipelines_document.py.
@@ -175,6 +183,20 @@ def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
     }
     found = examples("docs/HTTP.md")
     assert list(found) == list(expected)
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+
+
+def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
+    expected = {
+        "boto3": "resize 1.png\n",
+        "shell": "resize 1.png\n",
+        "fifo": "['10', '20']\n",
+    }
+    found = examples("docs/SQS.md")
+    assert list(found) == ["serve", *expected]
     for name, words in expected.items():
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"

@@ -247,6 +247,10 @@ class PublishService:
                     sticky = self._next_partition(topic)
                 index = sticky
             batch = open_batches.get(index)
+            if (
+                record.dedup_id is not None
+            ):  # alone in its batch, because only a batch has an offset in the result
+                batch = None
             if batch is not None and batch.size_bytes + size_bytes > settings.max_message_bytes:
                 batch = None
                 if index == sticky and record.key is None and record.partition is None:
@@ -257,6 +261,8 @@ class PublishService:
             batch.size_bytes += size_bytes
             batch.positions.append(position)
             batch.records.append((timestamp_ms, record.key, record.value, headers))
+            if record.dedup_id is not None:
+                del open_batches[index]
         return batches, total_bytes
 
     def _next_partition(self, topic: Topic) -> int:

@@ -15,6 +15,7 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.partition import HIGH_WATERMARK
@@ -190,6 +191,23 @@ class RecordService:
             if found is None:  # a reader then continues at the end of the log, so the result must be certain
                 partition.ensure_high_watermark_known()
         return ListedOffset() if found is None else ListedOffset(*found)
+
+    def count_records(self, topic: str, index: int, start_offset: int, *, batches_max: int) -> int:
+        """Return the number of records from an offset on, without offsets that have none. Exact if they are in at most
+        `batches_max` batches, otherwise estimated from those. Raises the errors of `list_offset`."""
+        partition = self._partitions.find(topic, None, index)
+        partition.ensure_leader()
+        end = partition.readable_end()
+        found, position = 0, max(start_offset, partition.start_offset)
+        begin = position
+        for header in islice(partition.log.batch_headers(position), batches_max):
+            if header.base_offset >= end:
+                return found
+            skipped = max(position - header.base_offset, 0)
+            if not header.is_control:
+                found += max(header.record_count - skipped, 0)
+            position = header.last_offset + 1
+        return found if position >= end else found * (end - begin) // max(position - begin, 1)
 
     def offset_for_leader_epoch(
         self,

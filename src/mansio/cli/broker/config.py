@@ -28,6 +28,7 @@ def show(
     data: DataOption = None,
     kafka: KafkaOption = None,
     http: HttpOption = None,
+    sqs: SqsOption = None,
     node_id: NodeIdOption = None,
     advertise: AdvertiseOption = None,
     rack: RackOption = None,
@@ -48,6 +49,7 @@ def show(
         "data_dir": data,
         "listeners": kafka,
         "http_listener": http,
+        "sqs_listener": sqs,
         "node_id": node_id,
         "advertised_listeners": advertise,
         "broker_rack": rack,
@@ -75,6 +77,7 @@ SETTING_FLAGS = {
     "listeners": "--kafka",
     "advertised_listeners": "--advertise",
     "http_listener": "--http",
+    "sqs_listener": "--sqs",
     "node_id": "--node-id",
     "broker_rack": "--rack",
     "etcd_endpoints": "--etcd",
@@ -99,7 +102,15 @@ HttpOption = Annotated[
     typer.Option(
         "--http",
         metavar="HOST:PORT",
-        help="Listener of health checks and metrics; empty: off. [default: 127.0.0.1:9080]",
+        help="Listener of the HTTP API, health checks and metrics; empty: off. [default: 127.0.0.1:9080]",
+    ),
+]
+SqsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sqs",
+        metavar="HOST:PORT",
+        help="Listener for programs written for Amazon SQS, for example 127.0.0.1:9324. [default: off]",
     ),
 ]
 ConfigOption = Annotated[

@@ -32,6 +32,7 @@ from mansio.cli.broker.config import (
     NodeIdOption,
     RackOption,
     SetOption,
+    SqsOption,
     settings_from_flags,
 )
 from mansio.cli.support.common import print_error
@@ -68,6 +69,7 @@ def serve(
     data: DataOption = None,
     kafka: KafkaOption = None,
     http: HttpOption = None,
+    sqs: SqsOption = None,
     node_id: NodeIdOption = None,
     advertise: AdvertiseOption = None,
     rack: RackOption = None,
@@ -97,6 +99,7 @@ def serve(
         "data_dir": data,
         "listeners": kafka,
         "http_listener": http,
+        "sqs_listener": sqs,
         "node_id": node_id,
         "advertised_listeners": advertise,
         "broker_rack": rack,
@@ -134,7 +137,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     broker = Broker(settings, warm_up=True)
     manager = SystemdNotifier()
     heartbeats = asyncio.create_task(_send_heartbeats(manager, lines), name="pulse")
-    http = member = None
+    http = sqs = member = None
     if settings.http_address is not None:
         http = _http_server(settings, view, settings.http_address)
         try:
@@ -154,13 +157,19 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
                     etcd_member=member,
                 )
             )
-            _print_ready(settings, broker, http_address if http else None)
+            if settings.sqs_address is not None:
+                sqs = _sqs_server(settings, broker, settings.sqs_address)
+                try:
+                    sqs_address = await sqs.start()
+                except OSError as error:
+                    raise ConfigError(_listen_error(error, *settings.sqs_address, "--sqs")) from error
+            _print_ready(settings, broker, http_address if http else None, sqs_address if sqs else None)
             manager.ready(f"kafka={broker.listener_address}")
             await stop.wait()
     finally:
         manager.stopping()
         try:
-            code = await _close(settings, broker, http)
+            code = await _close(settings, broker, [each for each in (http, sqs) if each is not None])
         finally:
             if member is not None:
                 await member.stop()
@@ -233,6 +242,13 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
     )
 
 
+def _sqs_server(settings: Settings, broker: Broker, address: Address) -> HttpServer:
+    from mansio.api.http.server import HttpServer
+    from mansio.api.sqs.app import SqsEndpoint
+
+    return HttpServer(SqsEndpoint(broker.service, settings, broker.listener_address).app, *address)
+
+
 def _tune_garbage_collector() -> None:
     """Run the garbage collector rarely, and exclude the objects created during the start.
 
@@ -285,20 +301,23 @@ def _listen_error(error: OSError, host: str, port: int, flag: str) -> str:
     return f"cannot listen on {host}:{port}: {reason}; use {flag} for another address"
 
 
-def _print_ready(settings: Settings, broker: Broker, http: tuple[str, int] | None) -> None:
+def _print_ready(
+    settings: Settings, broker: Broker, http: tuple[str, int] | None, sqs: tuple[str, int] | None
+) -> None:
     from mansio.config.settings import Address
 
     listeners = f"kafka={broker.listener_address} http={Address(*http) if http else 'off'}"
+    if sqs:
+        listeners += f" sqs={Address(*sqs)}"
     print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
 
 
-async def _close(settings: Settings, broker: Broker, http: HttpServer | None) -> int:
-    """Stop the broker and the HTTP listener concurrently. Returns the exit code: 1 if they did not stop in time."""
+async def _close(settings: Settings, broker: Broker, servers: list[HttpServer]) -> int:
+    """Stop the broker and its other listeners concurrently. Returns the exit code: 1 if they did not stop in time."""
     import asyncio
 
     work = [asyncio.ensure_future(broker.stop())]
-    if http is not None:
-        work.append(asyncio.ensure_future(http.stop()))
+    work += [asyncio.ensure_future(server.stop()) for server in servers]
     _, late = await asyncio.wait(work, timeout=settings.shutdown_drain_ms / 1000 + CLOSE_TIMEOUT_S)
     if late:
         return print_error("did not stop in time; the next start recovers the logs that were not closed")

@@ -15,13 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-import mansio.client
 from mansio.api.http.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.http.v1.problems import InvalidField, from_validation, http_problem, problem
 from mansio.broker.services.caller import Caller
-from mansio.config.cluster import WILDCARD_HOSTS
-from mansio.config.settings import Address
+from mansio.broker.services.own_client import OwnClient
 from mansio.errors import InvalidTopic, MansioError, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.client import Client
     from mansio.config.settings import Settings
 
 T = TypeVar("T")
@@ -40,8 +39,6 @@ CLIENT_ID: Final = "mansio-http"
 """Client id of the broker's own client, and of requests without the header `User-Agent`."""
 
 CLIENT_ID_CHARACTERS_MAX: Final = 100
-REQUEST_TIMEOUT_MS: Final = 30_000
-"""Time after which an answer says that the outcome of a change is unknown."""
 
 
 class Body(BaseModel):
@@ -66,7 +63,7 @@ class ApiContext:
         self.budget = BodyBudget()
         self.streams = 0
         """Number of event streams that are open."""
-        self._client: mansio.client.Client | None = None
+        self._own_client = OwnClient(lambda: self.broker.address, CLIENT_ID)
 
     @property
     def broker(self) -> RunningBroker:
@@ -81,21 +78,13 @@ class ApiContext:
         return self.broker.services
 
     @property
-    def client(self) -> mansio.client.Client:
-        """The broker's own client, connected to its Kafka listener."""
-        if self._client is None:
-            host, port = self.broker.address
-            address = Address("127.0.0.1" if host in WILDCARD_HOSTS else host, port)
-            self._client = mansio.client.connect(
-                str(address), client_id=CLIENT_ID, request_timeout_ms=REQUEST_TIMEOUT_MS
-            )
-        return self._client
+    def client(self) -> Client:
+        """The broker's own client."""
+        return self._own_client.get()
 
     async def close(self) -> None:
         """Close the client."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await self._own_client.close()
 
 
 @dataclass(slots=True)
@@ -113,7 +102,7 @@ class Call:
         return self.context.services
 
     @property
-    def client(self) -> mansio.client.Client:
+    def client(self) -> Client:
         return self.context.client
 
     def path(self, name: str) -> str:

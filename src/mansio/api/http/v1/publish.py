@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from mansio.api.http.v1.operation import REQUEST_TIMEOUT_MS, Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
+from mansio.broker.services.own_client import REQUEST_TIMEOUT_MS
 from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
 

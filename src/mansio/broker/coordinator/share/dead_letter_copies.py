@@ -98,7 +98,7 @@ def copies_without_records(ranges: Iterable[tuple[int, int]], reason: str) -> li
 def read_copies(
     partition: Partition, ranges: Sequence[tuple[int, int]], bytes_max: float = float("inf")
 ) -> list[DeadLetterCopy]:
-    """Return one copy for each offset of ascending ranges, as many as fit into `bytes_max`, at least one.
+    """Return one copy for each offset of the ranges, as many as fit into `bytes_max`, at least one.
 
     Raises `StorageError`, `NotLeaderOrFollower` if the partition is not led by this broker, and `OffsetNotAvailable` if
     an offset is not below the high watermark.
@@ -116,10 +116,13 @@ def read_copies(
 
 def _read(partition: Partition, ranges: Sequence[tuple[int, int]]) -> Iterator[DeadLetterCopy]:
     known: dict[int, DeadLetterCopy] = {}
-    until = -1  # end of the last batch read
+    begin = until = -1  # the offsets of which `known` has the copies
     for first, last in ranges:
         for offset in range(first, last + 1):
-            if offset >= until:
+            if (
+                not begin <= offset < until
+            ):  # records may have died in another order than that of their offsets
+                begin = offset
                 known, until = _read_batch_at(partition, offset)
             yield known.get(offset) or DeadLetterCopy(offset, None, None, (), REASON_DELETED)
 

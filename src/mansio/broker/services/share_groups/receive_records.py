@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
@@ -173,12 +173,18 @@ class ReceiveService:
         async def run() -> None:
             nonlocal is_complete
             try:
+                records: list[ReceivedRecord] = []
                 while True:
                     received = await receive.run(())
-                    result = await self._decode_result(group_id, member_id, names, received, receive, caller)
-                    # Offsets without a record are done now; a caller that waits for records waits on.
-                    if result.records or result.errors or not received or promise.done():
+                    result, gap_count = await self._decode_result(
+                        group_id, member_id, names, received, receive, caller
+                    )
+                    records += result.records
+                    # Offsets without a record are done now: others take their place, and a caller that waits waits on.
+                    if not gap_count or result.errors or promise.done() or len(records) >= max_records:
                         break
+                    receive.continue_with(max_records - len(records), waits=not records)
+                result = replace(result, records=records)
                 if promise.done():
                     await self._share_partition_manager.release_leases(group_id, member_id)
                 else:
@@ -224,8 +230,10 @@ class ReceiveService:
         received: Mapping[TopicPartition, ReceivedPartition],
         receive: ReceiveOperation,
         caller: Caller,
-    ) -> ReceiveResult:
+    ) -> tuple[ReceiveResult, int]:
+        """Return the records in `received`, and the number of leased offsets without a record."""
         records: list[ReceivedRecord] = []
+        leased_count = 0
         errors: dict[tuple[str, int], MansioError] = {}
         unused: list[PartitionAcknowledgements] = []
         size_bytes = 0
@@ -242,6 +250,7 @@ class ReceiveService:
             missing: list[AcknowledgementBatch] = []
             kind = bytes([GAP if error is None else RELEASE])
             for first, last, delivery_count in part.acquired:
+                leased_count += last - first + 1
                 following = first
                 for offset in range(first, last + 1):
                     record = by_offset.get(offset)
@@ -272,7 +281,8 @@ class ReceiveService:
         self._counters.count_fetch(size_bytes)
         quotas = self._quotas.active
         throttle_ms = 0 if quotas is None else quotas.record_fetch(caller.client_id, size_bytes)
-        return ReceiveResult(member_id, records, receive.lock_ms, errors, throttle_ms)
+        result = ReceiveResult(member_id, records, receive.lock_ms, errors, throttle_ms)
+        return result, leased_count - len(records)
 
 
 def _decode_records(

@@ -691,6 +691,12 @@ class ReceiveOperation:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
+    def continue_with(self, max_records: int, *, waits: bool) -> None:
+        """Set how many more records the next call of `run` leases, and whether it waits for them."""
+        self._max_records = max_records
+        if not waits:
+            self._deadline_ms = 0
+
     def finish(self) -> None:
         """Make `run` return the records that it has leased so far, without further waiting."""
         self._is_over = True

@@ -1,0 +1,170 @@
+"""ASGI application of the SQS endpoint: chooses the protocol, checks the signature, calls the action.
+
+Until access keys are configured (`sqs_access_keys`) every credential is accepted. Requests that a web page of another
+site can send are refused: by their Host and Origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mansio.api.http.request_guard import check_host_and_origin
+from mansio.api.http.v1.bodies import BodyBudget
+from mansio.api.sqs import query_protocol
+from mansio.api.sqs.actions import Actions, Invocation, error_code
+from mansio.api.sqs.shapes import REQUESTS, checked
+from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
+from mansio.broker.services.caller import Caller
+from mansio.broker.services.own_client import OwnClient
+from mansio.broker.services.queues.queue_errors import InvalidParameterValue, QueueError, UnsupportedOperation
+from mansio.broker.services.queues.queue_service import QueueService
+from mansio.errors import MansioError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from starlette.requests import Request
+
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.settings import Address, Settings
+
+CLIENT_ID: Final = "mansio-sqs"
+TARGET_PREFIX: Final = "AmazonSQS."
+JSON_TYPE: Final = "application/x-amz-json-1.0"
+XML_TYPE: Final = "text/xml"
+CLIENT_ID_CHARACTERS_MAX: Final = 100
+_ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]{1,128})/")
+
+
+class SqsEndpoint:
+    """The SQS endpoint of one broker."""
+
+    def __init__(self, services: BrokerServices, settings: Settings, address: Address) -> None:
+        """`address`: of the Kafka listener."""
+        self._own_client = OwnClient(lambda: address, CLIENT_ID)
+        self._actions = Actions(QueueService(services, self._own_client), services.clock)
+        self._clock = services.clock
+        self._keys = read_access_keys(settings.sqs_access_keys_file)
+        self._host_names = settings.http_names
+        self._budget = BodyBudget()
+        self.app = Starlette(
+            routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])], lifespan=self._lifespan
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            self._actions.close()
+            await self._own_client.close()
+
+    async def _answer(self, request: Request) -> Response:
+        target = request.headers.get("x-amz-target", "")
+        is_json = bool(target) or request.headers.get("content-type", "").startswith(JSON_TYPE)
+        request_id = str(uuid.uuid4())
+        try:
+            check_host_and_origin(request, self._host_names)
+            async with self._budget.body(request) as body:
+                access_key = self._check_signature(request, body)
+                action, parameters = (
+                    _decode(request, target, body) if is_json else _decode_query(request, body)
+                )
+                result = await self._call(request, action, parameters, access_key)
+        except MansioError as error:
+            return _error_response(error, request_id, is_json=is_json)
+        except TimeoutError:
+            unknown = Unavailable("no answer in time: it is not known whether the request had an effect")
+            return _error_response(unknown, request_id, is_json=is_json)
+        headers = {"x-amzn-requestid": request_id}
+        if is_json:
+            return Response(json.dumps(result), headers=headers, media_type=JSON_TYPE)
+        return Response(
+            query_protocol.encode_result(action, result, request_id), headers=headers, media_type=XML_TYPE
+        )
+
+    async def _call(
+        self, request: Request, action: str, parameters: Mapping[str, Any], access_key: str
+    ) -> dict[str, Any]:
+        address = request.client
+        caller = Caller(
+            client_id=request.headers.get("user-agent", CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX],
+            address="" if address is None else address.host,
+        )
+        base_url = f"{request.url.scheme}://{request.headers['host']}"
+        disconnected = asyncio.ensure_future(request.receive())  # the body is read: it can only be the end
+        try:
+            call = Invocation(parameters, base_url, access_key, caller, disconnected)
+            return await self._actions.by_name[action](call)
+        finally:
+            disconnected.cancel()
+
+    def _check_signature(self, request: Request, body: bytes) -> str:
+        """Return the access key id of a request. Raises the errors of `check_signature`."""
+        if not self._keys:
+            match = _ACCESS_KEY.search(request.headers.get("authorization", "")[:2000])
+            return "" if match is None else match[1]
+        raw_path = request.scope.get("raw_path") or request.url.path.encode()
+        signed = SignedRequest(
+            request.method,
+            raw_path.decode("latin-1"),
+            request.scope["query_string"].decode("latin-1"),
+            dict(request.headers),
+            body,
+        )
+        return check_signature(signed, self._keys, datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+
+
+def _decode(request: Request, target: str, body: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the action and the parameters of a request in AWS JSON 1.0."""
+    action = target.removeprefix(TARGET_PREFIX)
+    if request.method != "POST" or not target.startswith(TARGET_PREFIX) or action not in REQUESTS:
+        raise UnsupportedOperation(f"The action {target[:100]} is not valid for this endpoint.")
+    try:
+        value = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameterValue("The body is not JSON.") from error
+    return action, checked(REQUESTS[action], value, action)
+
+
+def _decode_query(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the action and the parameters of a request in the Query protocol. The address can be that of a queue."""
+    form = query_protocol.parse_form(body, request.scope["query_string"].decode("latin-1"))
+    action = form.pop("Action", "")
+    if action not in REQUESTS:
+        raise InvalidAction(f"The action {action[:100]} is not valid for this endpoint.")
+    form.pop("Version", None)
+    if "QueueUrl" not in form and request.url.path.strip("/"):
+        form["QueueUrl"] = request.url.path
+    return action, query_protocol.decode(action, form)
+
+
+class InvalidAction(QueueError):
+    """The action or operation requested is invalid."""
+
+    code = "InvalidAction"
+
+
+def _error_response(error: MansioError, request_id: str, *, is_json: bool) -> Response:
+    code, is_sender = error_code(error)
+    status = error.http_status if 400 <= error.http_status < 600 else 500
+    query_code = error.query_code or code if isinstance(error, QueueError) else code
+    headers = {"x-amzn-requestid": request_id}
+    if is_json:
+        headers["x-amzn-query-error"] = f"{query_code};{'Sender' if is_sender else 'Receiver'}"
+        body = {"__type": f"com.amazonaws.sqs#{code}", "message": error.message}
+        return Response(json.dumps(body), status, headers, JSON_TYPE)
+    content = query_protocol.encode_error(
+        query_code, error.message, is_sender=is_sender, request_id=request_id
+    )
+    return Response(content, status, headers, XML_TYPE)

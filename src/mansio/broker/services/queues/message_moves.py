@@ -1,0 +1,159 @@
+"""Message move tasks: move the messages of a dead-letter queue back to their sources, or to another queue.
+
+A message is sent to its destination before it is deleted; a task that is interrupted between the two leaves it in both.
+Tasks live in the memory of the broker that runs them: after a restart they are gone and can be started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from mansio.broker.services.queues.queue_errors import (
+    InvalidParameterValue,
+    QueueDoesNotExist,
+    ResourceNotFound,
+    UnsupportedOperation,
+)
+from mansio.broker.services.queues.queue_service import NewMessage
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from mansio.broker.services.queues.messages import Message
+    from mansio.broker.services.queues.queue_service import Queue, QueueService
+
+TASKS_MAX: Final = 100
+RATE_MAX: Final = 500
+BATCH: Final = 10
+VISIBILITY_S: Final = 60
+RETRY_S: Final = 1.0
+FAILURES_MAX: Final = 60
+
+Status = Literal["RUNNING", "COMPLETED", "CANCELLED", "FAILED"]
+
+
+@dataclass(slots=True)
+class MoveTask:
+    """One task. `destination`: name of a queue, "" for the source of each message. `started_ms`: since the epoch."""
+
+    handle: str
+    source: str
+    destination: str
+    per_second: int
+    started_ms: int
+    to_move: int
+    status: Status = "RUNNING"
+    moved: int = 0
+    failure: str = ""
+    work: asyncio.Task[None] | None = None
+
+
+class MessageMover:
+    """Runs message move tasks."""
+
+    def __init__(self, queues: QueueService) -> None:
+        self._queues = queues
+        self._tasks: OrderedDict[str, MoveTask] = OrderedDict()
+
+    async def start(self, source: Queue, destination: str, per_second: int, now_ms: int) -> MoveTask:
+        """Start to move all messages of a dead-letter queue. One task runs for a queue at a time.
+
+        Raises `InvalidParameterValue`, `ResourceNotFound`, `UnsupportedOperation`."""
+        if not self._queues.dead_letter_sources(source):
+            raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
+        if destination:
+            try:
+                target = self._queues.find(destination)
+            except QueueDoesNotExist as error:
+                raise ResourceNotFound(
+                    "The resource that you specified for the DestinationArn parameter doesn't exist."
+                ) from error
+            if target.attributes.is_fifo is not source.attributes.is_fifo or target.name == source.name:
+                raise InvalidParameterValue("The destination must be another queue of the same type.")
+        if not 0 <= per_second <= RATE_MAX:
+            raise InvalidParameterValue(f"MaxNumberOfMessagesPerSecond is 1 to {RATE_MAX}.")
+        if any(each.source == source.name and each.status == "RUNNING" for each in self._tasks.values()):
+            raise UnsupportedOperation(
+                "There is already a task running. Only one active task is allowed for a source queue."
+            )
+        counts = await self._queues.count_messages(source)
+        task = MoveTask(
+            str(uuid.uuid4()),
+            source.name,
+            destination,
+            per_second,
+            now_ms,
+            int(counts["ApproximateNumberOfMessages"]),
+        )
+        self._tasks[task.handle] = task
+        while len(self._tasks) > TASKS_MAX:
+            _, oldest = self._tasks.popitem(last=False)
+            if oldest.work is not None:
+                oldest.work.cancel()
+        task.work = asyncio.get_running_loop().create_task(self._run(task), name="move messages")
+        return task
+
+    def list_tasks(self, source: Queue, limit: int) -> list[MoveTask]:
+        """Return the newest tasks of a queue, the newest first."""
+        found = [each for each in reversed(self._tasks.values()) if each.source == source.name]
+        return found[:limit]
+
+    def cancel(self, handle: str) -> MoveTask:
+        """Cancel a running task. Raises `ResourceNotFound`."""
+        task = self._tasks.get(handle)
+        if task is None or task.status != "RUNNING":
+            raise ResourceNotFound("The task does not exist, or does not run.")
+        task.status = "CANCELLED"
+        if task.work is not None:
+            task.work.cancel()
+        return task
+
+    def close(self) -> None:
+        """Stop all tasks."""
+        for task in self._tasks.values():
+            if task.work is not None:
+                task.work.cancel()
+
+    async def _run(self, task: MoveTask) -> None:
+        failures = 0
+        while True:
+            try:
+                source = self._queues.find(task.source)
+                _, messages = await self._queues.receive(
+                    source, messages_max=BATCH, wait_s=1, visibility_timeout_s=VISIBILITY_S
+                )
+                if not messages and await self._queues.is_drained(source):
+                    task.status = "COMPLETED"
+                    return
+                await self._move(task, source, messages)
+                failures = 0
+            except MansioError as error:
+                failures += 1
+                if failures >= FAILURES_MAX or isinstance(error, QueueDoesNotExist):
+                    task.status, task.failure = "FAILED", error.message
+                    return
+                await asyncio.sleep(RETRY_S)
+                continue
+            if task.per_second and messages:
+                await asyncio.sleep(len(messages) / task.per_second)
+
+    async def _move(self, task: MoveTask, source: Queue, messages: list[Message]) -> None:
+        """Move messages one after the other, in their order."""
+        for message in messages:
+            destination = self._queues.find(task.destination or message.dead_letter_source)
+            new = NewMessage(
+                message.body.encode(),
+                message.attributes,
+                None if destination.attributes.is_fifo else 0,
+                message.group_id,
+                f"{message.message_id}-{task.handle}" if destination.attributes.is_fifo else None,
+                message.trace_header,
+            )
+            (result,) = await self._queues.send(destination, [new])
+            if isinstance(result, MansioError):
+                raise result
+            await self._queues.delete_messages(source, [message.receipt_handle])
+            task.moved += 1
