@@ -77,11 +77,11 @@ def measure(data: Path, case: str, count: int) -> None:
             verify_stored(server, case, count)
     finally:
         server.stop()
+    latency = "" if case == "receive" else f"   p50 {found['p50_ms']:.2f} ms p99 {found['p99_ms']:.2f} ms"
     print(
         f"{case:8} {count / found['seconds']:9,.0f} records/s   "
         f"broker {used / count * 1e6:6.2f} us/record, {used / found['seconds']:4.0%} of a processor   "
-        f"generator {found['cpu_seconds'] / found['seconds']:4.0%}   "
-        f"p50 {found['p50_ms']:.2f} ms p99 {found['p99_ms']:.2f} ms",
+        f"generator {found['cpu_seconds'] / found['seconds']:4.0%}{latency}",
         flush=True,
     )
 
