@@ -221,6 +221,22 @@ def test_records_are_received_acknowledged_retried_rejected_and_extended(http: h
     assert ok(http.post(f"/groups/{group}/ack", json={"receipts": [bad["receipt"]]}))["acknowledged"] == 1
 
 
+@pytest.mark.row("A3", "G4")
+def test_a_share_group_of_http_is_listed_reset_and_deleted(http: httpx.Client) -> None:
+    topic, group = topic_of(http, "registered"), group_of(http, "registered")
+    records = {"records": [{"value": str(number)} for number in range(3)]}
+    ok(http.post(f"/topics/{topic}/records/batch", json=records))
+    found = receive(http, group, topic, max_records=10)
+    ok(http.post(f"/groups/{group}/ack", json={"receipts": [each["receipt"] for each in found]}))
+    assert ok(http.get(f"/groups/{group}"))["type"] == "share"
+    wait_until(lambda: ok(http.get(f"/groups/{group}/offsets"))["offsets"][0]["lag"] == 0)
+    reset = ok(http.post(f"/groups/{group}/offsets/reset", json={"topics": [topic], "offset": 1}))
+    assert reset["offsets"] == [{"topic": topic, "partition": 0, "offset": 1, "lag": None}]
+    assert [each["value"] for each in receive(http, group, topic, max_records=10)] == ["1", "2"]
+    ok(http.delete(f"/groups/{group}"), 204)
+    refused(http.get(f"/groups/{group}"), 404, "GroupIdNotFound")
+
+
 def test_a_connection_that_ends_while_it_waits_leases_nothing(http: httpx.Client, broker: TestBroker) -> None:
     topic, group = topic_of(http, "gone"), group_of(http, "gone")
     with pytest.raises(httpx.ReadTimeout):

@@ -18,6 +18,7 @@ from mansio.api.grpc.conversion import (
 )
 from mansio.api.grpc.receive_stream import ReceiveStream, acknowledgements_of
 from mansio.broker.services.caller import Caller
+from mansio.broker.services.routed.group_offsets import reset_group_offsets
 from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
 from mansio.broker.services.routed.read_records import read_records
 from mansio.broker.services.share_groups.leases import Acknowledgement
@@ -227,7 +228,7 @@ class MansioService:
             to = request.offset
         elif chosen == "time_ms":
             to = moment(request.time_ms, "time_ms")
-        found = await self._client.admin.reset_offsets(request.group, list(request.topics), to=to)
+        found = await reset_group_offsets(self._client, request.group, list(request.topics), to=to)
         return pb.GroupOffsets(
             offsets=[
                 pb.GroupOffset(topic=each.topic, partition=each.partition, offset=offset)

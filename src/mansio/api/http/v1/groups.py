@@ -12,6 +12,7 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
+from mansio.broker.services.routed.group_offsets import reset_group_offsets
 from mansio.errors import GroupIdNotFound, UnknownTopicOrPartition
 from mansio.wire.topic_partition import TopicPartition
 
@@ -206,8 +207,8 @@ async def reset_offsets(call: Call) -> dict[str, Any]:
     if body.time is not None:
         to = parse_time(body.time, "/time")
     with checked():
-        found = await call.client.admin.reset_offsets(
-            call.path("group"), body.topics, to=to, shift=body.shift, dry_run=body.dry_run
+        found = await reset_group_offsets(
+            call.client, call.path("group"), body.topics, to=to, shift=body.shift, dry_run=body.dry_run
         )
     return {
         "offsets": [

@@ -196,7 +196,9 @@ class QueueService:
                 raise QueueNameExists(f"A topic named {name} exists that is not a queue.") from error
             return await self._existing(queue, attributes)
         await self._configure(name, wanted)
-        return self.find(name)
+        queue = self.find(name)
+        await self._services.leases.register(queue.group, [name])
+        return queue
 
     async def _existing(self, queue: Queue, attributes: Mapping[str, str]) -> Queue:
         described = queue.attributes.described(queue.name)

@@ -19,11 +19,21 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.share_groups.receive_records import BYTES_MAX
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
-from mansio.errors import InvalidReceipt, InvalidRequest, MansioError, UnknownTopicId
+from mansio.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    InvalidReceipt,
+    InvalidRequest,
+    MansioError,
+    NotCoordinator,
+    UnknownTopicId,
+)
 from mansio.state.share_partition.types import (
     ACCEPT,
     LEASE_MS_MAX,
@@ -37,6 +47,7 @@ from mansio.state.share_partition.types import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
     from mansio.broker.services.caller import Caller
     from mansio.broker.services.share_groups.receive_records import (
         ReceivedRecord,
@@ -44,6 +55,7 @@ if TYPE_CHECKING:
         ReceiveService,
     )
     from mansio.broker.services.share_groups.share import ShareService
+    from mansio.broker.services.topics import TopicService
     from mansio.ports import Scheduler
 
 ACKNOWLEDGEMENTS_MAX: Final = 10_000
@@ -105,11 +117,21 @@ class Acknowledgement:
 class LeaseService:
     """Receives records of share groups and acknowledges them by receipt. All methods run on the broker's event loop."""
 
-    __slots__ = ("_receive", "_scheduler", "_share_service")
+    __slots__ = ("_group_coordinator", "_receive", "_scheduler", "_share_service", "_topics")
 
-    def __init__(self, *, receive: ReceiveService, share_service: ShareService, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        *,
+        receive: ReceiveService,
+        share_service: ShareService,
+        group_coordinator: GroupCoordinator,
+        topics: TopicService,
+        scheduler: Scheduler,
+    ) -> None:
         self._receive = receive
         self._share_service = share_service
+        self._group_coordinator = group_coordinator
+        self._topics = topics
         self._scheduler = scheduler
 
     async def receive(
@@ -123,9 +145,13 @@ class LeaseService:
         lease_ms: int = -1,
         caller: Caller = ANONYMOUS,
     ) -> ReceiveResult:
-        """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's."""
+        """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's.
+
+        Raises `GroupIdNotFound` also if the id is that of a group of another type."""
         if lease_ms > LEASE_MS_MAX:
             raise InvalidRequest(f"lease_ms is at most {LEASE_MS_MAX} (12 hours)")
+        check_group_id(group_id)
+        await self.register(group_id, topics)
         return await self._receive.receive_records(
             group_id,
             topics,
@@ -135,6 +161,30 @@ class LeaseService:
             lease_ms=lease_ms,
             caller=caller,
         )
+
+    async def register(self, group_id: str, topics: Collection[str]) -> None:
+        """Create a share group that does not exist, and record that it has state of these topics, so that it can be
+        listed and reset, and its state is deleted with it. Does nothing if another broker coordinates the group."""
+        groups = self._group_coordinator.share_groups
+        try:
+            try:
+                entry, group = groups.find(group_id)
+            except GroupIdNotFound:
+                entry, group = await groups.find_or_create(group_id)
+            for name in topics:
+                topic = self._topics.find(name)
+                initialized = group.state_partitions.initialized
+                known = {
+                    index
+                    for each in initialized
+                    if each.topic_id == topic.topic_id.bytes
+                    for index in each.partitions
+                }
+                indexes = [index for index in range(len(topic.partitions)) if index not in known]
+                if indexes:
+                    await groups.add_initialized_partitions(entry, group, topic.topic_id.bytes, name, indexes)
+        except (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress):
+            return
 
     @staticmethod
     def receipt_of(result: ReceiveResult, record: ReceivedRecord) -> str:
