@@ -13,6 +13,7 @@ import pytest
 import mansio
 from mansio.errors import CorruptMessage
 from mansio.state.share_partition.acquisition import READ_RANGES_MAX
+from mansio.testing.broker import TestBroker
 from mansio.wire.batch.record_batch import HEADER_BYTES, iterate_batches
 from support.waiting import wait_until
 
@@ -122,6 +123,26 @@ def test_share_group_passes_over_more_damaged_ranges_than_it_reads_at_once(tmp_p
         with client.receive(TOPIC, group="g") as receiver:
             wait_until(received)
         assert found == set(range(COUNT)) - bad
+
+
+def test_end_of_a_segment_that_was_closed_and_has_to_be_verified_again_is_no_damage() -> None:
+    with TestBroker() as broker, broker.client() as client:
+        client.admin.create_topic(TOPIC, partitions=1, config={"retention.ms": "-1"})
+        client.admin.alter_group_config("g", {"share.auto.offset.reset": "earliest"})
+        with client.receive(TOPIC, group="g") as receiver:
+            for number in range(3):
+                client.publish(TOPIC, b"%d" % number)
+                found: list[bytes | None] = []
+
+                def received(found: list[bytes | None] = found) -> bool:
+                    messages = receiver.poll(timeout_ms=100)
+                    receiver.ack(messages)
+                    found += [message.value for message in messages]
+                    return bool(found)
+
+                wait_until(received)
+                assert found == [b"%d" % number]
+                broker.clock.advance(days=8)  # the next record begins a segment
 
 
 @pytest.mark.parametrize("size", [400, 100_000], ids=["small", "large"])

@@ -577,16 +577,14 @@ class Log:
         if offset >= limit_offset or offset == end:
             return None
         known = self._read_positions.get(offset)
+        if known is not None and known[1] >= known[0].size and known[0] is not self._active:
+            known = None  # the position was the end of the active segment, which was closed since
         segment = known[0] if known is not None else self._segments.segment_containing(offset)
         if segment.checked is not None:
             return self._read_checked(segment, offset, max_bytes, limit_offset)
         segment, position = known if known is not None else self._segments.locate(offset)
-        if (
-            position >= segment.size
-        ):  # the cached position was the end of the active segment, which was closed since
-            segment, position = self._segments.locate(offset)
-            if position >= segment.size:  # compaction removed all batches from `offset` on
-                return None
+        if position >= segment.size:  # compaction removed all batches from `offset` on
+            return None
         if segment.checked is not None:  # compaction removed the batch of `offset`; this is a later segment
             return self._read_checked(segment, segment.base_offset, max_bytes, limit_offset)
         segment_end, stop = segment.end_offset, segment.size
