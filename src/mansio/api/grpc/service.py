@@ -19,7 +19,7 @@ from mansio.api.grpc.conversion import (
 from mansio.api.grpc.receive_stream import ReceiveStream, acknowledgements_of
 from mansio.broker.services.caller import Caller
 from mansio.broker.services.routed.group_offsets import reset_group_offsets
-from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
+from mansio.broker.services.routed.publishing import publish_records
 from mansio.broker.services.routed.read_records import read_records
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client.types import Message
@@ -55,8 +55,8 @@ class MansioService:
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name in the service
         records = [new_record(each) for each in request.records]
-        result = await self._services.publish.publish_records(
-            request.topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=_caller(context)
+        result = await publish_records(
+            self._services, self._own_client, request.topic, records, caller=_caller(context)
         )
         return pb.PublishResponse(ranges=published_ranges(result.records))
 

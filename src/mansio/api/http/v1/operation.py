@@ -78,6 +78,10 @@ class ApiContext:
         return self.broker.services
 
     @property
+    def own_client(self) -> OwnClient:
+        return self._own_client
+
+    @property
     def client(self) -> Client:
         """The broker's own client."""
         return self._own_client.get()

@@ -13,7 +13,7 @@ from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
 from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish
-from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
+from mansio.broker.services.routed.publishing import publish_records
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -143,9 +143,7 @@ def _dedup_id(text: str) -> bytes:
 
 async def _publish(call: Call, records: list[RecordToPublish]) -> list[PublishedRecord]:
     topic = check_topic_name(call.topic)
-    result = await call.services.publish.publish_records(
-        topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=call.caller
-    )
+    result = await publish_records(call.services, call.context.own_client, topic, records, caller=call.caller)
     return list(result.records)
 
 

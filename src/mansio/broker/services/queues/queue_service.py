@@ -42,7 +42,7 @@ from mansio.broker.services.queues.queue_errors import (
     QueueNameExists,
     ReceiptHandleIsInvalid,
 )
-from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
+from mansio.broker.services.routed.publishing import publish_records
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.config.share_group_config import DELIVERY_COUNT_MAX
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE, DEDUP_MS, QUEUE_ATTRIBUTES
@@ -365,8 +365,8 @@ class QueueService:
             except MansioError as error:
                 results[position] = error
         if records:
-            published = await self._services.publish.publish_records(
-                queue.name, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=caller
+            published = await publish_records(
+                self._services, self._own_client, queue.name, records, caller=caller
             )
             topic_id = queue.topic.topic_id.bytes
             for position, one in zip(positions, published.records, strict=True):

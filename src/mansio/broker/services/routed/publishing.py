@@ -1,0 +1,93 @@
+"""Publishing through any broker of a cluster: records of partitions that this one does not lead are sent to the leader.
+
+Invariants:
+* A record is sent at most once further, and only if it was certainly not appended here.
+* A record whose result did not arrive in time, or was lost on the way, has an error that says that it is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.services.publish_records import PublishedRecord
+from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
+from mansio.errors import InvalidRecord, MansioError, NotLeaderOrFollower, RequestTimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.caller import Caller
+    from mansio.broker.services.publish_records import PublishResult, RecordToPublish
+    from mansio.broker.services.routed.own_client import OwnClient
+    from mansio.client import Client
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def publish_records(
+    services: BrokerServices,
+    own_client: OwnClient,
+    topic: str,
+    records: Sequence[RecordToPublish],
+    *,
+    caller: Caller,
+) -> PublishResult:
+    """Append records, here or on the brokers that lead their partitions. Results and errors are those of
+    `PublishService.publish_records`."""
+    result = await services.publish.publish_records(
+        topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=caller
+    )
+    if services.cluster is None:
+        return result
+    positions = [
+        position
+        for position, one in enumerate(result.records)
+        if isinstance(one.error, NotLeaderOrFollower) and one.partition >= 0
+    ]
+    if not positions:
+        return result
+    client = own_client.get()
+    found = list(result.records)
+    sends = {
+        asyncio.ensure_future(_send(client, topic, records[position], found[position].partition)): position
+        for position in positions
+    }
+    timeout_s = caller.timeout_ms(REQUEST_TIMEOUT_MS, services.clock.monotonic()) / 1000
+    done, late = await asyncio.wait(sends, timeout=timeout_s)
+    for send in done:
+        found[sends[send]] = send.result()
+    for send in late:
+        send.cancel()
+        unknown = RequestTimedOut(
+            "the leader did not answer in time: it is not known whether the record is stored"
+        )
+        found[sends[send]] = PublishedRecord(found[sends[send]].partition, error=unknown)
+    return replace(result, records=found)
+
+
+async def _send(client: Client, topic: str, record: RecordToPublish, partition: int) -> PublishedRecord:
+    """Send a record to the leader of its partition."""
+    try:
+        stored = await client.publish(
+            topic,
+            record.value,
+            key=record.key,
+            headers=list(record.headers),
+            partition=partition,
+            timestamp_ms=record.timestamp_ms,
+            delay=None if record.delay_ms is None else timedelta(milliseconds=record.delay_ms),
+            at=None
+            if record.deliver_at_ms is None
+            else _EPOCH + timedelta(milliseconds=record.deliver_at_ms),
+            dedup_id=record.dedup_id,
+            priority=record.priority,
+        )
+    except MansioError as error:
+        return PublishedRecord(partition, error=error)
+    except (ValueError, OverflowError) as error:
+        return PublishedRecord(partition, error=InvalidRecord(str(error)))
+    return PublishedRecord(stored.partition, stored.offset, stored.timestamp_ms)
