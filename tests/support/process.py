@@ -82,7 +82,7 @@ class ServedBroker:
         command += ["--http", f"127.0.0.1:{self.http_port}" if self.http_port else ""]
         self._process = self._launch([*command, *self.arguments])
         end = time.monotonic() + scaled(READY_DEADLINE_S)
-        while b"ready" not in self._output_since(begin):
+        while b" ready kafka=" not in self._output_since(begin):
             if self._process.poll() is not None:
                 raise AssertionError(f"mansio serve ended with {self._process.returncode}:\n{self.text()}")
             if time.monotonic() > end:

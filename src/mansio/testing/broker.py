@@ -255,10 +255,13 @@ class TestBroker:
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:
         assert self._host is not None
-        delivery = self._running().service.partitions.delayed_delivery
+        service = self._running().service
+        delivery = service.partitions.delayed_delivery
         await self._host.time.advance(
             duration_ms, include_sessions=include_sessions, next_wake_ms=lambda: delivery.next_wake_ms
         )
+        # Deadlines of producers are counted from the last check, which the listener makes in real time.
+        service.produce.time_out_requests(service.clock.monotonic())
 
     def _end_thread(self) -> None:
         assert self._loop is not None

@@ -14,6 +14,7 @@ from mansio.broker.services.queues.queue_errors import (
     InvalidAttributeName,
     InvalidAttributeValue,
     InvalidParameterValue,
+    UnsupportedOperation,
 )
 
 if TYPE_CHECKING:
@@ -243,6 +244,14 @@ def _without_effect(name: str) -> Callable[[QueueAttributes, str], QueueAttribut
     return change
 
 
+def _refused(_found: QueueAttributes, text: str) -> QueueAttributes:
+    raise UnsupportedOperation(f"Messages are not encrypted by the broker: {text[:100]}")
+
+
+def _encryption(found: QueueAttributes, text: str) -> QueueAttributes:
+    return found if text == "false" else _refused(found, text)
+
+
 def _without(attributes: Mapping[str, str], name: str) -> dict[str, str]:
     return {each: value for each, value in attributes.items() if each != name}
 
@@ -269,9 +278,9 @@ _CHANGES: Final[Mapping[str, Callable[[QueueAttributes, str], QueueAttributes]]]
     "RedrivePolicy": _redrive,
     "RedriveAllowPolicy": _redrive_allow,
     "Policy": _without_effect("Policy"),
-    "KmsMasterKeyId": _without_effect("KmsMasterKeyId"),
-    "KmsDataKeyReusePeriodSeconds": _without_effect("KmsDataKeyReusePeriodSeconds"),
-    "SqsManagedSseEnabled": _without_effect("SqsManagedSseEnabled"),
+    "KmsMasterKeyId": _refused,
+    "KmsDataKeyReusePeriodSeconds": _refused,
+    "SqsManagedSseEnabled": _encryption,
 }
 _FIFO_ONLY: Final = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
 ATTRIBUTE_NAMES: Final = (*READ_ONLY, *_CHANGES)

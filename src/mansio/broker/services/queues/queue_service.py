@@ -503,20 +503,18 @@ class QueueService:
 def _record(attributes: QueueAttributes, message: NewMessage, *, has_window: bool) -> RecordToPublish:
     """Return the record of a message. `has_window`: whether the topic deduplicates, which a dead-letter queue does
     not."""
-    headers = record_headers(
-        message.attributes, message.trace_header, message.deduplication_id if attributes.is_fifo else None
-    )
+    deduplication_id = message.deduplication_id if attributes.is_fifo else None
+    if attributes.is_fifo and deduplication_id is None:
+        deduplication_id = hashlib.sha256(message.body).hexdigest()
+    headers = record_headers(message.attributes, message.trace_header, deduplication_id)
     delay_s = attributes.delay_s if message.delay_s is None else message.delay_s
     key = None if message.group_id is None else message.group_id.encode()
     delay_ms = delay_s * 1000 if delay_s else None
-    if not attributes.is_fifo:
-        return RecordToPublish(message.body, key, headers, delay_ms=delay_ms)
-    deduplication_id = message.deduplication_id
     if deduplication_id is None:
-        deduplication_id = hashlib.sha256(message.body).hexdigest()
+        return RecordToPublish(message.body, key, headers, delay_ms=delay_ms)
     if attributes.deduplication_scope == "messageGroup":
-        deduplication_id = json.dumps([message.group_id, deduplication_id])
-        deduplication_id = hashlib.sha256(deduplication_id.encode()).hexdigest()
+        both = json.dumps([message.group_id, deduplication_id])
+        deduplication_id = hashlib.sha256(both.encode()).hexdigest()
     return RecordToPublish(
         message.body,
         key,

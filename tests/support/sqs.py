@@ -1,0 +1,65 @@
+"""Clients of the SQS-compatible endpoint: boto3, and the older Query protocol as plain HTTP."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import httpx
+from botocore.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIMEOUT_S = 40
+
+HTTP = httpx.Client(timeout=TIMEOUT_S)
+"""Client for plain requests; `httpx.post` would read the certificates for each request."""
+
+
+def sqs_client(url: str, *, key_id: str = "test", secret: str = "test", attempts: int = 1) -> Any:
+    """Return a boto3 client. `attempts`: number of attempts of a request."""
+    return boto3.client(
+        "sqs",
+        endpoint_url=url,
+        region_name="eu-central-1",
+        aws_access_key_id=key_id,
+        aws_secret_access_key=secret,
+        config=Config(
+            retries={"total_max_attempts": attempts, "mode": "standard"},
+            connect_timeout=TIMEOUT_S,
+            read_timeout=TIMEOUT_S,
+            max_pool_connections=50,
+        ),
+    )
+
+
+def query(url: str, action: str, parameters: Mapping[str, str] | None = None) -> httpx.Response:
+    """Send a request of the Query protocol."""
+    form = {"Action": action, "Version": "2012-11-05", **(parameters or {})}
+    return HTTP.post(url, data=form)
+
+
+def texts(response: httpx.Response, name: str) -> list[str]:
+    """Return the texts of all elements with a name, wherever they are."""
+    root = ElementTree.fromstring(response.content)
+    return [each.text or "" for each in root.iter() if each.tag.rpartition("}")[2] == name]
+
+
+def receive_all(client: Any, url: str, count: int, **options: Any) -> list[Any]:
+    """Receive until there are `count` messages, or none for a second."""
+    found: list[Any] = []
+    while len(found) < count:
+        answer = client.receive_message(
+            QueueUrl=url,
+            MaxNumberOfMessages=10,
+            WaitTimeSeconds=1,
+            MessageSystemAttributeNames=["All"],
+            MessageAttributeNames=["All"],
+            **options,
+        )
+        if "Messages" not in answer:
+            break
+        found += answer["Messages"]
+    return found
