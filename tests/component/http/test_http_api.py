@@ -144,6 +144,21 @@ def test_records_in_one_request_have_a_result_each(http: httpx.Client) -> None:
     assert (fourth["value"], fourth["key"]) == (None, None)
 
 
+def test_numbers_that_json_cannot_express_are_returned_as_bytes(http: httpx.Client) -> None:
+    name = topic_of(http, "infinite")
+    for value in (b"1e999", b"[NaN]", b"1e3"):
+        ok(http.post(f"/topics/{name}/records", content=value, headers={"content-type": "application/json"}))
+    found = http.get(f"/topics/{name}/partitions/0/records", params={"values": "json"})
+    records = json.loads(found.text, parse_constant=pytest.fail)["records"]
+    assert [each.get("json") for each in records] == [None, None, 1000.0]
+    assert base64.b64decode(records[0]["base64"]) == b"1e999"
+
+
+def test_a_receive_of_a_missing_topic_creates_no_group(http: httpx.Client) -> None:
+    refused(http.post("/groups/junk/receive", json={"topics": ["missing"]}), 404, "UnknownTopicOrPartition")
+    refused(http.get("/groups/junk"), 404, "GroupIdNotFound")
+
+
 @pytest.mark.row("A3", "T3")
 def test_records_are_read_from_an_offset_or_a_time(http: httpx.Client) -> None:
     name = topic_of(http, "read")

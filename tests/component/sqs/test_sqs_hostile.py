@@ -162,6 +162,28 @@ def test_unknown_actions_and_form_floods_are_refused(http: httpx.Client) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("action", "body"),
+    [
+        (
+            "SendMessage",
+            b'{"QueueUrl": "/standard", "MessageBody": "m", "MessageAttributes":'
+            b' {"a": {"DataType": "String.\\ud800", "StringValue": "x"}}}',
+        ),
+        (
+            "SetQueueAttributes",
+            '{"QueueUrl": "/standard", "Attributes": {"RedrivePolicy": "{\\"maxReceiveCount\\": \\"²\\",'
+            ' \\"deadLetterTargetArn\\": \\"arn:aws:sqs:us-east-1:000000000000:fifo.fifo\\"}"}}'.encode(),
+        ),
+    ],
+)
+def test_almost_right_texts_are_refused(
+    http: httpx.Client, urls: list[str], action: str, body: bytes
+) -> None:
+    response = call(http, action, body)
+    assert response.status_code == 400, response.text
+
+
 def test_receipt_handles_of_other_queues_have_no_effect(broker: TestBroker) -> None:
     sqs = sqs_client(broker.sqs_url)
     one, other = queue_of(sqs, "one"), queue_of(sqs, "other")

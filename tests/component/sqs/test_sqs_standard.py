@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -228,6 +229,63 @@ def test_redrive_policies_that_cannot_work_are_refused(sqs: Any) -> None:
             queue_of(sqs, "wrong", RedrivePolicy=policy)
     with pytest.raises(ClientError, match="RedrivePolicy"):
         queue_of(sqs, "wrong", RedrivePolicy="{")
+
+
+def test_a_dead_letter_queue_has_no_policy_and_can_be_made_again(sqs: Any) -> None:
+    def policy(name: str) -> str:
+        return json.dumps(
+            {"deadLetterTargetArn": f"arn:aws:sqs:us-east-1:000000000000:{name}", "maxReceiveCount": 1}
+        )
+
+    dead = queue_of(sqs, "again-dead")
+    url = queue_of(sqs, "again", RedrivePolicy=policy("again-dead"), VisibilityTimeout="0")
+    with pytest.raises(ClientError, match="RedrivePolicy"):
+        queue_of(sqs, "chain", RedrivePolicy=policy("again"))
+    sqs.delete_queue(QueueUrl=dead)
+    queue_of(sqs, "again-dead")
+    sqs.send_message(QueueUrl=url, MessageBody="m")
+    assert bodies(receive(sqs, url)) == ["m"]
+    assert bodies(receive(sqs, dead)) == ["m"]
+
+
+def test_the_largest_message_can_be_raised(sqs: Any) -> None:
+    url = queue_of(sqs, "raised", MaximumMessageSize="1024")
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1048576"})
+    sqs.send_message(QueueUrl=url, MessageBody="x" * 1_000_000)
+    assert len(bodies(receive(sqs, url))[0]) == 1_000_000
+
+
+def test_a_deletion_beside_a_change_of_the_timeout_deletes(broker: TestBroker, sqs: Any) -> None:
+    url = queue_of(sqs, "beside")
+    for _ in range(20):
+        sqs.send_message(QueueUrl=url, MessageBody="m")
+        (message,) = receive(sqs, url)
+        named = {"QueueUrl": url, "ReceiptHandle": message["ReceiptHandle"]}
+        other = sqs_client(broker.sqs_url)
+
+        def extend(client: Any = other, named: dict[str, Any] = named) -> None:
+            with contextlib.suppress(ClientError):  # deleted before
+                client.change_message_visibility(**named, VisibilityTimeout=30)
+
+        extending = threading.Thread(target=extend)
+        extending.start()
+        sqs.delete_message(**named)
+        extending.join(scaled(20))
+        assert counts(sqs, url) == (0, 0, 0)
+
+
+def test_tags_that_are_added_at_the_same_time_are_all_kept(broker: TestBroker, sqs: Any) -> None:
+    url = queue_of(sqs, "tagged")
+    clients = [sqs_client(broker.sqs_url) for _ in range(6)]
+    threads = [
+        threading.Thread(target=client.tag_queue, kwargs={"QueueUrl": url, "Tags": {f"t{number}": "x"}})
+        for number, client in enumerate(clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(scaled(20))
+    assert len(sqs.list_queue_tags(QueueUrl=url)["Tags"]) == 6
 
 
 def test_batches_have_a_result_for_each_entry(sqs: Any) -> None:
@@ -510,7 +568,9 @@ def test_pages_of_other_sites_are_refused(broker: TestBroker) -> None:
     for headers in ({"Host": "attacker.example"}, {"Origin": "https://attacker.example"}):
         response = httpx.post(broker.sqs_url, data={"Action": "ListQueues"}, headers=headers)
         assert response.status_code in (403, 421)
-    assert httpx.get(f"{broker.sqs_url}/?Action=ListQueues").status_code == 200
+    assert httpx.get(f"{broker.sqs_url}/?Action=ListQueues").status_code == 403  # as an image sends it
+    marked = {"X-Mansio-Request": "1"}
+    assert httpx.get(f"{broker.sqs_url}/?Action=ListQueues", headers=marked).status_code == 200
 
 
 def test_resource_api_of_boto3_works(broker: TestBroker) -> None:

@@ -100,7 +100,7 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
         async def receive(requests: Any, context: Any) -> None:
             try:
                 await call(requests, context)
-            except (MansioError, ValueError) as error:
+            except (MansioError, ValueError, OverflowError) as error:
                 await _abort(context, error)
 
         return grpc.stream_stream_rpc_method_handler(receive, **types)
@@ -110,7 +110,7 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
             try:
                 async for response in call(requests, context):
                     yield response
-            except (MansioError, ValueError) as error:
+            except (MansioError, ValueError, OverflowError) as error:
                 await _abort(context, error)
 
         return grpc.stream_stream_rpc_method_handler(stream, **types)
@@ -118,7 +118,7 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
     async def unary(request: Any, context: Any) -> Any:
         try:
             return await call(request, context)
-        except (MansioError, ValueError, TimeoutError) as error:
+        except (MansioError, ValueError, OverflowError, TimeoutError) as error:
             await _abort(context, error)
 
     return grpc.unary_unary_rpc_method_handler(unary, **types)

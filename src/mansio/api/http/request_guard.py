@@ -58,6 +58,13 @@ def check_form_body(request: Request) -> None:
         )
 
 
+def check_image_request(request: Request) -> None:
+    """Check a GET request of a protocol in which it can change something: raises `ForbiddenRequest` if an image of a
+    page can send it, which has no Origin and, over http, no Sec-Fetch-Site."""
+    if request.method in _SAFE_METHODS and not {REQUEST_HEADER, "authorization"} & {*request.headers}:
+        raise ForbiddenRequest("a GET request needs the header Authorization or X-Mansio-Request")
+
+
 def _is_accepted(host: str, host_names: Collection[str]) -> bool:
     name = _host_name(host)
     if not name:

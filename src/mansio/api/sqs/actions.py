@@ -43,7 +43,7 @@ from mansio.broker.services.queues.queue_errors import (
     UnsupportedOperation,
 )
 from mansio.broker.services.queues.queue_service import NewMessage
-from mansio.errors import MansioError
+from mansio.errors import MansioError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -179,14 +179,11 @@ class Actions:
         return {"Tags": dict(tags)} if tags else {}
 
     async def _tag_queue(self, call: Invocation) -> dict[str, Any]:
-        queue = self._queue(call)
-        await self._queues.set_tags(queue, {**queue.attributes.tags, **call.parameters["Tags"]})
+        await self._queues.change_tags(self._queue(call), call.parameters["Tags"])
         return {}
 
     async def _untag_queue(self, call: Invocation) -> dict[str, Any]:
-        queue, keys = self._queue(call), call.parameters["TagKeys"]
-        kept = {key: value for key, value in queue.attributes.tags.items() if key not in keys}
-        await self._queues.set_tags(queue, kept)
+        await self._queues.change_tags(self._queue(call), {}, call.parameters["TagKeys"])
         return {}
 
     # Sending
@@ -573,6 +570,8 @@ def error_code(error: MansioError) -> tuple[str, bool]:
     """Return the code of an error, and whether the sender has to change its request."""
     if isinstance(error, QueueError):
         return error.code, True
+    if isinstance(error, UnknownTopicOrPartition):  # it was deleted meanwhile
+        return QueueDoesNotExist.code, True
     if error.http_status in (429, 503, 504) or error.retriable:
         return ("ThrottlingException" if error.http_status == 429 else "ServiceUnavailable"), False
     return ("InvalidParameterValue", True) if 400 <= error.http_status < 500 else ("InternalFailure", False)

@@ -1,7 +1,7 @@
 """ASGI application of the SQS endpoint: chooses the protocol, checks the signature, calls the action.
 
-Until access keys are configured (`sqs_access_keys`) every credential is accepted. Requests that a web page of another
-site can send are refused: by their Host and Origin.
+Until access keys are configured (`sqs_access_keys_file`) every credential is accepted. Requests that a web page of
+another site can send are refused: by their Host, Origin and method.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mansio.api.http.request_guard import check_host_and_origin
+from mansio.api.http.request_guard import check_host_and_origin, check_image_request
 from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.sqs import query_protocol
 from mansio.api.sqs.actions import Actions, Invocation, error_code
@@ -75,6 +75,7 @@ class SqsEndpoint:
         request_id = str(uuid.uuid4())
         try:
             check_host_and_origin(request, self._host_names)
+            check_image_request(request)
             async with self._budget.body(request) as body:
                 access_key = self._check_signature(request, body)
                 action, parameters = (

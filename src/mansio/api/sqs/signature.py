@@ -84,9 +84,10 @@ def check_signature(request: SignedRequest, keys: Mapping[str, str], now: dateti
     except ValueError as error:
         raise SignatureDoesNotMatch("The request has no valid X-Amz-Date.") from error
     signed = match["headers"].split(";")
+    amz_headers = [name for name in request.headers if name.startswith("x-amz-")]
     if (
         "host" not in signed
-        or "x-amz-date" not in signed
+        or any(name not in signed for name in amz_headers)
         or sent[:8] != match["date"]
         or match["service"] != "sqs"
     ):

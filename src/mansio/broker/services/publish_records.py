@@ -89,13 +89,15 @@ class RecordToPublish:
 class PublishedRecord:
     """Result of one record: its partition, offset and stored timestamp, or its error.
 
-    If the error is `RequestTimedOut` or an error of replication, the record may be stored nevertheless.
+    If the error is `RequestTimedOut` or an error of replication, the record may be stored nevertheless. `is_refused`:
+    it is certainly not.
     """
 
     partition: int = NO_PARTITION
     offset: int = -1
     timestamp_ms: int = -1
     error: MansioError | None = None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,7 @@ class PublishService:
 class PendingPublish:
     """Result of `PublishService.begin_publish`: appended records that may not be committed yet."""
 
-    __slots__ = ("_build_batches", "_pending", "_results", "throttle_ms")
+    __slots__ = ("_build_batches", "_pending", "_refused", "_results", "throttle_ms")
 
     def __init__(
         self,
@@ -294,6 +296,9 @@ class PendingPublish:
         self._pending = pending
         self._results = results
         self._build_batches = batches
+        ((_, _, appended),) = pending.results
+        self._refused = {number for number, stored in enumerate(appended) if stored.error is not None}
+        """Numbers of the batches that were refused at once, so that they are not appended."""
         self.throttle_ms = throttle_ms
         """Time for which the client must pause, 0 for none."""
 
@@ -315,10 +320,12 @@ class PendingPublish:
         """Return the results; they are final once `is_complete` or after the call of `on_done`."""
         found = list(self._results)
         ((_, _, appended),) = self._pending.results
-        for batch, stored in zip(self._build_batches, appended, strict=True):
+        for number, (batch, stored) in enumerate(zip(self._build_batches, appended, strict=True)):
             for delta, position in enumerate(batch.positions):
                 if stored.error is not None:
-                    found[position] = PublishedRecord(batch.partition, error=stored.error)
+                    found[position] = PublishedRecord(
+                        batch.partition, error=stored.error, is_refused=number in self._refused
+                    )
                     continue
                 timestamp_ms = batch.records[delta][0] if stored.append_time_ms < 0 else stored.append_time_ms
                 found[position] = PublishedRecord(batch.partition, stored.base_offset + delta, timestamp_ms)

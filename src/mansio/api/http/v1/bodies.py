@@ -63,6 +63,8 @@ class BodyBudget:
                 self.take(DECODED_BYTES_MAX)
                 taken += DECODED_BYTES_MAX
                 data = decompress(data, encoding)
+                self.used_bytes -= DECODED_BYTES_MAX - len(data)
+                taken -= DECODED_BYTES_MAX - len(data)
             yield data
         finally:
             self.used_bytes -= taken

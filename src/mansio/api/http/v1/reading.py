@@ -142,8 +142,12 @@ async def stream(call: Call) -> StreamingResponse:
     partitions = [TopicPartition(call.topic, each) for each in wanted]
     if context.streams >= STREAMS_MAX:
         raise TooManyRequests(f"{STREAMS_MAX} event streams are open")
-    start = await _stream_start(call, partitions, query.from_)
     context.streams += 1
+    try:
+        start = await _stream_start(call, partitions, query.from_)
+    except BaseException:
+        context.streams -= 1
+        raise
     return StreamingResponse(
         _events(call, partitions, start, query.values),
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},

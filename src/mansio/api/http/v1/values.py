@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from mansio.api.http.v1.problems import InvalidField
@@ -124,8 +124,8 @@ def encode_value(value: bytes | None, as_: ValueFormat) -> dict[str, Any]:
         return {"value": None}
     if as_ == "json":
         try:
-            return {"json": from_json(value, allow_inf_nan=False)}
-        except ValueError:
+            return {"json": json.loads(value, parse_float=_finite, parse_constant=_finite)}
+        except (ValueError, RecursionError):
             return {"base64": base64.b64encode(value).decode()}
     if as_ != "base64":
         try:
@@ -133,6 +133,14 @@ def encode_value(value: bytes | None, as_: ValueFormat) -> dict[str, Any]:
         except UnicodeDecodeError:
             pass
     return {"base64": base64.b64encode(value).decode()}
+
+
+def _finite(text: str) -> float:
+    """Return a number. Raises `ValueError` for one that JSON cannot express again."""
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(text)
+    return found
 
 
 def encode_key(key: bytes | None) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def check_attribute(name: str, data_type: str, content: str | bytes | None) -> M
     if name.lower().startswith(("aws.", "amazon.")):
         raise InvalidParameterValue(f"The message attribute name {name!r} is reserved for use by AWS.")
     match = _DATA_TYPE.fullmatch(data_type)
-    if match is None:
+    if match is None or _FORBIDDEN.search(data_type):
         raise InvalidParameterValue(
             f"The message attribute '{name}' has an invalid message attribute type, the set of supported type prefixes "
             "is Binary, Number, and String."

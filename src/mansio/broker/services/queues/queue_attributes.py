@@ -200,7 +200,7 @@ def _redrive(found: QueueAttributes, text: str) -> QueueAttributes:
         return replace(found, redrive=None)
     policy = _policy(text, "RedrivePolicy")
     count = policy.get("maxReceiveCount")
-    if isinstance(count, str) and count.isdigit():
+    if isinstance(count, str) and re.fullmatch("[0-9]{1,4}", count):
         count = int(count)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= RECEIVE_COUNT_MAX:
         raise InvalidParameterValue(

@@ -5,13 +5,14 @@ is created in steps that can be repeated: the topic, then the settings of the gr
 group; the dead-letter queue of the redrive policy is the dead-letter topic.
 
 Invariants:
-* A message is answered when it is durable, as with acks=all.
+* A send is answered after its message is durable, as with acks=all.
 * Every entry of a batch has its own result.
 * A message that is older than the retention period of its queue is not delivered.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -30,7 +31,6 @@ from mansio.broker.services.queues.messages import (
 )
 from mansio.broker.services.queues.queue_attributes import (
     ARN_PREFIX,
-    RECEIVE_COUNT_MAX,
     TAGS_MAX,
     QueueAttributes,
     check_queue_name,
@@ -58,7 +58,7 @@ from mansio.state.share_partition.types import ACCEPT, RELEASE, RENEW
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.caller import Caller
@@ -83,6 +83,8 @@ COUNTED_BATCHES_MAX: Final = 10_000
 """Number of batches whose records are counted for the attributes of a queue; more are estimated."""
 
 FIRST_RECEIVES_MAX: Final = 20_000
+PARSED_MAX: Final = 1_000
+"""Number of queues whose decoded attributes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class QueueService:
         self._own_client = own_client
         self._parsed: OrderedDict[str, QueueAttributes] = OrderedDict()
         """Attributes by their JSON."""
+        self._changing = asyncio.Lock()
         self._first_receives: OrderedDict[tuple[bytes, int, int], int] = OrderedDict()
         """When messages were first received, as far as this broker remembers it."""
 
@@ -148,7 +151,7 @@ class QueueService:
         found = self._parsed.get(text)
         if found is None:
             found = self._parsed[text] = QueueAttributes.from_json(text)
-            if len(self._parsed) > RECEIVE_COUNT_MAX:
+            if len(self._parsed) > PARSED_MAX:
                 self._parsed.popitem(last=False)
         return found
 
@@ -182,7 +185,6 @@ class QueueService:
         config = {
             **_topic_config(wanted),
             "mansio.delay.enable": "true",
-            "max.message.bytes": str(wanted.message_bytes_max + RECORD_OVERHEAD_BYTES),
             "retention.bytes": "-1",
         }
         if is_fifo:
@@ -198,7 +200,9 @@ class QueueService:
         await self._configure(name, wanted)
         queue = self.find(name)
         await self._services.leases.register(queue.group, [name])
-        return queue
+        if self.dead_letter_sources(queue):  # one with this name was deleted
+            await self._accept_dead_letters(name)
+        return self.find(name)
 
     async def _existing(self, queue: Queue, attributes: Mapping[str, str]) -> Queue:
         described = queue.attributes.described(queue.name)
@@ -235,9 +239,12 @@ class QueueService:
         if redrive is not None:
             topic = self.find(redrive.queue).topic
             if topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) != "true":
-                # Dead letters are appended once already; their topic cannot have a window of its own.
-                changes = {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"}
-                await self._client.admin.alter_topic_config(redrive.queue, changes)
+                await self._accept_dead_letters(redrive.queue)
+
+    async def _accept_dead_letters(self, name: str) -> None:
+        """Make a queue a dead-letter queue. Dead letters are appended once already, and their topic cannot have a
+        window of its own."""
+        await self._client.admin.alter_topic_config(name, {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"})
 
     def _check_redrive(self, name: str, attributes: QueueAttributes) -> None:
         redrive = attributes.redrive
@@ -255,6 +262,11 @@ class QueueService:
                 "Value for parameter RedrivePolicy is invalid. Reason: Dead-letter queue must be same type of queue as "
                 "the source."
             )
+        if target.attributes.redrive is not None:
+            raise InvalidParameterValue(
+                "Value for parameter RedrivePolicy is invalid. Reason: a dead-letter queue has no redrive policy here, "
+                f"and {redrive.queue} has one."
+            )
         if redrive.queue == name:
             raise InvalidParameterValue(
                 "Value for parameter RedrivePolicy is invalid. Reason: Dead-letter queue must not be the source itself."
@@ -267,19 +279,28 @@ class QueueService:
     async def set_attributes(self, queue: Queue, attributes: Mapping[str, str]) -> None:
         """Change attributes of a queue. Raises `InvalidParameterValue`, `InvalidAttributeName`,
         `InvalidAttributeValue`."""
-        changed = queue.attributes.changed(attributes)
-        self._check_redrive(queue.name, changed)
-        if changed.redrive is not None and queue.topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) == "true":
-            raise InvalidParameterValue(
-                "Value for parameter RedrivePolicy is invalid. Reason: a dead-letter queue has no redrive policy here."
-            )
-        await self._store(queue, replace(changed, modified_s=self._services.clock.wall_ms() // 1000))
-        await self._configure(queue.name, changed)
+        async with self._changing:
+            queue = self.find(queue.name)
+            changed = queue.attributes.changed(attributes)
+            self._check_redrive(queue.name, changed)
+            if changed.redrive is not None and queue.topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) == "true":
+                raise InvalidParameterValue(
+                    "Value for parameter RedrivePolicy is invalid. Reason: a dead-letter queue has no redrive policy "
+                    "here."
+                )
+            await self._store(queue, replace(changed, modified_s=self._services.clock.wall_ms() // 1000))
+            await self._configure(queue.name, changed)
 
-    async def set_tags(self, queue: Queue, tags: Mapping[str, str]) -> None:
-        """Replace the tags of a queue. Raises `InvalidParameterValue`."""
-        _check_tags(tags)
-        await self._store(queue, replace(queue.attributes, tags=dict(tags)))
+    async def change_tags(
+        self, queue: Queue, added: Mapping[str, str], removed: Collection[str] = ()
+    ) -> None:
+        """Add and remove tags of a queue. Raises `InvalidParameterValue`."""
+        async with self._changing:
+            queue = self.find(queue.name)
+            kept = {key: value for key, value in queue.attributes.tags.items() if key not in removed}
+            tags = {**kept, **added}
+            _check_tags(tags)
+            await self._store(queue, replace(queue.attributes, tags=tags))
 
     async def _store(self, queue: Queue, attributes: QueueAttributes) -> None:
         await self._client.admin.alter_topic_config(queue.name, dict(_topic_config(attributes)))
@@ -329,24 +350,27 @@ class QueueService:
         available = leased = withheld = 0
         for partition, state in states.items():
             if state is None:  # nothing was received yet
-                available += self._count_records(partition, 0)
+                starts = await self._client.admin.list_offsets([partition], "earliest")
+                available += await self._count_records(partition, starts[partition].offset)
                 continue
             leased += state.leased
-            withheld += state.withheld
+            withheld += state.withheld + state.archiving
             ends = await self._client.admin.list_offsets([partition], "latest")
             unread = max(ends[partition].offset - state.end_offset, 0)
             undone = max(state.lag - unread - state.leased - state.withheld - state.archiving, 0)
-            available += undone + (self._count_records(partition, state.end_offset) if unread else 0)
+            available += undone + (await self._count_records(partition, state.end_offset) if unread else 0)
         return available, leased, withheld
 
-    def _count_records(self, partition: TopicPartition, start_offset: int) -> int:
-        """Return the number of records from an offset on; 0 if another broker leads the partition."""
+    async def _count_records(self, partition: TopicPartition, start_offset: int) -> int:
+        """Return the number of records from an offset on; the number of offsets if another broker leads the
+        partition."""
         try:
             return self._services.records.count_records(
                 *partition, start_offset, batches_max=COUNTED_BATCHES_MAX
             )
         except MansioError:
-            return 0
+            ends = await self._client.admin.list_offsets([partition], "latest")
+            return max(ends[partition].offset - start_offset, 0)
 
     # Messages
 
@@ -529,6 +553,7 @@ def _topic_config(attributes: QueueAttributes) -> dict[str, str]:
     return {
         QUEUE_ATTRIBUTES: attributes.to_json(),
         "retention.ms": str(attributes.retention_s * 1000),
+        "max.message.bytes": str(attributes.message_bytes_max + RECORD_OVERHEAD_BYTES),
     }
 
 

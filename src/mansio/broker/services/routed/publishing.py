@@ -46,7 +46,7 @@ async def publish_records(
     positions = [
         position
         for position, one in enumerate(result.records)
-        if isinstance(one.error, NotLeaderOrFollower) and one.partition >= 0
+        if isinstance(one.error, NotLeaderOrFollower) and one.is_refused and one.partition >= 0
     ]
     if not positions:
         return result

@@ -29,10 +29,10 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
     InvalidReceipt,
+    InvalidRecordState,
     InvalidRequest,
     MansioError,
     NotCoordinator,
-    UnknownTopicId,
 )
 from mansio.state.share_partition.types import (
     ACCEPT,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     )
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.topics import TopicService
-    from mansio.ports import Scheduler
+    from mansio.ports import Promise, Scheduler
 
 ACKNOWLEDGEMENTS_MAX: Final = 10_000
 """Maximum number of acknowledgements in one call."""
@@ -117,7 +117,7 @@ class Acknowledgement:
 class LeaseService:
     """Receives records of share groups and acknowledges them by receipt. All methods run on the broker's event loop."""
 
-    __slots__ = ("_group_coordinator", "_receive", "_scheduler", "_share_service", "_topics")
+    __slots__ = ("_group_coordinator", "_receive", "_scheduler", "_share_service", "_storing", "_topics")
 
     def __init__(
         self,
@@ -133,6 +133,8 @@ class LeaseService:
         self._group_coordinator = group_coordinator
         self._topics = topics
         self._scheduler = scheduler
+        self._storing: dict[str, Promise[None]] = {}
+        """By receipt, what is done when the change of the record is stored."""
 
     async def receive(
         self,
@@ -166,13 +168,13 @@ class LeaseService:
         """Create a share group that does not exist, and record that it has state of these topics, so that it can be
         listed and reset, and its state is deleted with it. Does nothing if another broker coordinates the group."""
         groups = self._group_coordinator.share_groups
+        found = [self._topics.find(name) for name in topics]
         try:
             try:
                 entry, group = groups.find(group_id)
             except GroupIdNotFound:
                 entry, group = await groups.find_or_create(group_id)
-            for name in topics:
-                topic = self._topics.find(name)
+            for topic in found:
                 initialized = group.state_partitions.initialized
                 known = {
                     index
@@ -182,7 +184,9 @@ class LeaseService:
                 }
                 indexes = [index for index in range(len(topic.partitions)) if index not in known]
                 if indexes:
-                    await groups.add_initialized_partitions(entry, group, topic.topic_id.bytes, name, indexes)
+                    await groups.add_initialized_partitions(
+                        entry, group, topic.topic_id.bytes, topic.name, indexes
+                    )
         except (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress):
             return
 
@@ -209,12 +213,37 @@ class LeaseService:
         if len(acknowledgements) > ACKNOWLEDGEMENTS_MAX:
             raise InvalidRequest(f"{len(acknowledgements)} records; at most {ACKNOWLEDGEMENTS_MAX} per call")
         results: list[MansioError | None] = [None] * len(acknowledgements)
+        receipts = {each.receipt for each in acknowledgements}
+        # A change of a record that is being stored would refuse the next one, although the lease has not ended.
+        while storing := next((self._storing[each] for each in receipts if each in self._storing), None):
+            await storing
+        done: Promise[None] = self._scheduler.promise()
+        self._storing |= dict.fromkeys(receipts, done)
+        try:
+            await self._apply(group_id, acknowledgements, results)
+        finally:
+            for each in receipts:
+                del self._storing[each]
+            done.set_result(None)
+        return results
+
+    async def _apply(
+        self,
+        group_id: str,
+        acknowledgements: Sequence[Acknowledgement],
+        results: list[MansioError | None],
+    ) -> None:
+        """Apply acknowledgements and set their results. Of several with one receipt only the first has an effect."""
+        known: set[str] = set()
         by_partition: dict[tuple[str, bytes, int], list[tuple[Receipt, Acknowledgement, int]]] = defaultdict(
             list
         )
         for position, acknowledgement in enumerate(acknowledgements):
             try:
                 _check(acknowledgement)
+                if acknowledgement.receipt in known:
+                    raise InvalidRecordState("the receipt occurs twice in the request")
+                known.add(acknowledgement.receipt)
                 receipt = Receipt.decode(acknowledgement.receipt)
             except MansioError as error:
                 results[position] = error
@@ -225,7 +254,6 @@ class LeaseService:
         for raised in await gather_results(self._scheduler, works, name="acknowledge records"):
             if raised is not None:
                 raise raised
-        return results
 
     async def _acknowledge_partition(
         self,
@@ -236,13 +264,11 @@ class LeaseService:
         """Acknowledge records that one member has leased of one partition. The share partition takes the
         acknowledgements of a request all or none; if it refuses them, each is sent alone."""
         group.sort(key=lambda each: each[0].offset)
-        offsets = {receipt.offset for receipt, _, _ in group}
-        if len(offsets) == len(group):
-            error = await self._acknowledge(group_id, group)
-            if error is None or len(group) == 1 or isinstance(error, UnknownTopicId):
-                for _, _, position in group:
-                    results[position] = error
-                return
+        error = await self._acknowledge(group_id, group)
+        if len(group) == 1 or not isinstance(error, InvalidRecordState | InvalidRequest):
+            for _, _, position in group:
+                results[position] = error
+            return
 
         async def acknowledge_one(each: tuple[Receipt, Acknowledgement, int]) -> None:
             results[each[2]] = await self._acknowledge(group_id, [each])
