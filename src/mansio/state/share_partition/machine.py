@@ -838,9 +838,11 @@ class SharePartition:
         for each in self._dead.intersect([(first, start - 1)]):
             if each.first > begin:
                 batches.append(InFlightBatch(begin, each.first - 1, ACKNOWLEDGED))
-            batches.append(
-                InFlightBatch(each.first, each.last, ARCHIVED, each.deliveries, each.uncounted_deliveries)
-            )
+            batch = InFlightBatch(each.first, each.last, ARCHIVED, each.deliveries, each.uncounted_deliveries)
+            if batches and batches[-1].has_same_state(batch):
+                batches[-1].last = batch.last
+            else:
+                batches.append(batch)
             begin = each.last + 1
         if begin < start:
             batches.append(InFlightBatch(begin, start - 1, ACKNOWLEDGED))
