@@ -22,8 +22,6 @@ NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 PARAMETERS_MAX: Final = 2_000
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-_Tree = "dict[str, Any]"
-
 
 def parse_form(body: bytes, query: str) -> dict[str, str]:
     """Return the parameters of a request in its body and its address. Raises `InvalidParameterValue`."""

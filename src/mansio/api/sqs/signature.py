@@ -59,7 +59,7 @@ class RequestExpired(QueueError):
 
 
 class SignedRequest(NamedTuple):
-    """What is signed of a request. `headers`: with names in lower case."""
+    """The signed parts of a request. `headers`: with names in lower case."""
 
     method: str
     path: str

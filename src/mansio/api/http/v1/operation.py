@@ -132,9 +132,6 @@ class Call:
         return Caller(client_id=client_id, address="" if address is None else address.host)
 
 
-Handler = "Callable[[Call], Awaitable[Any]]"
-
-
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method on one path. `query`: model of the parameters; `body`: type of the JSON body, None for none or, with

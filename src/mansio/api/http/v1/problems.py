@@ -31,7 +31,7 @@ PROBLEM_TYPE: Final = "application/problem+json"
 
 
 class InvalidField(InvalidRequest):
-    """A field of the request is invalid. `fields`: JSON pointer or parameter, and what is wrong."""
+    """A field of the request is invalid. `fields`: JSON pointer or name of a parameter, and the reason."""
 
     def __init__(self, pointer: str, detail: str, more: Iterable[tuple[str, str]] = ()) -> None:
         self.fields = [(pointer, detail), *more]

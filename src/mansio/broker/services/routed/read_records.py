@@ -65,7 +65,7 @@ async def read_records(
         ) as consumer:
             while len(found) < max_records and size_bytes < max_bytes and not consumer.is_finished:
                 if found and wait_ms:
-                    break  # what is there is returned at once
+                    break  # available records are returned at once
                 left_ms = (deadline - loop.time()) * 1000 if wait_ms else POLL_MS
                 messages = await consumer.poll(timeout_ms=max(left_ms, 0))
                 if not messages and wait_ms and left_ms <= 0:

@@ -134,7 +134,7 @@ class LeaseService:
         self._topics = topics
         self._scheduler = scheduler
         self._storing: dict[str, Promise[None]] = {}
-        """By receipt, what is done when the change of the record is stored."""
+        """By receipt, the promise that completes when the change of the record is stored."""
 
     async def receive(
         self,
