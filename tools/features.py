@@ -104,7 +104,6 @@ FEATURES = {
 
 
 PARTLY = {
-    "C4": "all but receiving over HTTP, gRPC and SQS; clients of Kafka's protocol find leaders themselves",
     "L9": "sendfile to other machines; on loopback one copy, which is faster (ADR 4)",
     "P2": "over the Kafka protocol, by Mansio's client",
     "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",
@@ -113,9 +112,6 @@ PARTLY = {
     "T5": "metrics and probes; no trace context yet",
     "S0": "into a topic at least once; into an Iceberg table or Parquet files exactly once",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
-    "A3": "in a cluster receive is answered for the partitions that the broker leads",
-    "A2": "in a cluster receive is answered for the partitions that the broker leads",
-    "A4": "in a cluster messages are received from the partitions that the broker leads",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, pipeline, "
     "config, data, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",

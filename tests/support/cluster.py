@@ -23,6 +23,7 @@ from mansio.config.settings import Settings
 from mansio.wire.api_versions import ApiKey
 from support.broker_network import ETCD, Network
 from support.etcd import Etcd, etcd_directory
+from support.paths import free_port
 from support.process import ServedBroker
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
@@ -64,6 +65,7 @@ class Cluster:
         commands: Mapping[int, Sequence[str]],
         places: Mapping[int, Path],
         http: bool,
+        sqs: bool,
     ) -> None:
         self.directory = directory
         self.members = list(members)
@@ -74,11 +76,16 @@ class Cluster:
         """After which a broker that is not heard of is dead."""
         self._network = network
         self.brokers: dict[int, ServedBroker] = {}
+        self.sqs_urls: dict[int, str] = {}
         for node_id in range(1, brokers + 1):
             data = places.get(node_id, directory) / f"broker-{node_id}"
             broker = ServedBroker(data, command=commands.get(node_id), http=http)
             broker.output = directory / f"broker-{node_id}.log"
             broker.arguments = self._arguments(node_id, broker)
+            if sqs:
+                listener = f"127.0.0.1:{free_port()}"
+                broker.arguments += ["--sqs", listener]
+                self.sqs_urls[node_id] = f"http://{listener}"
             self.brokers[node_id] = broker
 
     def _arguments(self, node_id: int, broker: ServedBroker) -> list[str]:
@@ -303,6 +310,7 @@ def cluster(
     commands: Mapping[int, Sequence[str]] | None = None,
     places: Mapping[int, Path] | None = None,
     http: bool = False,
+    sqs: bool = False,
     **settings: Any,
 ) -> Iterator[Cluster]:
     """A cluster whose brokers have registered. `commands`: what runs instead of `mansio` for a broker; `places`: the
@@ -331,6 +339,7 @@ def cluster(
             commands=commands or {},
             places=places or {},
             http=http,
+            sqs=sqs,
         )
         made.append(one)
         stack.callback(one.stop)

@@ -179,6 +179,16 @@ def _authentications(_: Target, sender: RequestSender) -> Iterator[Forged]:
         yield from _in_all_versions(ApiKey.AUTHENTICATE_BROKER, {**sender._asdict(), "proof": proof})
 
 
+def _leases(key: ApiKey, **fields: Any) -> Callable[[Target, RequestSender], Iterator[Forged]]:
+    def forge(target: Target, sender: RequestSender) -> Iterator[Forged]:
+        topics = (
+            {"topics": [target.topic]} if "topics" in messages.merged_schema(key, "request").defaults else {}
+        )
+        yield from _in_all_versions(key, {**sender._asdict(), "group_id": target.group, **topics, **fields})
+
+    return forge
+
+
 FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]]]] = {
     ApiKey.FETCH: _fetches,
     ApiKey.LIST_OFFSETS: _list_offsets,
@@ -190,6 +200,16 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: _states(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY),
     ApiKey.CHALLENGE_BROKER: _challenges,
     ApiKey.AUTHENTICATE_BROKER: _authentications,
+    ApiKey.RECEIVE_RECORDS: _leases(
+        ApiKey.RECEIVE_RECORDS,
+        member_id="00" * 16,
+        client_id="",
+        records_max=10,
+        bytes_max=1 << 20,
+        wait_ms=0,
+    ),
+    ApiKey.RELEASE_LEASES: _leases(ApiKey.RELEASE_LEASES, member_id="00" * 16),
+    ApiKey.REGISTER_SHARE_GROUP: _leases(ApiKey.REGISTER_SHARE_GROUP),
 }
 
 

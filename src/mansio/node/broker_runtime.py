@@ -49,6 +49,7 @@ from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.schedules import ScheduleService
+from mansio.broker.services.share_groups.lease_forwarder import LeaseForwarder
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
@@ -362,6 +363,7 @@ class BrokerRuntime:
             scheduler=host_ports.scheduler,
             random=host_ports.random,
         )
+        groups = GroupService(self.groups, node_id=settings.node_id)
         return BrokerServices(
             settings=settings,
             clock=host_ports.clock,
@@ -405,7 +407,7 @@ class BrokerRuntime:
                 topics=self.topics, groups=group_configs, brokers=self.broker_configs, settings=settings
             ),
             group_coordinator=self.groups,
-            group_service=GroupService(self.groups, node_id=settings.node_id),
+            group_service=groups,
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(
@@ -419,8 +421,20 @@ class BrokerRuntime:
                 receive=receive,
                 share_service=share_service,
                 group_coordinator=self.groups,
+                groups=groups,
                 topics=self.topics,
+                clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                forwarder=None
+                if cluster_member is None
+                else LeaseForwarder(
+                    node_id=settings.node_id,
+                    broker_epoch=cluster_member.broker_epoch,
+                    state=self.state,
+                    new_peers=cluster_member.new_peers,
+                    scheduler=host_ports.scheduler,
+                ),
             ),
             share_partition_manager=self.shares,
             share_coordinator=self.share_state,

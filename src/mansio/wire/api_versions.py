@@ -85,6 +85,9 @@ class ApiKey(IntEnum):
     ALTER_DELAYED_RECORDS = 20106
     LIST_SCHEDULES = 20107
     ALTER_SCHEDULES = 20108
+    RECEIVE_RECORDS = 20109
+    RELEASE_LEASES = 20110
+    REGISTER_SHARE_GROUP = 20111
 
 
 class Api(NamedTuple):
@@ -438,6 +441,33 @@ _ROWS: Final = (
         "schedules.alter_schedules",
         note="Mansio's own. Creates, pauses, resumes or deletes a recurring schedule; idempotent.",
     ),
+    Api(
+        ApiKey.RECEIVE_RECORDS,
+        0,
+        0,
+        "share.forwarded_leases.receive_records",
+        note=f"Mansio's own, not advertised. Leases records for a member without a session. {_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
+    Api(
+        ApiKey.RELEASE_LEASES,
+        0,
+        0,
+        "share.forwarded_leases.release_leases",
+        note=f"Mansio's own, not advertised. Releases all leases of such a member. {_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
+    Api(
+        ApiKey.REGISTER_SHARE_GROUP,
+        0,
+        0,
+        "share.forwarded_leases.register_share_group",
+        note=f"Mansio's own, not advertised. Creates the group of such a member. {_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -526,6 +556,9 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.ALTER_DELAYED_RECORDS: 0,
     ApiKey.LIST_SCHEDULES: 0,
     ApiKey.ALTER_SCHEDULES: 0,
+    ApiKey.RECEIVE_RECORDS: 0,
+    ApiKey.RELEASE_LEASES: 0,
+    ApiKey.REGISTER_SHARE_GROUP: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

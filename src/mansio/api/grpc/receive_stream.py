@@ -57,6 +57,7 @@ class ReceiveStream:
             raise InvalidRequest(f"topics: 1 to {TOPICS_MAX}")
         if not 0 <= opening.max_records <= RECORDS_MAX:
             raise InvalidRequest(f"max_records: 0 to {RECORDS_MAX}")
+        self._services.leases.check(opening.group, _lease_ms(opening))
         self._add_credits(first.credits)
         sending = asyncio.ensure_future(self._send(opening))
         reading = asyncio.ensure_future(self._read())
@@ -85,7 +86,7 @@ class ReceiveStream:
         """Receive records and send them, as long as there are credits."""
         topics = list(opening.topics)
         limit = opening.max_records or RECORDS_DEFAULT
-        lease_ms = opening.lease_ms if opening.HasField("lease_ms") else -1
+        lease_ms = _lease_ms(opening)
         while True:
             await self._has_credits.wait()
             result = await self._services.leases.receive(
@@ -163,6 +164,11 @@ def acknowledgements_of(kind: int, entries: Any) -> list[Acknowledgement]:
             for each in entries
         ]
     return [Acknowledgement(each.receipt, kind, reason=each.reason) for each in entries]
+
+
+def _lease_ms(opening: Any) -> int:
+    """Return the duration of the leases, -1 for the group's. Raises `InvalidRequest`."""
+    return _delay(opening.lease_ms) if opening.HasField("lease_ms") else -1
 
 
 def _delay(delay_ms: int) -> int:

@@ -9,6 +9,9 @@ partitions that a broker leads. `RedriveRecords` makes dead-lettered records ava
 All of these go to the leader of the partition and are advertised in ApiVersions: other clients skip unknown keys
 (KIP-35).
 
+`ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
+share partitions that other brokers lead. They are not advertised.
+
 `ChallengeBroker` and `AuthenticateBroker` are the two steps in which a broker and the broker to which it connected
 prove to each other that they know the cluster secret (`state.broker_handshake`). They are not advertised.
 
@@ -444,6 +447,102 @@ class AlterSchedulesResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveRecordsRequest(_Flexible):
+    """Request of the broker `node_id` for available records of the partitions of `topics` that the receiver leads,
+    leased to `member_id`, a new id. `client_id`: of the client, for quotas; `records_max`: 0 to lease none, but to wait
+    for at most `wait_ms` until one may be available; `bytes_max`: of stored batches; `lease_ms`: duration of the
+    leases, -1 for the group's."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    group_id: str = field(metadata=_TEXT)
+    member_id: str = field(metadata=_TEXT)
+    client_id: str = field(metadata=_TEXT)
+    topics: tuple[str, ...] = field(metadata=_TEXT)
+    records_max: int = field(metadata=_INT32)
+    bytes_max: int = field(metadata=_INT32)
+    wait_ms: int = field(metadata=_INT32)
+    lease_ms: int = field(metadata=_INT64, default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedHeader(_Flexible):
+    name: str = field(metadata=_TEXT)
+    value: bytes | None = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedRecord(_Flexible):
+    """A leased record. `delivery_count`: 1 for the first delivery; `timestamp_ms`: since the Unix epoch."""
+
+    offset: int = field(metadata=_INT64)
+    delivery_count: int = field(metadata=_INT32)
+    timestamp_ms: int = field(metadata=_INT64)
+    key: bytes | None = field(metadata=_BYTES, default=None)
+    value: bytes | None = field(metadata=_BYTES, default=None)
+    headers: tuple[ReceivedHeader, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedPartition(_Flexible):
+    """Leased records of one partition, or the error for which none were leased."""
+
+    topic: str = field(metadata=_TEXT)
+    topic_id: uuid.UUID | None = field(metadata=_UUID)
+    partition_index: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    records: tuple[ReceivedRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveRecordsResponse(_Flexible):
+    """Response. `lock_ms`: duration of the leases, 0 if there are none."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    lock_ms: int = field(metadata=_INT64, default=0)
+    partitions: tuple[ReceivedPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseLeasesRequest(_Flexible):
+    """Request of the broker `node_id` to release all leases of a member of ReceiveRecords, those of a request in
+    progress included. The deliveries do not count."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    group_id: str = field(metadata=_TEXT)
+    member_id: str = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseLeasesResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterShareGroupRequest(_Flexible):
+    """Request of the broker `node_id` to the coordinator of a share group: to create the group if there is none, and to
+    record that it has state of these topics."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    group_id: str = field(metadata=_TEXT)
+    topics: tuple[str, ...] = field(metadata=_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterShareGroupResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChallengeBrokerRequest(_Flexible):
     """Request. `nonce`: random bytes of the broker that connects."""
 
@@ -491,6 +590,9 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ALTER_SCHEDULES: (AlterSchedulesRequest, AlterSchedulesResponse),
     ApiKey.CHALLENGE_BROKER: (ChallengeBrokerRequest, ChallengeBrokerResponse),
     ApiKey.AUTHENTICATE_BROKER: (AuthenticateBrokerRequest, AuthenticateBrokerResponse),
+    ApiKey.RECEIVE_RECORDS: (ReceiveRecordsRequest, ReceiveRecordsResponse),
+    ApiKey.RELEASE_LEASES: (ReleaseLeasesRequest, ReleaseLeasesResponse),
+    ApiKey.REGISTER_SHARE_GROUP: (RegisterShareGroupRequest, RegisterShareGroupResponse),
 }
 
 

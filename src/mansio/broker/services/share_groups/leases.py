@@ -3,11 +3,12 @@ record by a receipt.
 
 A receipt names one delivery of one record. It contains the id of the member that has the lease; this id is random and
 the share partition checks it, so a receipt cannot be made up, and every broker that leads the partition accepts it,
-also after a restart.
+also after a restart. In a cluster every broker receives from and acknowledges at the leaders of all partitions.
 
 Invariants:
 * Every acknowledgement has its own result: one whose lease is lost does not affect the others.
 * A result is returned after the change of the record's state is stored.
+* A change continues when its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.services.caller import ANONYMOUS
-from mansio.broker.services.share_groups.receive_records import BYTES_MAX
+from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
+from mansio.broker.services.share_groups.receive_records import BYTES_MAX, RECORDS_MAX
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -33,6 +35,7 @@ from mansio.errors import (
     InvalidRequest,
     MansioError,
     NotCoordinator,
+    Unavailable,
 )
 from mansio.state.share_partition.types import (
     ACCEPT,
@@ -45,10 +48,12 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Coroutine, Sequence
 
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
     from mansio.broker.services.caller import Caller
+    from mansio.broker.services.groups import GroupService
+    from mansio.broker.services.share_groups.lease_forwarder import LeaseForwarder
     from mansio.broker.services.share_groups.receive_records import (
         ReceivedRecord,
         ReceiveResult,
@@ -56,13 +61,19 @@ if TYPE_CHECKING:
     )
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.topics import TopicService
-    from mansio.ports import Promise, Scheduler
+    from mansio.ports import Clock, Promise, Random, Scheduler
 
 ACKNOWLEDGEMENTS_MAX: Final = 10_000
 """Maximum number of acknowledgements in one call."""
 
 REASON_CHARACTERS_MAX: Final = 1000
 """Maximum length of the reason of a rejection in characters."""
+
+REGISTERED_MS: Final = 60_000
+"""Time after which a group is registered again at a coordinator that is another broker."""
+
+REGISTERED_MAX: Final = 10_000
+"""Maximum number of groups and topics that are remembered as registered."""
 
 _RECEIPT: Final = struct.Struct(">16s16sIQI")
 _RECEIPT_CHARACTERS: Final = 64
@@ -117,7 +128,19 @@ class Acknowledgement:
 class LeaseService:
     """Receives records of share groups and acknowledges them by receipt. All methods run on the broker's event loop."""
 
-    __slots__ = ("_group_coordinator", "_receive", "_scheduler", "_share_service", "_storing", "_topics")
+    __slots__ = (
+        "_clock",
+        "_forwarder",
+        "_group_coordinator",
+        "_groups",
+        "_random",
+        "_receive",
+        "_registered",
+        "_scheduler",
+        "_share_service",
+        "_storing",
+        "_topics",
+    )
 
     def __init__(
         self,
@@ -125,16 +148,28 @@ class LeaseService:
         receive: ReceiveService,
         share_service: ShareService,
         group_coordinator: GroupCoordinator,
+        groups: GroupService,
         topics: TopicService,
+        clock: Clock,
         scheduler: Scheduler,
+        random: Random,
+        forwarder: LeaseForwarder | None,
     ) -> None:
+        """`forwarder`: None on a single node."""
         self._receive = receive
         self._share_service = share_service
         self._group_coordinator = group_coordinator
+        self._groups = groups
         self._topics = topics
+        self._clock = clock
         self._scheduler = scheduler
+        self._random = random
+        self._forwarder = forwarder
         self._storing: dict[str, Promise[None]] = {}
         """By receipt, the promise that completes when the change of the record is stored."""
+        self._registered: OrderedDict[tuple[str, bytes, int], float] = OrderedDict()
+        """Groups, topic ids and numbers of partitions that other coordinators know, with the time of monotonic seconds
+        until which they are not registered again."""
 
     async def receive(
         self,
@@ -150,45 +185,106 @@ class LeaseService:
         """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's.
 
         Raises `GroupIdNotFound` also if the id is that of a group of another type."""
-        if lease_ms > LEASE_MS_MAX:
-            raise InvalidRequest(f"lease_ms is at most {LEASE_MS_MAX} (12 hours)")
-        check_group_id(group_id)
+        self.check(group_id, lease_ms)
         await self.register(group_id, topics)
-        return await self._receive.receive_records(
-            group_id,
-            topics,
-            max_records=max_records,
-            max_wait_ms=max_wait_ms,
-            max_bytes=max_bytes,
-            lease_ms=lease_ms,
-            caller=caller,
+        if self._forwarder is None:
+            return await self._receive.receive_records(
+                group_id,
+                topics,
+                max_records=max_records,
+                max_wait_ms=max_wait_ms,
+                max_bytes=max_bytes,
+                lease_ms=lease_ms,
+                caller=caller,
+            )
+        if max_records < 1 or max_bytes < 1:
+            raise InvalidRequest("max_records and max_bytes must be at least 1")
+        one = ClusterReceive(
+            ReceiveRequest(
+                group_id, topics, min(max_records, RECORDS_MAX), min(max_bytes, BYTES_MAX), lease_ms, caller
+            ),
+            receive=self._receive,
+            forwarder=self._forwarder,
+            scheduler=self._scheduler,
+            clock=self._clock,
+            random=self._random,
         )
+        return await one.run(max_wait_ms)
+
+    @staticmethod
+    def check(group_id: str, lease_ms: int) -> None:
+        """Raise `InvalidGroupId` or `InvalidRequest` if `receive` would refuse one of these."""
+        if not -1 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease_ms: 0 to {LEASE_MS_MAX} (12 hours)")
+        check_group_id(group_id)
 
     async def register(self, group_id: str, topics: Collection[str]) -> None:
         """Create a share group that does not exist, and record that it has state of these topics, so that it can be
-        listed and reset, and its state is deleted with it. Does nothing if another broker coordinates the group."""
+        listed and reset, and its state is deleted with it. Does nothing while the coordinator of the group is not
+        available: a later call repeats it. Raises `UnknownTopicOrPartition`, and `GroupIdNotFound` if the id is that of
+        a group of another type."""
+        found = [self._topics.find(name) for name in topics]
+        if self._forwarder is not None:
+            now = self._clock.monotonic()
+            keys = [(group_id, each.topic_id.bytes, len(each.partitions)) for each in found]
+            if all(self._registered.get(key, 0.0) > now for key in keys):
+                return
+            try:
+                coordinator = await self._groups.find_coordinator(group_id)
+                if coordinator is not None:
+                    await self._forwarder.register(coordinator.node_id, group_id, topics)
+                    self._registered |= dict.fromkeys(keys, now + REGISTERED_MS / 1000)
+                    while len(self._registered) > REGISTERED_MAX:
+                        self._registered.popitem(last=False)
+                    return
+            except Unavailable:
+                return
+        try:
+            await self._run_to_end(self.register_here(group_id, topics), name="register share group")
+        except (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress):
+            return
+
+    async def register_here(self, group_id: str, topics: Collection[str]) -> None:
+        """Register a share group that this broker coordinates; see `register`. Raises the errors of the coordinator."""
         groups = self._group_coordinator.share_groups
         found = [self._topics.find(name) for name in topics]
         try:
-            try:
-                entry, group = groups.find(group_id)
-            except GroupIdNotFound:
-                entry, group = await groups.find_or_create(group_id)
-            for topic in found:
-                initialized = group.state_partitions.initialized
-                known = {
-                    index
-                    for each in initialized
-                    if each.topic_id == topic.topic_id.bytes
-                    for index in each.partitions
-                }
-                indexes = [index for index in range(len(topic.partitions)) if index not in known]
-                if indexes:
-                    await groups.add_initialized_partitions(
-                        entry, group, topic.topic_id.bytes, topic.name, indexes
-                    )
-        except (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress):
-            return
+            entry, group = groups.find(group_id)
+        except GroupIdNotFound:
+            entry, group = await groups.find_or_create(group_id)
+        for topic in found:
+            initialized = group.state_partitions.initialized
+            known = {
+                index
+                for each in initialized
+                if each.topic_id == topic.topic_id.bytes
+                for index in each.partitions
+            }
+            indexes = [index for index in range(len(topic.partitions)) if index not in known]
+            if indexes:
+                await groups.add_initialized_partitions(
+                    entry, group, topic.topic_id.bytes, topic.name, indexes
+                )
+
+    async def _run_to_end(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Wait for `work`, which continues when the caller is cancelled. Raises its `MansioError`."""
+        done: Promise[None] = self._scheduler.promise()
+
+        async def run() -> None:
+            error: MansioError | None = Unavailable(f"{name}: interrupted by an unexpected error")
+            try:  # the scheduler logs an unexpected error
+                await work
+                error = None
+            except MansioError as expected:
+                error = expected
+            finally:
+                if not done.done() and error is not None:
+                    done.set_exception(error)
+                elif not done.done():
+                    done.set_result(None)
+
+        self._scheduler.spawn(run(), name=name)
+        await done
 
     @staticmethod
     def receipt_of(result: ReceiveResult, record: ReceivedRecord) -> str:
@@ -198,8 +294,15 @@ class LeaseService:
         ).encode()
 
     async def release(self, group_id: str, member_id: str) -> None:
-        """Release the leases of a result whose records did not reach the client; the deliveries are not counted."""
-        await self._share_service.share_partition_manager.release_leases(group_id, member_id)
+        """Release the leases of a result whose records did not reach the client; the deliveries are not counted. Those
+        of a broker that cannot be reached expire."""
+        works = [self._receive.release(group_id, member_id)]
+        if self._forwarder is not None:
+            works += [
+                self._forwarder.release(node_id, group_id, member_id)
+                for node_id in self._forwarder.other_brokers
+            ]
+        await gather_results(self._scheduler, works, name="release leases")
 
     async def acknowledge(
         self, group_id: str, acknowledgements: Sequence[Acknowledgement]
@@ -219,12 +322,16 @@ class LeaseService:
             await storing
         done: Promise[None] = self._scheduler.promise()
         self._storing |= dict.fromkeys(receipts, done)
-        try:
-            await self._apply(group_id, acknowledgements, results)
-        finally:
-            for each in receipts:
-                del self._storing[each]
-            done.set_result(None)
+
+        async def store() -> None:
+            try:
+                await self._apply(group_id, acknowledgements, results)
+            finally:
+                for each in receipts:
+                    del self._storing[each]
+                done.set_result(None)
+
+        await self._run_to_end(store(), name="acknowledge records")
         return results
 
     async def _apply(
@@ -282,6 +389,20 @@ class LeaseService:
         self, group_id: str, group: Sequence[tuple[Receipt, Acknowledgement, int]]
     ) -> MansioError | None:
         receipt = group[0][0]
+        if self._forwarder is not None:
+            try:
+                leader = self._forwarder.other_leader(receipt.topic_id, receipt.partition)
+                if leader is not None:
+                    return await self._forwarder.acknowledge(
+                        leader,
+                        group_id,
+                        receipt.member_id,
+                        receipt.topic_id,
+                        receipt.partition,
+                        _merge(group),
+                    )
+            except Unavailable as error:
+                return error
         part = PartitionAcknowledgements(receipt.topic_id, receipt.partition, _merge(group))
         (result,) = await self._share_service.acknowledge(group_id, receipt.member_id, [part])
         return result.error

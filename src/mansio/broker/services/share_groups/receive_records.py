@@ -93,6 +93,7 @@ class ReceiveService:
         "_partitions",
         "_quotas",
         "_random",
+        "_receiving",
         "_scheduler",
         "_share_partition_manager",
         "_share_service",
@@ -121,6 +122,12 @@ class ReceiveService:
         self._clock = clock
         self._scheduler = scheduler
         self._random = random
+        self._receiving: dict[str, Promise[ReceiveResult]] = {}
+        """Calls in progress, by member id."""
+
+    def new_member_id(self) -> str:
+        """Return the id of a new member: random, so that a receipt that contains it cannot be guessed."""
+        return self._random.bytes(MEMBER_ID_RANDOM_BYTES).hex()
 
     async def receive_records(
         self,
@@ -131,11 +138,12 @@ class ReceiveService:
         max_wait_ms: int,
         max_bytes: int = BYTES_MAX,
         lease_ms: int = -1,
+        member_id: str = "",
         caller: Caller = ANONYMOUS,
     ) -> ReceiveResult:
         """Lease at most `max_records` records of the partitions of `topics` that this broker leads. While no records
         are available, wait for at most `max_wait_ms`, or until the deadline of `caller`. `lease_ms`: duration of the
-        leases, -1 for the group's.
+        leases, -1 for the group's. `member_id`: a result of `new_member_id`, "" for a new one.
 
         Raises `InvalidGroupId`, `InvalidRequest`, `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if this broker
         leads no partition of the topics. Errors of single partitions are in the result.
@@ -144,12 +152,10 @@ class ReceiveService:
         if max_records < 1 or max_bytes < 1:
             raise InvalidRequest("max_records and max_bytes must be at least 1")
         names = {self._topics.find(name).topic_id.bytes: name for name in topics}
-        led = self._led_partitions(names)
-        if not led:
-            raise NotLeaderOrFollower(
-                f"this broker leads no partition of {', '.join(sorted(names.values()))}"
-            )
-        member_id = self._random.bytes(MEMBER_ID_RANDOM_BYTES).hex()
+        led = self._find_led(topics)
+        member_id = member_id or self.new_member_id()
+        if member_id in self._receiving:
+            raise InvalidRequest(f"member {member_id} has a receive in progress")
         promise: Promise[ReceiveResult] = (
             self._scheduler.promise()
         )  # done: the caller does not wait for the result any more
@@ -197,29 +203,66 @@ class ReceiveService:
                 if not promise.done():
                     promise.set_exception(Unavailable("receive records: interrupted by an unexpected error"))
 
+        self._receiving[member_id] = promise
         self._scheduler.spawn(run(), name="receive records")
         try:
             result = await promise
             is_returned = True
             return result
         finally:  # a cancellation does not interrupt the storing of leases; they are released afterwards
+            del self._receiving[member_id]
             receive.finish()
             if is_complete and not is_returned:
                 self._scheduler.spawn(
                     self._share_partition_manager.release_leases(group_id, member_id), name="release leases"
                 )
 
-    def _led_partitions(self, names: Mapping[bytes, str]) -> list[TopicPartition]:
-        """Return the partitions of the topics that this broker leads, beginning with a random one."""
+    async def wait_for_records(self, group_id: str, topics: Collection[str], *, max_wait_ms: int) -> None:
+        """Wait until records of the partitions that this broker leads may be available, for at most `max_wait_ms`.
+        Leases none. Raises the errors of `receive_records`."""
+        check_group_id(group_id)
+        led = self._find_led(topics)
+        is_over = False
+        receive = ReceiveOperation(
+            self._share_service,
+            group_id,
+            self.new_member_id(),
+            client_id=None,
+            partitions=lambda: led,
+            is_connected=lambda: not is_over,
+            is_active=lambda: not is_over,
+            max_records=1,
+            max_bytes=1,
+            max_wait_ms=max_wait_ms,
+            strict=True,
+        )
+        try:
+            await receive.wait_until_available()
+        finally:
+            is_over = True
+
+    async def release(self, group_id: str, member_id: str) -> None:
+        """Release all leases of a member on this broker; a call in progress ends without records. Returns when the
+        releases are stored. The deliveries are not counted."""
+        promise = self._receiving.get(member_id)
+        if promise is not None and not promise.done():
+            promise.set_result(ReceiveResult(member_id, (), 0, {}))
+        await self._share_partition_manager.release_leases(group_id, member_id)
+
+    def _find_led(self, topics: Collection[str]) -> list[TopicPartition]:
+        """Return the partitions of the topics that this broker leads, beginning with a random one. Raises
+        `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if it leads none."""
         led: list[TopicPartition] = []
-        for topic_id, name in names.items():
-            for index in range(len(self._topics.find(name).partitions)):
+        for topic in map(self._topics.find, topics):
+            for index in range(len(topic.partitions)):
                 try:
-                    self._partitions.find(name, None, index).ensure_leader()
+                    self._partitions.find(topic.name, None, index).ensure_leader()
                 except MansioError:
                     continue
-                led.append((topic_id, index))
-        first = int(self._random.uniform(0, len(led))) % len(led) if led else 0
+                led.append((topic.topic_id.bytes, index))
+        if not led:
+            raise NotLeaderOrFollower(f"this broker leads no partition of {', '.join(sorted(topics))}")
+        first = int(self._random.uniform(0, len(led))) % len(led)
         return [*led[first:], *led[:first]][:PARTITIONS_MAX]
 
     async def _decode_result(

@@ -662,6 +662,33 @@ class ReceiveOperation:
             ranges = sorted((*before.acquired, *acquired.acquired))
             received[key] = ReceivedPartition(None, ranges, slices, sum(each.length for each in slices))
 
+    async def wait_until_available(self) -> bool:
+        """Wait until the member may be able to lease a record or to learn of an error; lease none. Return false after
+        the time of the request."""
+        shares = self._service.share_partition_manager
+        self._candidates = self._partitions()
+        while not self._is_over:
+            is_unavailable = False
+            for topic_id, index in self._candidates:
+                try:
+                    leader = shares.find(self._group_id, topic_id, index)
+                    leaders = (
+                        (leader,) if leader.partition.priorities is None else shares.find_all(leader).values()
+                    )
+                    for each in leaders:
+                        is_unavailable |= not each.is_ready
+                        if each.count_available(self._member_id, 1):
+                            return True
+                except TRANSIENT_ERRORS:
+                    is_unavailable = True
+                except MansioError:
+                    return True
+            left_ms = self._deadline_ms - self._now_ms()
+            if left_ms <= 0:
+                return False
+            await self._wait(min(left_ms, LOAD_RETRY_DELAY_MS) if is_unavailable else left_ms)
+        return False
+
     async def _wait(self, timeout_ms: float) -> None:
         """Wait until a partition or share partition may have records, the timeout expires or `finish` is called."""
         scheduler, shares = self._service.scheduler, self._service.share_partition_manager

@@ -1,0 +1,307 @@
+"""Lease forwarder: requests of this broker to others that lead share partitions or coordinate their group, for clients
+of protocols in which every broker answers.
+
+A broker answers the requests of a connection in order, and holds one that waits. Each request therefore has a
+connection of its own while it is in progress; connections are used again. A wait for records leases none, so all
+callers that wait for the same share one request.
+
+Invariants:
+* A request is sent once, to one broker, which does not forward it.
+* The number of connections is bounded. Waits leave some of them to other requests.
+* An error says whether it is unknown what the request has done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from mansio.broker.services.share_groups.receive_records import ReceivedRecord, ReceiveResult
+from mansio.errors import (
+    ConnectionLost,
+    LeaderNotAvailable,
+    MansioError,
+    RequestTimedOut,
+    error_for_code,
+)
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import acknowledge_records
+from mansio.wire.apis.acknowledge_records import AcknowledgeBatch
+from mansio.wire.codec import messages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+
+    from mansio.metadata.image import MetadataImage
+    from mansio.ports import Peers, Promise, Scheduler
+    from mansio.state.share_partition.types import AcknowledgementBatch
+
+CLIENT_ID: Final = "mansio-forwarded"
+
+CONNECTIONS_MAX: Final = 256
+"""Maximum number of connections to each other broker."""
+
+WAITS_MAX: Final = 192
+"""Maximum number of requests in progress that wait for records."""
+
+WAIT_MS: Final = 5_000
+"""Duration of such a request."""
+
+REQUEST_TIMEOUT_MS: Final = 10_000
+"""Time after which a request that does not wait for records has failed."""
+
+TopicIndex = tuple[str, int]
+"""Topic and partition."""
+
+_WaitKey = tuple[int, str, frozenset[str]]
+"""Broker, group and topics."""
+
+
+class LeaseForwarder:
+    """Sends requests about leases to other brokers. All methods run on the broker's event loop."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        broker_epoch: Callable[[], int],
+        state: MetadataImage,
+        new_peers: Callable[[], Peers],
+        scheduler: Scheduler,
+    ) -> None:
+        """`new_peers` creates connections to other brokers: one to each."""
+        self.node_id = node_id
+        self._broker_epoch = broker_epoch
+        self._state = state
+        self._new_peers = new_peers
+        self._scheduler = scheduler
+        self._idle: list[Peers] = []
+        self._created = 0
+        self._waits: dict[_WaitKey, list[Promise[None]]] = {}
+        """Callers of each request in progress that waits for records."""
+        self._queue: deque[Promise[Peers]] = deque()
+
+    # ------------------------------------------------------------------ leaders
+
+    def partitions_by_leader(self, topics: Collection[str]) -> dict[int, list[TopicIndex]]:
+        """Return the partitions of topics by the node id of their leader, this broker included; partitions without a
+        leader are left out."""
+        found: dict[int, list[TopicIndex]] = {}
+        for name in topics:
+            topic = self._state.topics.get(name)
+            for index, partition in enumerate(() if topic is None else topic.partitions):
+                broker = self._state.brokers.get(partition.leader)
+                if broker is not None and partition.is_led_by(broker.node_id, broker.epoch):
+                    found.setdefault(partition.leader, []).append((name, index))
+        return found
+
+    def other_leader(self, topic_id: bytes, index: int) -> int | None:
+        """Return the node id of the leader of a partition if it is another broker. Raises `LeaderNotAvailable` if no
+        broker leads it."""
+        topic = self._state.topics_by_id.get(UUID(bytes=topic_id))
+        if topic is None or index >= len(topic.partitions):
+            return None  # this broker knows the right error
+        leader = topic.partitions[index].leader
+        if leader == self.node_id:
+            return None
+        if leader not in self._state.brokers:
+            raise LeaderNotAvailable(f"{topic.name}-{index} has no leader")
+        return leader
+
+    @property
+    def other_brokers(self) -> list[int]:
+        """Node ids of the other brokers with a session."""
+        return [node_id for node_id in self._state.brokers if node_id != self.node_id]
+
+    # ------------------------------------------------------------------ requests
+
+    async def receive(
+        self,
+        node_id: int,
+        group_id: str,
+        topics: Collection[str],
+        *,
+        member_id: str,
+        max_records: int,
+        max_bytes: int,
+        lease_ms: int,
+        client_id: str,
+    ) -> ReceiveResult:
+        """Lease available records of partitions that a broker leads, as `ReceiveService.receive_records` does there.
+
+        Raises its errors, and `ConnectionLost` if there is no answer; its leases have to be released then."""
+        fields = {
+            "group_id": group_id,
+            "member_id": member_id,
+            "client_id": client_id,
+            "topics": list(topics),
+            "records_max": max_records,
+            "bytes_max": max_bytes,
+            "wait_ms": 0,
+            "lease_ms": lease_ms,
+        }
+        response = await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, REQUEST_TIMEOUT_MS)
+        records: list[ReceivedRecord] = []
+        errors: dict[TopicIndex, MansioError] = {}
+        for part in response.partitions:
+            if part.error_code:
+                errors[part.topic, part.partition_index] = error_for_code(
+                    part.error_code, part.error_message or ""
+                )
+            records += [
+                ReceivedRecord(
+                    part.topic,
+                    part.topic_id,
+                    part.partition_index,
+                    each.offset,
+                    each.delivery_count,
+                    each.timestamp_ms,
+                    each.key,
+                    each.value,
+                    [(header.name, header.value) for header in each.headers],
+                )
+                for each in part.records
+            ]
+        return ReceiveResult(member_id, records, response.lock_ms, errors, response.throttle_time_ms)
+
+    def may_wait(self, node_id: int, group_id: str, topics: Collection[str]) -> bool:
+        """Whether `wait_for_records` can be called: there are not too many requests that wait."""
+        return (node_id, group_id, frozenset(topics)) in self._waits or len(self._waits) < WAITS_MAX
+
+    async def wait_for_records(self, node_id: int, group_id: str, topics: Collection[str]) -> None:
+        """Wait until records of the partitions that a broker leads may be available, for at most `WAIT_MS`. Raises the
+        errors of `ReceiveService.wait_for_records`, and `ConnectionLost`."""
+        key = node_id, group_id, frozenset(topics)
+        callers = self._waits.get(key)
+        if callers is None:
+            callers = self._waits[key] = []
+            self._scheduler.spawn(self._send_wait(key, callers), name="wait for records")
+        promise: Promise[None] = self._scheduler.promise()
+        callers.append(promise)
+        try:
+            await promise
+        finally:
+            if promise in callers:
+                callers.remove(promise)
+
+    async def _send_wait(self, key: _WaitKey, callers: list[Promise[None]]) -> None:
+        node_id, group_id, topics = key
+        fields = {
+            "group_id": group_id,
+            "member_id": "",
+            "client_id": "",
+            "topics": sorted(topics),
+            "records_max": 0,
+            "bytes_max": 0,
+            "wait_ms": WAIT_MS,
+        }
+        error: MansioError | None = None
+        try:
+            await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, WAIT_MS + REQUEST_TIMEOUT_MS)
+        except MansioError as failure:
+            error = failure
+        finally:
+            del self._waits[key]
+            for promise in callers:
+                if promise.done():
+                    continue
+                if error is None:
+                    promise.set_result(None)
+                else:
+                    promise.set_exception(error)
+
+    async def release(self, node_id: int, group_id: str, member_id: str) -> None:
+        """Release all leases of a member on a broker. Raises `ConnectionLost`."""
+        fields = {"group_id": group_id, "member_id": member_id}
+        await self._send(node_id, ApiKey.RELEASE_LEASES, fields, REQUEST_TIMEOUT_MS)
+
+    async def register(self, node_id: int, group_id: str, topics: Collection[str]) -> None:
+        """Create a share group at its coordinator, as `LeaseService.register` does there. Raises its errors and
+        `ConnectionLost`."""
+        fields = {"group_id": group_id, "topics": list(topics)}
+        await self._send(node_id, ApiKey.REGISTER_SHARE_GROUP, fields, REQUEST_TIMEOUT_MS)
+
+    async def acknowledge(
+        self,
+        node_id: int,
+        group_id: str,
+        member_id: str,
+        topic_id: bytes,
+        index: int,
+        batches: Sequence[AcknowledgementBatch],
+    ) -> MansioError | None:
+        """Acknowledge records of one partition that a broker leads; return the error of the partition, None if all were
+        acknowledged. Raises `ConnectionLost` if it is unknown whether they were."""
+        encoded = [
+            AcknowledgeBatch(
+                each.first, each.last, each.types[0], each.delay_ms, each.reason, each.delivery_count
+            )
+            for each in batches
+        ]
+        request = acknowledge_records.encode_request(
+            0, CLIENT_ID, group_id, member_id, [(topic_id, [(index, encoded)])]
+        )
+        answer = await self._exchange(node_id, request, REQUEST_TIMEOUT_MS)
+        response = acknowledge_records.decode_response(answer)
+        if response.error_code:
+            return error_for_code(response.error_code, response.error_message or "")
+        (result,) = response.results
+        return error_for_code(result.error_code, result.error_message or "") if result.error_code else None
+
+    async def _send(self, node_id: int, key: ApiKey, fields: dict[str, Any], timeout_ms: int) -> Any:
+        """Return the response to a request; raise its error."""
+        sender = {"node_id": self.node_id, "broker_epoch": self._broker_epoch()}
+        request = messages.encode_request(key, 0, 0, CLIENT_ID, sender | fields)
+        answer = await self._exchange(node_id, request, timeout_ms)
+        _, response = messages.decode_response_frame(key, 0, answer)
+        if response.error_code:
+            raise error_for_code(response.error_code, response.error_message or "")
+        return response
+
+    async def _exchange(self, node_id: int, request: bytes, timeout_ms: int) -> bytes:
+        try:
+            async with self._connection() as peers:
+                return await peers.send(node_id, request, timeout_ms=timeout_ms)
+        except (ConnectionLost, RequestTimedOut) as error:
+            raise ConnectionLost(
+                f"broker {node_id}, which leads the partition, did not answer: it is unknown what the request has "
+                f"done ({error.message})"
+            ) from error
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Peers]:
+        """Lend a connection to each broker that no other request uses; wait for one if there are `CONNECTIONS_MAX`."""
+        if self._idle:
+            peers = self._idle.pop()
+        elif self._created < CONNECTIONS_MAX:
+            self._created += 1
+            peers = self._new_peers()
+        else:
+            promise: Promise[Peers] = self._scheduler.promise()
+            self._queue.append(promise)
+            is_lent = False
+            try:
+                peers = await promise
+                is_lent = True
+            finally:
+                if not is_lent:
+                    self._withdraw(promise)
+        try:
+            yield peers
+        finally:
+            self._give_back(peers)
+
+    def _withdraw(self, promise: Promise[Peers]) -> None:
+        """Stop waiting for a connection; one that was lent at the same moment is given back."""
+        if promise in self._queue:
+            self._queue.remove(promise)
+        else:
+            promise.add_done_callback(lambda lent: self._give_back(lent.result()))
+
+    def _give_back(self, peers: Peers) -> None:
+        if self._queue:
+            self._queue.popleft().set_result(peers)
+        else:
+            self._idle.append(peers)
