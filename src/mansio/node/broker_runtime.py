@@ -24,6 +24,7 @@ from mansio.broker.coordinator.group.share_groups import ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.coordinator.share.dead_letter_manager import create_dead_letter_manager
 from mansio.broker.coordinator.share.dead_letter_resumption import DeadLetterResumption
+from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
 from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareCoordinator
 from mansio.broker.coordinator.share.share_partition_manager import create_share_partition_manager
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
@@ -49,7 +50,6 @@ from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.schedules import ScheduleService
-from mansio.broker.services.share_groups.lease_forwarder import LeaseForwarder
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.share_groups.receive_records import ReceivedRecord, ReceiveResult
 
 CONFIGS = {
     "share.auto.offset.reset": "earliest",

@@ -12,8 +12,8 @@ from mansio.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord
     from mansio.broker.services.publish_records import PublishedRecord
-    from mansio.broker.services.share_groups.receive_records import ReceivedRecord
     from mansio.client.types import Message
     from mansio.errors import MansioError
     from mansio.wire.batch.record_batch import Header

@@ -34,7 +34,7 @@ from mansio.wire.internal_records.dead_letter_headers import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mansio.broker.services.share_groups.receive_records import ReceivedRecord
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord
     from mansio.wire.batch.record_batch import Header
 
 ATTRIBUTE_PREFIX: Final = "sqs-attribute-"

@@ -60,10 +60,10 @@ from mansio.wire.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.caller import Caller
     from mansio.broker.services.routed.own_client import OwnClient
-    from mansio.broker.services.share_groups.receive_records import ReceivedRecord, ReceiveResult
     from mansio.client import Client
     from mansio.metadata.model import Topic
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.services.share_groups.receive_records import ReceiveResult
+from mansio.broker.coordinator.share.received_records import ReceiveResult
 from mansio.errors import ConnectionLost, LeaderNotAvailable, MansioError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder, TopicIndex
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord
     from mansio.broker.services.caller import Caller
-    from mansio.broker.services.share_groups.lease_forwarder import LeaseForwarder, TopicIndex
-    from mansio.broker.services.share_groups.receive_records import ReceivedRecord, ReceiveService
+    from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.ports import Clock, Promise, Random, Scheduler
 
 RETRY_MS: Final = 50

@@ -51,14 +51,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Sequence
 
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
+    from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
     from mansio.broker.services.caller import Caller
     from mansio.broker.services.groups import GroupService
-    from mansio.broker.services.share_groups.lease_forwarder import LeaseForwarder
-    from mansio.broker.services.share_groups.receive_records import (
-        ReceivedRecord,
-        ReceiveResult,
-        ReceiveService,
-    )
+    from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.topics import TopicService
     from mansio.ports import Clock, Promise, Random, Scheduler

@@ -12,10 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
+from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
 from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.share_groups.share import (
     PARTITIONS_MAX,
@@ -28,7 +29,7 @@ from mansio.wire.batch.record_batch import check_stored_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from mansio.broker.services.topics import TopicService
     from mansio.ports import Clock, Promise, Random, Scheduler
     from mansio.state.consumer_group.types import TopicPartition
-    from mansio.wire.batch.record_batch import Header
     from mansio.wire.batch.record_reader import Record
 
 RECORDS_MAX: Final = 10_000
@@ -52,36 +52,6 @@ DECODED_BYTES_MAX: Final = 64 << 20
 """Maximum decompressed bytes in one call."""
 
 MEMBER_ID_RANDOM_BYTES: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedRecord:
-    """A leased record. `delivery_count`: 1 for the first delivery. `timestamp_ms`: since the Unix epoch."""
-
-    topic: str
-    topic_id: bytes
-    partition: int
-    offset: int
-    delivery_count: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveResult:
-    """Leased records; those of one partition are in the order of their offsets.
-
-    `member_id`: the member that has the leases, each for `lock_ms`. `errors`: by (topic, partition). `throttle_ms`:
-    time for which the client must pause (KIP-219).
-    """
-
-    member_id: str
-    records: Sequence[ReceivedRecord]
-    lock_ms: int
-    errors: Mapping[tuple[str, int], MansioError]
-    throttle_ms: int = 0
 
 
 class ReceiveService:

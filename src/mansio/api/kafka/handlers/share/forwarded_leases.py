@@ -15,8 +15,8 @@ from mansio.broker.services.caller import Caller
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.share_groups.receive_records import ReceivedRecord
     from mansio.wire.codec.messages import Struct
 
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from mansio.broker.services.share_groups.receive_records import ReceivedRecord, ReceiveResult
+from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
 from mansio.errors import (
     ConnectionLost,
     LeaderNotAvailable,
