@@ -1,0 +1,93 @@
+"""The command line: `mansio produce`, `consume`, `dlq`, each a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any, ClassVar, Final
+
+from component.conformance.protocol import (
+    INVALID,
+    TOO_LARGE,
+    UNKNOWN_TOPIC,
+    WAIT_S,
+    Protocol,
+    Received,
+    Refused,
+)
+from support.machine import scaled
+from support.paths import mansio_command
+
+NAMES: Final = {
+    "there is no such topic": UNKNOWN_TOPIC,
+    "exceeds max.message.bytes": TOO_LARGE,
+    "invalid value for": INVALID,
+}
+HOW: Final = {"accept": "--ack", "release": "--release", "reject": "--reject"}
+
+
+class Cli(Protocol):
+    name = "cli"
+    cannot: ClassVar = {
+        "lease": "`consume` acknowledges, releases or rejects each record that it prints, or holds it until it ends",
+    }
+
+    def _run(self, *arguments: str, text: str = "") -> str:
+        done = subprocess.run(
+            [*mansio_command(), *arguments, "-b", self.broker.bootstrap_servers],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=scaled(2 * WAIT_S),
+            check=False,
+        )
+        if done.returncode:
+            raise Refused(next((name for part, name in NAMES.items() if part in done.stderr), done.stderr))
+        return done.stdout
+
+    def _records(self, *arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._run(*arguments, "-o", "json").splitlines() if line]
+
+    def publish(
+        self,
+        topic: str,
+        value: str,
+        *,
+        key: str | None = None,
+        delay_s: int | None = None,
+        priority: str | None = None,
+        dedup_id: str | None = None,
+    ) -> None:
+        arguments = ["produce", topic, "-D", ""]
+        if key is not None:
+            arguments += ["-k", key]
+        if delay_s is not None:
+            arguments += ["--delay", f"{delay_s}s"]
+        if priority is not None:
+            arguments += ["--priority", priority]
+        if dedup_id is not None:
+            arguments += ["-H", f"mansio-dedup-id={dedup_id}"]
+        self._run(*arguments, text=value)
+
+    def take(self, topic: str, count: int, then: str) -> list[Received]:
+        group = self.group(topic)
+        found = self._records("consume", topic, "--share-group", group, HOW[then], "-n", str(count))
+        return [Received(each["value"], each["key"], each["delivery_count"]) for each in found]
+
+    def is_empty(self, topic: str) -> bool:
+        return not self._records(
+            "consume", topic, "--share-group", self.group(topic), "--release", "--exit-at-end"
+        )
+
+    def redrive(self, topic: str) -> int:
+        answer = json.loads(
+            self._run("dlq", "redrive", topic, "--all", "--group", self.group(topic), "-o", "json")
+        )
+        return sum(int(row["redriven"]) for row in answer["rows"])
+
+    def read_from(self, topic: str, time_ms: int) -> list[str]:
+        found = self._records("consume", topic, "--from-time", str(time_ms), "--exit-at-end")
+        return [each["value"] for each in found]
+
+    def close(self) -> None:
+        """Each command has ended."""
