@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kombu.pools
 import pytest
@@ -47,9 +48,14 @@ def app(broker: TestBroker, tmp_path: Path) -> Iterator[celery.Celery]:
     kombu.pools.reset()  # they are shared by all applications with one URL
 
 
+@functools.cache
+def client(url: str) -> Any:
+    return sqs_client(url)
+
+
 def messages(broker: TestBroker, queue: str = "celery") -> tuple[int, int, int]:
     """How many messages of a queue are visible, in flight, and delayed."""
-    sqs = sqs_client(broker.sqs_url)
+    sqs = client(broker.sqs_url)
     url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
     found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
     kinds = ("", "NotVisible", "Delayed")
@@ -57,8 +63,8 @@ def messages(broker: TestBroker, queue: str = "celery") -> tuple[int, int, int]:
     return visible, in_flight, delayed
 
 
-def worker(place: Path, name: str, *arguments: str) -> Worker:
-    return Worker(URL, place, name, "-c", "1", *arguments, lease_s=VISIBILITY_TIMEOUT_S)
+def worker(place: Path, name: str, *arguments: str, url: str = URL) -> Worker:
+    return Worker(url, place, name, "-c", "1", *arguments, lease_s=VISIBILITY_TIMEOUT_S)
 
 
 def test_tasks_over_sqs_run_once_with_a_countdown_of_the_worker_and_a_delay_of_the_broker(
@@ -68,7 +74,7 @@ def test_tasks_over_sqs_run_once_with_a_countdown_of_the_worker_and_a_delay_of_t
         assert app.send_task("add", (1, 2)).get(timeout=scaled(RESULT_S)) == 3
         assert app.send_task("add", (3, 4), countdown=1).get(timeout=scaled(RESULT_S)) == 7
         delayed = app.send_task("add", (5, 6), DelaySeconds=600)
-        assert messages(broker) == (0, 0, 1)
+        wait_until(lambda: messages(broker) == (0, 0, 1), 30, "one delayed message")
         broker.clock.advance(seconds=601)
         assert delayed.get(timeout=scaled(RESULT_S)) == 11
         wait_until(lambda: messages(broker) == (0, 0, 0), 30, "an empty queue")
@@ -93,7 +99,7 @@ def test_a_task_of_a_killed_worker_runs_again_over_sqs_after_the_visibility_time
         wait_until(lambda: counts(tmp_path, "add"), 60, "the other task")
         broker.clock.advance(seconds=VISIBILITY_TIMEOUT_S - 60)
         assert app.send_task("add", (3, 4)).get(timeout=scaled(RESULT_S)) == 7
-        assert messages(broker)[1] == 1
+        wait_until(lambda: messages(broker) == (0, 1, 0), 30, "the message of the lost task in flight")
         assert not counts(tmp_path, "begin 1 other")
         broker.clock.advance(seconds=61)
         wait_until(lambda: counts(tmp_path, "begin 1 other"), 30, "the task again")
@@ -102,16 +108,19 @@ def test_a_task_of_a_killed_worker_runs_again_over_sqs_after_the_visibility_time
 
 @pytest.mark.full
 def test_every_task_is_done_over_sqs_although_one_of_two_workers_is_killed(
-    broker: TestBroker, app: celery.Celery, tmp_path: Path
+    broker: TestBroker, app: celery.Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with worker(tmp_path, "one") as one, worker(tmp_path, "other") as other:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_SQS")
+    url = broker.sqs_url.replace("http://", "sqs://any:any@")  # the address in the URL of the broker
+    app.conf.broker_url = url
+    with worker(tmp_path, "one", url=url) as one, worker(tmp_path, "other", url=url) as other:
         one.wait_ready()
         other.wait_ready()
         for number in range(8):
             app.send_task("late", (number, 0.3))
         wait_until(lambda: any(line.endswith(" one") for line in lines(tmp_path)), 30, "a task of the worker")
         one.kill()
-        wait_until(lambda: messages(broker)[0] == 0 and len(counts(tmp_path, "end ")) == 7, 60, "the others")
+        wait_until(lambda: messages(broker)[0] == 0 and len(counts(tmp_path, "end ")) >= 6, 60, "the others")
         broker.clock.advance(seconds=VISIBILITY_TIMEOUT_S + 1)
         wait_until(lambda: len(counts(tmp_path, "end ")) == 8, 60, "all tasks")
         wait_until(lambda: messages(broker) == (0, 0, 0), 30, "an empty queue")
@@ -155,11 +164,13 @@ def test_tasks_that_a_stopped_worker_had_received_over_sqs_are_visible_after_kom
 def test_a_rejected_task_over_sqs_is_deleted_or_goes_to_the_dead_letter_queue(
     broker: TestBroker, app: celery.Celery, tmp_path: Path
 ) -> None:
-    sqs = sqs_client(broker.sqs_url)
+    sqs = client(broker.sqs_url)
     dead = sqs.create_queue(QueueName="dead")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "2"})
-    sqs.create_queue(QueueName="with-policy", Attributes={"RedrivePolicy": policy, "VisibilityTimeout": "3600"})
+    sqs.create_queue(
+        QueueName="with-policy", Attributes={"RedrivePolicy": policy, "VisibilityTimeout": "3600"}
+    )
     with worker(tmp_path, "one", "-Q", "celery,with-policy") as one:
         one.wait_ready()
         app.send_task("reject", (1, False))
@@ -169,7 +180,9 @@ def test_a_rejected_task_over_sqs_is_deleted_or_goes_to_the_dead_letter_queue(
         assert messages(broker, "with-policy") == (0, 1, 0)
         for _ in range(2):
             broker.clock.advance(seconds=VISIBILITY_TIMEOUT_S + 1)
-            wait_until(lambda: counts(tmp_path, "reject 2") == {"reject 2 False": 2}, 30, "the second delivery")
+            wait_until(
+                lambda: counts(tmp_path, "reject 2") == {"reject 2 False": 2}, 30, "the second delivery"
+            )
         wait_until(lambda: messages(broker, "dead") == (1, 0, 0), 30, "the dead letter")
 
 
