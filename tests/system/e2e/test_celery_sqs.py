@@ -12,7 +12,7 @@ import pytest
 from mansio.testing import TestBroker
 from support.celery_shop import Worker, counts, lines, new_app
 from support.machine import scaled
-from support.sqs import sqs_client
+from support.sqs import message_counts, sqs_client
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -55,12 +55,7 @@ def client(url: str) -> Any:
 
 def messages(broker: TestBroker, queue: str = "celery") -> tuple[int, int, int]:
     """How many messages of a queue are visible, in flight, and delayed."""
-    sqs = client(broker.sqs_url)
-    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
-    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    kinds = ("", "NotVisible", "Delayed")
-    visible, in_flight, delayed = (int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
-    return visible, in_flight, delayed
+    return message_counts(client(broker.sqs_url), queue)
 
 
 def worker(place: Path, name: str, *arguments: str, url: str = URL) -> Worker:
