@@ -30,10 +30,11 @@ OPTIONS = "SHOP_LEASE_S"
 
 
 def new_app(broker: str, place: str, lease_s: float | None = None) -> celery.Celery:
-    """The application of one test, with results and lines in `place`."""
+    """The application of one test, with results and lines in `place`. `broker`: host and port, or a URL."""
     results = Path(place, "results")
     results.mkdir(exist_ok=True)
-    made = celery.Celery("support.celery_shop", broker=f"mansio://{broker}", backend=f"file://{results}")
+    url = broker if "://" in broker else f"mansio://{broker}"
+    made = celery.Celery("support.celery_shop", broker=url, backend=f"file://{results}")
     made.conf.update(
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,

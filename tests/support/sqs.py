@@ -35,6 +35,15 @@ def sqs_client(url: str, *, key_id: str = "test", secret: str = "test", attempts
     )
 
 
+def message_counts(client: Any, queue: str) -> tuple[int, int, int]:
+    """Return how many messages of a queue are visible, in flight, and delayed."""
+    url = client.get_queue_url(QueueName=queue)["QueueUrl"]
+    found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    kinds = ("", "NotVisible", "Delayed")
+    visible, in_flight, delayed = (int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
+    return visible, in_flight, delayed
+
+
 def query(url: str, action: str, parameters: Mapping[str, str] | None = None) -> httpx.Response:
     """Send a request of the Query protocol."""
     form = {"Action": action, "Version": "2012-11-05", **(parameters or {})}

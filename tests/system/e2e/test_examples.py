@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,10 +32,14 @@ BOOTSTRAP = "127.0.0.1:9092"
 HTTP = "127.0.0.1:9080"
 SQS = "127.0.0.1:9324"
 GRPC = "127.0.0.1:50051"
-KAFKA_PYTHON_WARNINGS = [
+LIBRARIES_WARNINGS = [
     part
-    for name in ("read_text", "open_text")  # deprecated in importlib.resources, used by kafka-python
-    for part in ("-W", f"ignore:{name} is deprecated:DeprecationWarning")
+    for words in (
+        "read_text is deprecated",  # of importlib.resources, used by kafka-python
+        "open_text is deprecated",
+        "The `api_version` parameter has been deprecated",  # of aiokafka, used by taskiq-aio-kafka
+    )
+    for part in ("-W", f"ignore:{words}:DeprecationWarning")
 ]
 
 
@@ -63,13 +69,18 @@ class Bench:
             "MANSIO_GRPC_LISTENER": self.grpc,
         }
 
-    def command(self, example: Example) -> list[str]:
+    def code(self, example: Example) -> str:
+        """The example with the addresses of this broker."""
         code = example.code
         own = {BOOTSTRAP: self.bootstrap_servers, HTTP: self.http, SQS: self.sqs, GRPC: self.grpc}
         for address, other in own.items():
             code = code.replace(address, other)
+        return code
+
+    def command(self, example: Example) -> list[str]:
+        code = self.code(example)
         if example.language == "python":
-            return [sys.executable, "-W", "error", *KAFKA_PYTHON_WARNINGS, "-c", code]
+            return [sys.executable, "-W", "error", *LIBRARIES_WARNINGS, "-c", code]
         assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"
         return ["sh", "-euc", code if example.name != "serve" else f"exec {code.strip()}"]
 
@@ -86,6 +97,26 @@ class Bench:
             check=False,
         )
         return Outcome(done.returncode, done.stdout)
+
+    @contextmanager
+    def working(self, example: Example) -> Iterator[Path]:
+        """A worker, started by an example and killed with its processes. Yields the file of its output."""
+        log = self.directory / f"{example.name}.log"
+        with log.open("wb") as output:
+            worker = subprocess.Popen(
+                self.command(example),
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield log
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
 
 
 @pytest.fixture
@@ -225,6 +256,50 @@ def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path
     (tmp_path / "test_schedules.py").write_text(found["fixture"].code)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
+
+
+def test_the_examples_about_task_frameworks_work_in_their_order(bench: Bench) -> None:
+    found = examples("docs/FRAMEWORKS.md")
+    taskiq = ["taskiq", "taskiq-worker", "taskiq-publish"]
+    dramatiq = ["dramatiq", "dramatiq-worker", "dramatiq-publish", "dramatiq-commands"]
+    assert list(found) == ["faststream", *taskiq, *dramatiq]
+    (bench.directory / "mails.py").write_text(bench.code(found["taskiq"]))
+    (bench.directory / "charges.py").write_text(bench.code(found["dramatiq"]))
+    with bench.working(found["taskiq-worker"]) as mails, bench.working(found["dramatiq-worker"]) as charges:
+        wait_until(lambda: "Listening started" in mails.read_text(), 60, "the worker of Taskiq")
+        for name, words in {
+            "taskiq-publish": "",
+            "dramatiq-publish": "",
+            "dramatiq-commands": "0:1 ",
+        }.items():
+            outcome = bench.run(found[name])
+            assert outcome.code == 0, f"{name}:\n{outcome.output}"
+            assert words in outcome.output, f"{name}:\n{outcome.output}"
+        wait_until(lambda: "mail to ann@example.org\n" in mails.read_text(), 30, "the mail")
+        wait_until(lambda: "charge ann\n" in charges.read_text(), 30, "the charge")
+        assert "bob" not in charges.read_text()
+
+
+@pytest.mark.full
+def test_the_example_about_faststream_passes(tmp_path: Path) -> None:
+    (tmp_path / "test_orders.py").write_text(examples("docs/FRAMEWORKS.md")["faststream"].code)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
+
+
+@pytest.mark.full
+def test_the_examples_about_celery_over_sqs_work_in_their_order(bench: Bench) -> None:
+    found = {name: it for name, it in examples("docs/FROM_CELERY.md").items() if name.startswith("sqs-")}
+    assert list(found) == ["sqs-shop", "sqs-worker", "sqs-publish"]
+    (bench.directory / "billing.py").write_text(found["sqs-shop"].code)
+    with bench.working(found["sqs-worker"]) as log:
+        outcome = bench.run(found["sqs-publish"])
+        assert outcome.code == 0, outcome.output
+        delayed = outcome.output.splitlines()[1:]
+        assert len(delayed) == 1, outcome.output
+        wait_until(lambda: "bill for 2 apples" in log.read_text(), 60, "a task")
+        wait_until(lambda: "bill for 3 figs" in log.read_text(), 60, "the task with a countdown")
+        assert "plums" not in log.read_text()
 
 
 def test_no_document_installs_mansio_from_an_index() -> None:
