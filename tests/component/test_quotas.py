@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import httpx
 import pytest
 
 import mansio
 from mansio.client.admin.quotas import DEFAULT_ENTITY, Quota
 from mansio.errors import InvalidRequest
+from mansio.testing.broker import TestBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
 from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of
+from support.sqs import sqs_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -394,3 +398,27 @@ def test_filters_that_mean_nothing_are_refused(filtered: World, components: list
     with RawPeer(filtered.port) as peer:
         answer = peer.call(ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, {"components": wanted, "strict": False})
     assert (answer.error_code, answer.entries) == (code, None)
+
+
+def test_publish_over_http_and_sqs_above_the_quota_is_answered_after_the_throttle_time() -> None:
+    with TestBroker(quota_burst_ms=BURST_MS) as broker, ThreadPoolExecutor(2) as pool:
+        client = broker.client()
+        client.admin.create_topic("t")
+        sqs = sqs_client(broker.sqs_url)
+        queue = sqs.create_queue(QueueName="queue")["QueueUrl"]
+        client.admin.quotas.set(client_id=DEFAULT_ENTITY, values={"producer_byte_rate": 1_000})
+        records = {"records": [{"value": "x" * 10_000}]}
+        slow = [
+            pool.submit(httpx.post, f"{broker.http_url}/v1/topics/t/records/batch", json=records, timeout=60),
+            pool.submit(sqs.send_message, QueueUrl=queue, MessageBody="x" * 10_000),
+        ]
+        read = client.consume(["t", "queue"], to_end=False)
+        found = [next(read), next(read)]  # both are stored, and neither is answered
+        assert {each.topic for each in found} == {"t", "queue"}
+        read.close()
+        assert not any(each.done() for each in slow)
+        broker.clock.advance(seconds=8)  # of 10 s
+        assert not any(each.done() for each in slow)
+        broker.clock.advance(seconds=3)
+        assert slow[0].result(scaled(20)).status_code == 200
+        assert slow[1].result(scaled(20))["MessageId"]

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from mansio.broker.services.routed.own_client import OwnClient
     from mansio.client import Client
 
+THROTTLE_MS_MAX: Final = 30_000
+"""Maximum delay of a result because the client exceeds its quota."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -37,12 +40,29 @@ async def publish_records(
     caller: Caller,
 ) -> PublishResult:
     """Append records, here or on the brokers that lead their partitions. Results and errors are those of
-    `PublishService.publish_records`."""
+    `PublishService.publish_records`. A client over its quota gets them after the throttle time."""
     result = await services.publish.publish_records(
         topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=caller
     )
-    if services.cluster is None:
-        return result
+    if services.cluster is not None:
+        result = await _forward_refused(services, own_client, topic, records, result, caller)
+    if (
+        result.throttle_ms
+    ):  # what Kafka's clients do by themselves: the bytes of all brokers are in the result
+        now = services.clock.monotonic()
+        await services.scheduler.sleep(caller.timeout_ms(min(result.throttle_ms, THROTTLE_MS_MAX), now))
+    return result
+
+
+async def _forward_refused(
+    services: BrokerServices,
+    own_client: OwnClient,
+    topic: str,
+    records: Sequence[RecordToPublish],
+    result: PublishResult,
+    caller: Caller,
+) -> PublishResult:
+    """Send the records of partitions that this broker does not lead to their leaders."""
     positions = [
         position
         for position, one in enumerate(result.records)
