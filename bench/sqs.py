@@ -2,8 +2,8 @@
 
 Each of eight connections repeats: send ten messages of 100 B, receive up to ten, delete them, until all messages are
 deleted. Rates are messages that went through the whole cycle, after a warm-up of a quarter as many. Mansio has synced
-each message before it answers. ElasticMQ keeps messages in memory and, with its message storage on, also in an H2
-database that it does not wait for; moto keeps them in memory. The last column is one boto3 client in one process.
+each message before it answers. ElasticMQ with its message storage on writes them to an H2 database, without a sync;
+`elasticmq-memory` and moto keep them in memory. The last column is one boto3 client in one process.
 
 The peers are optional: moto is a package (`pip install 'moto[server]'`), ElasticMQ is fetched by
 `tools/peer_servers.sh` and runs with Java. What is missing is not measured.
