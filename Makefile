@@ -233,7 +233,7 @@ bench: $(VENV)/.dev
 	@$(BIN)/python -m bench.run $(ARGS)
 
 # The peers' own clients, and their servers: what `make test` does not need.
-$(VENV)/.peers: $(VENV)/.dev tools/peer_servers.sh tools/debian_tools.sh bench/peers/kafka.pom.xml
+$(VENV)/.peers: $(VENV)/.dev tools/peer_servers.sh tools/debian_tools.sh bench/peers/kafka.pom.xml bench/peers/elasticmq.pom.xml
 	@$(INSTALL) --group peers
 	@tools/peer_servers.sh
 	@touch $@

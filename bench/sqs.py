@@ -1,10 +1,12 @@
-"""`python -m bench.sqs`: send, receive and delete in batches of 10, beside moto server, in one run.
+"""`python -m bench.sqs`: send, receive and delete in batches of 10, beside moto server and ElasticMQ, in one run.
 
 Each of eight connections repeats: send ten messages of 100 B, receive up to ten, delete them, until all messages are
-deleted. Rates are messages that went through the whole cycle. Mansio has synced each message before it answers; moto
-keeps messages in memory. The last column is one boto3 client in one process.
+deleted. Rates are messages that went through the whole cycle, after a warm-up of a quarter as many. Mansio has synced
+each message before it answers. ElasticMQ with its message storage on writes them to an H2 database, without a sync;
+`elasticmq-memory` and moto keep them in memory. The last column is one boto3 client in one process.
 
-moto is an optional package (`pip install 'moto[server]'`); without it only Mansio is measured.
+The peers are optional: moto is a package (`pip install 'moto[server]'`), ElasticMQ is fetched by
+`tools/peer_servers.sh` and runs with Java. What is missing is not measured.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -27,6 +31,22 @@ from bench.servers import Server, free_port
 CONNECTIONS = 8
 BATCH = 10
 BODY = "x" * 100
+WARM_UP = 4
+"""The warm-up has this part of the messages, so that a JVM has compiled what it runs most."""
+
+ELASTICMQ = Path(__file__).resolve().parent.parent / ".tools" / "elasticmq"
+ELASTICMQ_SETTINGS = """
+include classpath("application.conf")
+generate-node-address = false
+node-address {{ protocol = http, host = "127.0.0.1", port = {port}, context-path = "" }}
+rest-sqs {{ enabled = true, bind-port = {port}, bind-hostname = "127.0.0.1", sqs-limits = strict }}
+rest-stats {{ enabled = false, bind-port = 0, bind-hostname = "127.0.0.1" }}
+queues {{}}
+queues-storage {{ enabled = false, path = "{data}/queues.conf" }}
+messages-storage {{ enabled = {stored}, driver-class = "org.h2.Driver", uri = "jdbc:h2:{data}/messages", username = "",
+  password = "", prune-data-on-init = false }}
+aws {{ region = us-east-1, accountId = "000000000000" }}
+"""
 
 
 def main() -> None:
@@ -35,17 +55,23 @@ def main() -> None:
     )
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=("mansio", "elasticmq", "elasticmq-memory", "moto"))
     arguments = parser.parse_args()
-    names = ["mansio"] + (["moto"] if importlib.util.find_spec("moto") else [])
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    names = ["mansio"]
+    if shutil.which("java") and ELASTICMQ.is_dir():
+        names += ["elasticmq", "elasticmq-memory"]
+    if importlib.util.find_spec("moto") and importlib.util.find_spec("flask"):
+        names += ["moto"]
+    rates: dict[str, list[float]] = {name: [] for name in names if name in (arguments.only or names)}
     with tempfile.TemporaryDirectory() as directory:
         for number in range(arguments.rounds):
-            for name in names:
+            for name in rates:
                 rate, boto, cpu_us = measure(name, Path(directory) / f"{name}{number}", arguments.messages)
                 rates[name].append(rate)
                 print(
                     f"{name}: {rate:,.0f} messages/s, server {cpu_us:.0f} us of processor time each; "
-                    f"boto3, one client: {boto:,.0f} messages/s"
+                    f"boto3, one client: {boto:,.0f} messages/s; load {os.getloadavg()[0]:.1f}",
+                    flush=True,
                 )
     for name, found in rates.items():
         print(
@@ -66,6 +92,7 @@ def measure(name: str, data: Path, count: int) -> tuple[float, float, float]:
             aws_secret_access_key="b",
         )
         queue = client.create_queue(QueueName="bench")["QueueUrl"]
+        asyncio.run(cycle(server.port, queue, count // WARM_UP))
         before = server.cpu_s()
         rate = asyncio.run(cycle(server.port, queue, count))
         cpu_us = (server.cpu_s() - before) / count * 1e6
@@ -88,6 +115,12 @@ def start(name: str, data: Path) -> Server:
     if name == "moto":
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         return Server(command, port, data, None, b"Running on")
+    if name.startswith("elasticmq"):
+        settings = data.with_suffix(".conf")
+        stored = "true" if name == "elasticmq" else "false"
+        settings.write_text(ELASTICMQ_SETTINGS.format(port=port, data=data, stored=stored))
+        command = ["java", f"-Dconfig.file={settings}", "-cp", f"{ELASTICMQ}/*", "org.elasticmq.server.Main"]
+        return Server(command, port, data, None, b" started in ")
     command = [sys.executable, "-m", "mansio", "serve", "--data", str(data / "data"), "--http", ""]
     command += ["--kafka", "127.0.0.1:0", "--sqs", f"127.0.0.1:{port}"]
     return Server(command, port, data, None, b" ready kafka=")
@@ -112,8 +145,9 @@ async def cycle(port: int, queue: str, count: int) -> float:
                 handles = [
                     {"Id": str(n), "ReceiptHandle": each["ReceiptHandle"]} for n, each in enumerate(found)
                 ]
-                await connection.send(request("DeleteMessageBatch", {"QueueUrl": queue, "Entries": handles}))
-                done += len(found)
+                delete = request("DeleteMessageBatch", {"QueueUrl": queue, "Entries": handles})
+                deleted = json.loads(await connection.send(delete))
+                done += len(deleted["Successful"])
         connection.close()
 
     begin = time.perf_counter()

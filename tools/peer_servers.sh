@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetch the servers that `make bench-peers` measures beside Mansio into .tools/, without root:
-#   Debian packages (tools/debian_tools.sh); Apache Kafka's jars where Maven is; a NATS server that can sync before it
+#   Debian packages (tools/debian_tools.sh); the jars of Apache Kafka and ElasticMQ where Maven is; a NATS server that can sync before it
 #   acknowledges (2.10, Debian 12 has 2.9) where Go is.
 # What cannot be had is told, and measured by nobody: the exit code is 0 all the same.
 set -uo pipefail
@@ -15,16 +15,21 @@ missing() { echo "Not fetched: $*" >&2; }
 tools/debian_tools.sh redis-server beanstalkd nats-server strace postgresql:initdb,postgres rabbitmq-server:epmd \
     || missing "not every Debian package was found"
 
-if ! compgen -G "$tools/kafka/kafka_*.jar" >/dev/null; then
+# jars NAME DIRECTORY: what bench/peers/DIRECTORY.pom.xml names, into .tools/DIRECTORY.
+jars() {
+    compgen -G "$tools/$2/$2*.jar" >/dev/null && return
     if command -v mvn >/dev/null; then
-        echo "Fetching Apache Kafka into .tools/kafka"
-        mvn --quiet --batch-mode -Dstyle.color=never --file bench/peers/kafka.pom.xml dependency:copy-dependencies \
-            -DincludeScope=runtime -DoutputDirectory="$tools/kafka.part" && mv "$tools/kafka.part" "$tools/kafka" ||
-            missing "Apache Kafka, as Maven could not reach its repository"
+        echo "Fetching $1 into .tools/$2"
+        mvn --quiet --batch-mode -Dstyle.color=never --file "bench/peers/$2.pom.xml" dependency:copy-dependencies \
+            -DincludeScope=runtime -DoutputDirectory="$tools/$2.part" && mv "$tools/$2.part" "$tools/$2" ||
+            missing "$1, as Maven could not reach its repository"
     else
-        missing "Apache Kafka, as there is no Maven (mvn)"
+        missing "$1, as there is no Maven (mvn)"
     fi
-fi
+}
+
+jars "Apache Kafka" kafka
+jars ElasticMQ elasticmq # for `bench.sqs`
 
 # nats VERSION DIRECTORY: build a NATS server into .tools/DIRECTORY.
 nats() {

@@ -109,6 +109,18 @@ def test_deletion_after_the_timeout_is_refused(sqs: Any, broker: TestBroker) -> 
     assert receive_none(sqs, url)
 
 
+def test_a_delay_of_0_of_a_message_is_that_of_the_queue(sqs: Any, broker: TestBroker) -> None:
+    """Clients that always send DelaySeconds can use FIFO queues, and pass no message that is delayed."""
+    url = fifo_of(sqs, "zero", ContentBasedDeduplication="true", DelaySeconds="60")
+    send(sqs, url, "a:1")
+    send(sqs, url, "a:2", DelaySeconds=0)
+    entry = {"Id": "a", "MessageBody": "a:3", "MessageGroupId": "a", "DelaySeconds": 0}
+    assert "Failed" not in sqs.send_message_batch(QueueUrl=url, Entries=[entry])
+    assert receive_none(sqs, url)
+    broker.clock.advance(seconds=61)
+    assert bodies(receive(sqs, url)) == ["a:1", "a:2", "a:3"]
+
+
 def test_delay_of_the_queue_keeps_the_order(sqs: Any, broker: TestBroker) -> None:
     url = fifo_of(sqs, "delay", ContentBasedDeduplication="true", DelaySeconds="60")
     send(sqs, url, "a:1", "a:2", "a:3")

@@ -124,6 +124,7 @@ def test_chosen_attributes_are_returned(sqs: Any) -> None:
         return message
 
     assert set(received(MessageAttributeNames=["app.*"])["MessageAttributes"]) == {"app.one", "app.two"}
+    assert set(received(MessageAttributeNames=["ap.*"])["MessageAttributes"]) == {"app.one", "app.two"}
     assert set(received(MessageAttributeNames=["other", "none"])["MessageAttributes"]) == {"other"}
     assert "MessageAttributes" not in received()
     message = received(MessageSystemAttributeNames=["SentTimestamp"])
@@ -349,6 +350,40 @@ def test_batches_that_are_wrong_as_a_whole_are_refused(sqs: Any, entries: list[A
     with pytest.raises(ClientError) as raised:
         sqs.send_message_batch(QueueUrl=url, Entries=entries)
     assert raised.value.response["Error"]["Code"].rpartition(".")[2] == code
+
+
+def test_texts_of_errors_are_those_that_motos_tests_expect(sqs: Any) -> None:
+    """Programs compare them. moto's authors have verified those of whole batches against SQS, the two others not."""
+    url = queue_of(sqs, "texts")
+    late = {"Id": "a", "MessageBody": "a", "DelaySeconds": 901}
+    named = {"MessageAttributes": {"ö": {"DataType": "String", "StringValue": "x"}}}
+    sent = sqs.send_message_batch(QueueUrl=url, Entries=[late, {"Id": "b", "MessageBody": "b", **named}])
+    assert {each["Id"]: each["Message"] for each in sent["Failed"]} == {
+        "a": "Value 901 for parameter DelaySeconds is invalid. Reason: DelaySeconds must be >= 0 and <= 900.",
+        "b": "The message attribute name 'ö' is invalid. Attribute name can contain A-Z, a-z, 0-9, underscore (_), "
+        "hyphen (-), and period (.) characters.",
+    }
+    for action, method in (
+        ("SendMessageBatch", sqs.send_message_batch),
+        ("DeleteMessageBatch", sqs.delete_message_batch),
+        ("ChangeMessageVisibilityBatch", sqs.change_message_visibility_batch),
+    ):
+        with pytest.raises(ClientError, match=f"There should be at least one {action}RequestEntry in the"):
+            method(QueueUrl=url, Entries=[])
+    entries = [{"Id": id_, "MessageBody": "x"} for id_ in "abba"]
+    with pytest.raises(ClientError, match="Id b repeated"):
+        sqs.send_message_batch(QueueUrl=url, Entries=entries)
+
+
+def test_changes_of_tags_without_tags_are_refused(sqs: Any) -> None:
+    url = queue_of(sqs, "without-tags")
+    with pytest.raises(ClientError, match="must contain the parameter Tags"):
+        sqs.tag_queue(QueueUrl=url, Tags={})
+    with pytest.raises(ClientError, match="Tag keys must be between 1 and 128 characters"):
+        sqs.untag_queue(QueueUrl=url, TagKeys=[])
+    with pytest.raises(ClientError, match="Too many tags added for queue without-tags"):
+        sqs.tag_queue(QueueUrl=url, Tags={f"key{number}": "x" for number in range(51)})
+    assert "Tags" not in sqs.list_queue_tags(QueueUrl=url)
 
 
 def test_sizes_are_those_of_sqs(sqs: Any) -> None:

@@ -20,13 +20,14 @@ from nightly.suites.franz_go import FRANZ_GO
 from nightly.suites.java_tools import JAVA_TOOLS
 from nightly.suites.kafka_go import KAFKA_GO
 from nightly.suites.librdkafka import LIBRDKAFKA
+from nightly.suites.moto import MOTO
 from nightly.suites.results import summary, write
 from nightly.suites.sarama import SARAMA
 from nightly.suites.suite import Outcome, Outcomes, Suite
 from support.nightly_counts import leave
 from support.paths import ROOT
 
-SUITES = {suite.name: suite for suite in (FRANZ_GO, SARAMA, KAFKA_GO, LIBRDKAFKA, JAVA_TOOLS)}
+SUITES = {suite.name: suite for suite in (FRANZ_GO, SARAMA, KAFKA_GO, LIBRDKAFKA, JAVA_TOOLS, MOTO)}
 
 
 def outcomes_of(suite: Suite, expected: Expected) -> Outcomes:

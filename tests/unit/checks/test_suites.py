@@ -15,6 +15,7 @@ from nightly.suites.go_tests import parsed as parsed_go
 from nightly.suites.java_tools import PROGRAMS, STEPS, program_of
 from nightly.suites.librdkafka import BrokerTest, broker_tests
 from nightly.suites.librdkafka import parsed as parsed_librdkafka
+from nightly.suites.moto import outcomes_in
 from nightly.suites.results import read, summary, write
 from nightly.suites.suite import Outcome
 
@@ -83,6 +84,21 @@ def test_only_top_level_tests_of_go_count_and_their_last_outcome_holds() -> None
 def test_parts_of_go_tests_that_are_listed_as_skipped_are_left_out_and_no_others() -> None:
     assert leave_out(["TestA", "TestB"]) == []
     assert leave_out(["TestA", "TestB/x.y", "TestC/d"]) == ["-test.skip", r"^TestB$/^x\.y$|^TestC$/^d$"]
+
+
+def test_a_moto_test_whose_fixture_fails_has_failed(tmp_path: Path) -> None:
+    case = '<testcase classname="tests.test_sqs.test_sqs" name="test_'
+    report = tmp_path / "report.xml"
+    report.write_text(
+        f'<testsuites><testsuite>{case}a[x]"/>{case}b"><failure/></testcase>{case}c"><skipped/></testcase>'
+        f'{case}d"><error/></testcase>{case}d"/></testsuite></testsuites>'
+    )
+    assert outcomes_in(report) == {
+        "test_sqs.py::test_a[x]": PASSED,
+        "test_sqs.py::test_b": FAILED,
+        "test_sqs.py::test_c": SKIPPED,
+        "test_sqs.py::test_d": FAILED,
+    }
 
 
 def test_librdkafkas_tests_without_a_broker_and_of_other_scenarios_are_left_out() -> None:

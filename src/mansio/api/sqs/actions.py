@@ -68,9 +68,10 @@ TRACE_ATTRIBUTE: Final = "AWSTraceHeader"
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One call of an action. `base_url`: of the endpoint as the client reaches it. `access_key`: of the sender.
-    `disconnected`: done when the connection has ended."""
+    """One call of an action. `action`: its name. `base_url`: of the endpoint as the client reaches it. `access_key`: of
+    the sender. `disconnected`: done when the connection has ended."""
 
+    action: str
     parameters: Mapping[str, Any]
     base_url: str
     access_key: str
@@ -179,11 +180,17 @@ class Actions:
         return {"Tags": dict(tags)} if tags else {}
 
     async def _tag_queue(self, call: Invocation) -> dict[str, Any]:
-        await self._queues.change_tags(self._queue(call), call.parameters["Tags"])
+        queue, tags = self._queue(call), call.parameters["Tags"]
+        if not tags:
+            raise MissingParameter("The request must contain the parameter Tags.")
+        await self._queues.change_tags(queue, tags)
         return {}
 
     async def _untag_queue(self, call: Invocation) -> dict[str, Any]:
-        await self._queues.change_tags(self._queue(call), {}, call.parameters["TagKeys"])
+        queue, keys = self._queue(call), call.parameters["TagKeys"]
+        if not keys:
+            raise InvalidParameterValue("Tag keys must be between 1 and 128 characters in length.")
+        await self._queues.change_tags(queue, {}, keys)
         return {}
 
     # Sending
@@ -412,20 +419,21 @@ def _entries(call: Invocation) -> list[dict[str, Any]]:
     """Return the entries of a batch. Raises the errors of the batch as a whole."""
     entries: list[dict[str, Any]] = call.parameters["Entries"]
     if not entries:
-        raise EmptyBatchRequest("There should be at least one entry in the request.")
+        raise EmptyBatchRequest(f"There should be at least one {call.action}RequestEntry in the request.")
     if len(entries) > BATCH_MAX:
         raise TooManyEntriesInBatchRequest(
             f"Maximum number of entries per request are {BATCH_MAX}. You have sent {len(entries)}."
         )
-    ids = [entry["Id"] for entry in entries]
-    for id_ in ids:
+    seen: set[str] = set()
+    for id_ in (entry["Id"] for entry in entries):
         if not _ID.fullmatch(id_):
             raise InvalidBatchEntryId(
                 "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most "
                 "80 letters long."
             )
-        if ids.count(id_) > 1:
+        if id_ in seen:
             raise BatchEntryIdsNotDistinct(f"Id {id_} repeated.")
+        seen.add(id_)
     return entries
 
 
@@ -449,7 +457,12 @@ def _new_message(queue: Queue, parameters: Mapping[str, Any]) -> tuple[NewMessag
                 f"Value {text[:200]} for parameter {name} is invalid. Reason: {name} can only include alphanumeric and "
                 "punctuation characters. 1 to 128 in length."
             )
-    delay_s = _bounded(parameters, "DelaySeconds", 0, DELAY_S_MAX)
+    delay_s: int | None = parameters.get("DelaySeconds")
+    if delay_s is not None and not 0 <= delay_s <= DELAY_S_MAX:
+        raise InvalidParameterValue(
+            f"Value {delay_s} for parameter DelaySeconds is invalid. Reason: DelaySeconds must be >= 0 and <= "
+            f"{DELAY_S_MAX}."
+        )
     if queue.attributes.is_fifo:
         if group_id is None:
             raise MissingParameter("The request must contain the parameter MessageGroupId.")
@@ -458,11 +471,12 @@ def _new_message(queue: Queue, parameters: Mapping[str, Any]) -> tuple[NewMessag
                 "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
                 "explicitly"
             )
-        if delay_s is not None:
+        if delay_s:
             raise InvalidParameterValue(
                 f"Value {delay_s} for parameter DelaySeconds is invalid. Reason: The request include parameter that is "
                 "not valid for this queue type."
             )
+        delay_s = None  # 0, too, does not shorten the delay of the queue, which would change the order
     elif deduplication_id is not None:
         raise InvalidParameterValue(
             f"Value {deduplication_id} for parameter MessageDeduplicationId is invalid. Reason: The request includes a "
@@ -521,7 +535,7 @@ def _attribute_value(one: MessageAttribute) -> dict[str, str]:
 
 def _is_wanted(name: str, names: Sequence[str]) -> bool:
     return any(
-        each in ("All", ".*", name) or (each.endswith(".*") and name.startswith(each[:-1])) for each in names
+        each in ("All", ".*", name) or (each.endswith(".*") and name.startswith(each[:-2])) for each in names
     )
 
 

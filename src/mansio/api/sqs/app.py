@@ -105,7 +105,7 @@ class SqsEndpoint:
         base_url = f"{request.url.scheme}://{request.headers['host']}"
         disconnected = asyncio.ensure_future(request.receive())  # the body is read: it can only be the end
         try:
-            call = Invocation(parameters, base_url, access_key, caller, disconnected)
+            call = Invocation(action, parameters, base_url, access_key, caller, disconnected)
             return await self._actions.by_name[action](call)
         finally:
             disconnected.cancel()

@@ -100,7 +100,8 @@ def check_attribute(name: str, data_type: str, content: str | bytes | None) -> M
     """Return a message attribute of a request. Raises `InvalidParameterValue`."""
     if not _ATTRIBUTE_NAME.fullmatch(name) or ".." in name or name.startswith(".") or name.endswith("."):
         raise InvalidParameterValue(
-            f"Can only include alphanumeric characters, hyphens, underscores, or dots: {name[:99]}"
+            f"The message attribute name '{name[:256]}' is invalid. Attribute name can contain A-Z, a-z, 0-9, "
+            "underscore (_), hyphen (-), and period (.) characters."
         )
     if name.lower().startswith(("aws.", "amazon.")):
         raise InvalidParameterValue(f"The message attribute name {name!r} is reserved for use by AWS.")

@@ -176,7 +176,7 @@ class QueueService:
         is_fifo = attributes.get("FifoQueue") == "true"
         check_queue_name(name, is_fifo=is_fifo)
         now_s = self._services.clock.wall_ms() // 1000
-        _check_tags(tags)
+        _check_tags(name, tags)
         empty = QueueAttributes(is_fifo=is_fifo, created_s=now_s, modified_s=now_s, tags=dict(tags))
         wanted = empty.changed(attributes)
         self._check_redrive(name, wanted)
@@ -299,7 +299,7 @@ class QueueService:
             queue = self.find(queue.name)
             kept = {key: value for key, value in queue.attributes.tags.items() if key not in removed}
             tags = {**kept, **added}
-            _check_tags(tags)
+            _check_tags(queue.name, tags)
             await self._store(queue, replace(queue.attributes, tags=tags))
 
     async def _store(self, queue: Queue, attributes: QueueAttributes) -> None:
@@ -565,9 +565,9 @@ def _has_target(attributes: QueueAttributes, name: str) -> bool:
     return attributes.redrive is not None and attributes.redrive.queue == name
 
 
-def _check_tags(tags: Mapping[str, str]) -> None:
+def _check_tags(queue: str, tags: Mapping[str, str]) -> None:
     if len(tags) > TAGS_MAX:
-        raise InvalidParameterValue(f"Too many tags added for queue; at most {TAGS_MAX}.")
+        raise InvalidParameterValue(f"Too many tags added for queue {queue}.")
     for key, value in tags.items():
         if not 1 <= len(key) <= 128 or len(value) > 256 or key.lower().startswith("aws:"):
             raise InvalidParameterValue(f"Tag {key[:200]!r} is invalid.")
