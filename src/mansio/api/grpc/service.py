@@ -11,7 +11,7 @@ from mansio.api.grpc.conversion import (
     error_of,
     headers_of,
     moment,
-    new_record,
+    new_records,
     published_ranges,
     record_of,
     to_ms,
@@ -54,11 +54,10 @@ class MansioService:
     # Records
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name in the service
-        records = [new_record(each) for each in request.records]
         result = await publish_records(
-            self._services, self._own_client, request.topic, records, caller=_caller(context)
+            self._services, self._own_client, request.topic, new_records(request), caller=_caller(context)
         )
-        return pb.PublishResponse(ranges=published_ranges(result.records))
+        return pb.PublishResponse(ranges=published_ranges(result))
 
     async def PublishStream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:

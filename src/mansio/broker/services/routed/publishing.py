@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.services.publish_records import PublishedRecord
+from mansio.broker.services.publish_records import PublishedRecord, ranges_of
 from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
 from mansio.errors import InvalidRecord, MansioError, NotLeaderOrFollower, RequestTimedOut
 
@@ -45,13 +45,14 @@ async def publish_records(
         return result
     positions = [
         position
-        for position, one in enumerate(result.records)
+        for first, count, one in result.ranges
         if isinstance(one.error, NotLeaderOrFollower) and one.is_refused and one.partition >= 0
+        for position in range(first, first + count)
     ]
     if not positions:
         return result
     client = own_client.get()
-    found = list(result.records)
+    found = result.records
     sends = {
         asyncio.ensure_future(_send(client, topic, records[position], found[position].partition)): position
         for position in positions
@@ -66,7 +67,7 @@ async def publish_records(
             "the leader did not answer in time: it is not known whether the record is stored"
         )
         found[sends[send]] = PublishedRecord(found[sends[send]].partition, error=unknown)
-    return replace(result, records=found)
+    return replace(result, ranges=ranges_of(found))
 
 
 async def _send(client: Client, topic: str, record: RecordToPublish, partition: int) -> PublishedRecord:
