@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.conversion import (
+    add_record,
     error_of,
     headers_of,
     moment,
@@ -82,9 +83,10 @@ class MansioService:
             max_bytes=request.max_bytes or 1 << 20,
             wait_ms=request.wait_ms,
         )
-        return pb.FetchResponse(
-            records=[record_of(each) for each in found.records], next_offset=found.next_offset
-        )
+        response = pb.FetchResponse(next_offset=found.next_offset)
+        for each in found.records:
+            add_record(response.records, each)
+        return response
 
     async def ListOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("at")
