@@ -18,6 +18,8 @@ import mansio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mansio.testing import TestBroker
+
 REQUESTS = 5
 ROUNDS = 40
 SOURCE = Path(mansio.__file__).parent
@@ -26,11 +28,12 @@ SOURCE = Path(mansio.__file__).parent
 class CountedBroker:
     """A connection to a broker whose event loop counts the calls that it makes."""
 
-    def __init__(self, broker: mansio.Broker) -> None:
+    def __init__(self, broker: mansio.Broker | TestBroker) -> None:
         started = broker._broker
         assert started is not None
         self._loop = started.server.loop
-        host, _, port = broker.address.rpartition(":")
+        address = broker.address if isinstance(broker, mansio.Broker) else broker.bootstrap_servers
+        host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=30)
         self._calls: Counter[str] = Counter()
 

@@ -11,7 +11,7 @@ from component.services.services_fixtures import run
 from mansio.broker.services import publish_records
 from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL, Caller
 from mansio.broker.services.produce import ACKS_NONE
-from mansio.broker.services.publish_records import RecordToPublish
+from mansio.broker.services.publish_records import RecordToPublish, ValuesToPublish, ranges_of
 from mansio.broker.services.topics import NewTopic
 from mansio.errors import (
     InvalidRecord,
@@ -113,6 +113,82 @@ def test_a_call_that_does_not_fit_into_one_batch_becomes_several(tmp_path: Path)
         assert [each.offset for each in result.records] == list(range(30))
         assert [each.value for each in stored(services, "small", 0)] == [each.value for each in sent]
         assert services.produce.counters.appended_batches > 4
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("batch_bytes_max", [1 << 20, 1_000], ids=["one batch", "several batches"])
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_values_alone_are_stored_as_their_records_are(
+    tmp_path: Path, kind: str, batch_bytes_max: int
+) -> None:
+    async def work(services: BrokerServices) -> None:
+        values = [b"%03d" % number * (number % 50 + 1) for number in range(100)] + [
+            b"x" * 700,
+            b"",
+            b"y" * 700,
+        ]
+        configs = [("max.message.bytes", str(batch_bytes_max)), ("message.timestamp.type", kind)]
+        found: dict[str, int] = {}
+        batches = 0
+        for name in ("values", "records"):
+            await services.topics.create(NewTopic(name, 1, configs=configs))
+            sent = ValuesToPublish(values) if name == "values" else list(map(RecordToPublish, values))
+            result = await services.publish.publish_records(name, sent, timeout_ms=TIMEOUT_MS)
+            assert len(result.records) == len(values)
+            records = stored(services, name, 0)
+            assert [each.value for each in records] == values
+            assert [(each.offset, each.timestamp_ms) for each in result.records] == [
+                (each.offset, each.timestamp_ms) for each in records
+            ]
+            assert sum(each.length for each in result.ranges) == len(values)
+            before, batches = batches, services.produce.counters.appended_batches
+            found[name] = batches - before
+        assert found["values"] == 1 if batch_bytes_max > 1_000 else found["values"] > 10
+        assert found["values"] == found["records"]
+
+    run(tmp_path, work)
+
+
+def test_values_alone_fail_as_their_records_do(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        await services.topics.create(NewTopic("c", 1, configs=[("cleanup.policy", "compact")]))
+        await services.topics.create(NewTopic("small", 1, configs=[("max.message.bytes", "1000")]))
+        values = ValuesToPublish([b"first", b"x" * 2_000, b"third"])
+        without_keys = await services.publish.publish_records("c", values, timeout_ms=TIMEOUT_MS)
+        assert [type(each.error) for each in without_keys.records] == [InvalidRecord] * 3
+        large = await services.publish.publish_records("small", values, timeout_ms=TIMEOUT_MS)
+        assert [type(each.error) for each in large.records] == [type(None), MessageTooLarge, type(None)]
+        assert [each.is_refused for each in large.records] == [False, True, False]
+        assert [each.value for each in stored(services, "small", 0)] == [b"first", b"third"]
+        with pytest.raises(MessageTooLarge):
+            services.publish.begin_publish("t", ValuesToPublish([bytes(600_000)] * 20))
+        empty = await services.publish.publish_records("t", ValuesToPublish([]), timeout_ms=TIMEOUT_MS)
+        assert empty.records == []
+
+    run(tmp_path, work, socket_request_max_bytes=10_000_000)
+
+
+def test_results_name_every_record_in_order_whatever_its_partition(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        sent = [
+            RecordToPublish(
+                b"%d" % number, partition=(0, 0, 1, 9)[number % 4], timestamp_ms=-1 if number == 5 else None
+            )
+            for number in range(12)
+        ]
+        result = await services.publish.publish_records("t", sent, timeout_ms=TIMEOUT_MS)
+        assert [first for first, _, _ in result.ranges] == sorted({first for first, _, _ in result.ranges})
+        assert [each.partition for each in result.records] == [each.partition for each in sent]
+        for record, published in zip(sent, result.records, strict=True):
+            if published.error is None:
+                index = published.partition
+                assert stored(services, "t", index)[published.offset].value == record.value
+        assert [type(each.error) for each in result.records] == [
+            InvalidTimestamp if number == 5 else UnknownTopicOrPartition if number % 4 == 3 else type(None)
+            for number in range(12)
+        ]
+        assert ranges_of(result.records) == list(result.ranges)
 
     run(tmp_path, work)
 

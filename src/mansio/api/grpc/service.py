@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.conversion import (
+    add_record,
     error_of,
     headers_of,
     moment,
-    new_record,
+    new_records,
     published_ranges,
     record_of,
     to_ms,
@@ -54,11 +55,10 @@ class MansioService:
     # Records
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name in the service
-        records = [new_record(each) for each in request.records]
         result = await publish_records(
-            self._services, self._own_client, request.topic, records, caller=_caller(context)
+            self._services, self._own_client, request.topic, new_records(request), caller=_caller(context)
         )
-        return pb.PublishResponse(ranges=published_ranges(result.records))
+        return pb.PublishResponse(ranges=published_ranges(result))
 
     async def PublishStream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
@@ -83,9 +83,10 @@ class MansioService:
             max_bytes=request.max_bytes or 1 << 20,
             wait_ms=request.wait_ms,
         )
-        return pb.FetchResponse(
-            records=[record_of(each) for each in found.records], next_offset=found.next_offset
-        )
+        response = pb.FetchResponse(next_offset=found.next_offset)
+        for each in found.records:
+            add_record(response.records, each)
+        return response
 
     async def ListOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("at")

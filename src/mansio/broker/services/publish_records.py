@@ -7,13 +7,18 @@ result.
 Invariants:
 * Records of one partition are appended in the order in which the caller passes them.
 * The number of records in a call and their bytes are bounded.
+* `ValuesToPublish` have the same results as their records one by one.
 * `cancel`, a timeout and a cancelled `publish_records` end the waiting, never the append.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE
@@ -34,15 +39,15 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.priority_header import PRIORITY_HEADER, PRIORITY_NAMES
-from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch
+from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, build_value_only_batch
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.caller import Caller
-    from mansio.broker.services.produce import PendingProduce, ProduceService
+    from mansio.broker.services.produce import BatchResult, PendingProduce, ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.topics import TopicService
     from mansio.config.topic_config import TopicSettings
@@ -65,8 +70,10 @@ NO_PARTITION: Final = -1
 """Partition in the result of a record for which no partition was chosen."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordToPublish:
+_FIRST: Final = itemgetter(0)
+
+
+class RecordToPublish(NamedTuple):
     """A record to be appended to a topic. `timestamp_ms`: since the Unix epoch, None for the broker's clock.
     `partition`: None lets the service choose it.
 
@@ -85,8 +92,28 @@ class RecordToPublish:
     dedup_id: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRecord:
+class ValuesToPublish(Sequence[RecordToPublish]):
+    """Records with a value and nothing else. An object of a record is created only where one is asked for."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: list[bytes]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordToPublish: ...
+    @overload
+    def __getitem__(self, index: slice) -> ValuesToPublish: ...
+    def __getitem__(self, index: int | slice) -> RecordToPublish | ValuesToPublish:
+        if isinstance(index, slice):
+            return ValuesToPublish(self.values[index])
+        return RecordToPublish(self.values[index])
+
+
+class PublishedRecord(NamedTuple):
     """Result of one record: its partition, offset and stored timestamp, or its error.
 
     If the error is `RequestTimedOut` or an error of replication, the record may be stored nevertheless. `is_refused`:
@@ -100,12 +127,60 @@ class PublishedRecord:
     is_refused: bool = False
 
 
+class PublishedRange(NamedTuple):
+    """Equal results of `length` records from position `first` of the call on: a record's offset is `offset` of the
+    result plus its distance from `first`, everything else is the same. Of errors, `offset` is -1 for all."""
+
+    first: int
+    length: int
+    result: PublishedRecord
+
+    def records(self) -> list[PublishedRecord]:
+        """Return the result of each record."""
+        one = self.result
+        if self.length == 1 or one.error is not None:
+            return [one] * self.length
+        offsets = range(one.offset, one.offset + self.length)
+        return [PublishedRecord(one.partition, offset, one.timestamp_ms) for offset in offsets]
+
+
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """Results in the order of the records. `throttle_ms`: time for which the client must pause (KIP-219)."""
+    """Results of all records, with positions ascending. `throttle_ms`: time for which the client must pause
+    (KIP-219)."""
 
-    records: Sequence[PublishedRecord]
+    ranges: Sequence[PublishedRange]
     throttle_ms: int = 0
+
+    @property
+    def records(self) -> list[PublishedRecord]:
+        """The result of each record, in the order of the records."""
+        return [record for each in self.ranges for record in each.records()]
+
+
+def ranges_of(records: Iterable[PublishedRecord]) -> list[PublishedRange]:
+    """Return the results of records as ranges of adjacent offsets."""
+    return _joined([PublishedRange(position, 1, one) for position, one in enumerate(records)])
+
+
+def _joined(ranges: Sequence[PublishedRange]) -> list[PublishedRange]:
+    """Join neighbours that are one range. Errors stay as they are."""
+    found: list[PublishedRange] = []
+    last: PublishedRange | None = None
+    for each in ranges:
+        if (
+            last is not None
+            and each.result.error is None
+            and last.result.error is None
+            and each.result.partition == last.result.partition
+            and each.result.offset == last.result.offset + last.length
+            and each.result.timestamp_ms == last.result.timestamp_ms
+        ):
+            last = found[-1] = PublishedRange(last.first, last.length + each.length, last.result)
+        else:
+            last = each
+            found.append(each)
+    return found
 
 
 @dataclass(slots=True)
@@ -116,6 +191,51 @@ class _Batch:
     size_bytes: int
     positions: list[int]
     records: list[BatchRecord]
+
+    def encode(self, codec: Codec) -> bytes:
+        return build_batch(self.records, codec=codec)
+
+    def results(self, stored: BatchResult, *, is_refused: bool) -> list[PublishedRange]:
+        """Return the results of its records."""
+        first, count = self.positions[0], len(self.positions)
+        is_adjacent = self.positions[-1] - first == count - 1
+        if stored.error is not None:
+            one = PublishedRecord(self.partition, error=stored.error, is_refused=is_refused)
+            if is_adjacent:
+                return [PublishedRange(first, count, one)]
+            return [PublishedRange(position, 1, one) for position in self.positions]
+        times_ms = [record[0] for record in self.records]
+        if stored.append_time_ms >= 0:
+            times_ms = [stored.append_time_ms] * count
+        if is_adjacent and times_ms.count(times_ms[0]) == count:
+            return [
+                PublishedRange(first, count, PublishedRecord(self.partition, stored.base_offset, times_ms[0]))
+            ]
+        offsets = range(stored.base_offset, stored.base_offset + count)
+        return [
+            PublishedRange(position, 1, PublishedRecord(self.partition, offset, time_ms))
+            for position, offset, time_ms in zip(self.positions, offsets, times_ms, strict=True)
+        ]
+
+
+class _BatchOfValues(NamedTuple):
+    """As `_Batch`, of records with a value and nothing else, which follow one another in the caller's list."""
+
+    partition: int
+    first: int
+    values: list[bytes]
+    timestamp_ms: int
+
+    def encode(self, codec: Codec) -> bytes:
+        return build_value_only_batch([self.timestamp_ms] * len(self.values), self.values, codec=codec)
+
+    def results(self, stored: BatchResult, *, is_refused: bool) -> list[PublishedRange]:
+        if stored.error is not None:
+            one = PublishedRecord(self.partition, error=stored.error, is_refused=is_refused)
+        else:
+            time_ms = self.timestamp_ms if stored.append_time_ms < 0 else stored.append_time_ms
+            one = PublishedRecord(self.partition, stored.base_offset, time_ms)
+        return [PublishedRange(self.first, len(self.values), one)]
 
 
 class PublishService:
@@ -204,68 +324,110 @@ class PublishService:
         found = self._topics.find(topic)
         if found.internal:
             raise InvalidTopic(f"{topic} is an internal topic; clients may not write to it")
-        results: list[PublishedRecord | None] = [None] * len(records)
-        batches, total_bytes = self._build_batches(found, records, results)
-        entries = [(batch.partition, build_batch(batch.records, codec=codec)) for batch in batches]
+        results: list[PublishedRange] = []
+        batches: Sequence[_Batch | _BatchOfValues]
+        if isinstance(records, ValuesToPublish) and not self._topics.settings_of(found).compacts:
+            batches, total_bytes = self._build_batches_of_values(found, records.values)
+        else:
+            batches, total_bytes = self._build_batches(found, records, results)
+        entries = [(batch.partition, batch.encode(codec)) for batch in batches]
         pending = self._produce.begin_produce([(topic, None, entries)], acks=acks)
         quotas = self._quotas.active
         throttle_ms = 0 if quotas is None else quotas.record_produce(caller.client_id, total_bytes)
         return PendingPublish(pending, results, batches, throttle_ms)
 
     def _build_batches(
-        self, topic: Topic, records: Sequence[RecordToPublish], results: list[PublishedRecord | None]
+        self, topic: Topic, records: Sequence[RecordToPublish], results: list[PublishedRange]
     ) -> tuple[list[_Batch], int]:
         """Distribute the records to batches. Return the batches in the order in which they are to be appended, and
         their bytes in total. An invalid record is left out and gets its result in `results`, because it would fail its
         batch."""
         settings = self._topics.settings_of(topic)
         partition_count = len(topic.partitions)
+        batch_bytes_max = settings.max_message_bytes
         now_ms = self._clock.wall_ms()
         batches: list[_Batch] = []
         open_batches: dict[int, _Batch] = {}
         sticky: int | None = None
         total_bytes = 0
         for position, record in enumerate(records):
-            timestamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
+            value, key, headers, timestamp_ms, partition, delay_ms, deliver_at_ms, priority, dedup_id = record
+            is_checked = timestamp_ms is None and (key is not None or not settings.compacts)
+            if timestamp_ms is None:
+                timestamp_ms = now_ms
+            size_bytes = RECORD_OVERHEAD_BYTES_MAX
+            if key is not None:
+                size_bytes += len(key)
+            if value is not None:
+                size_bytes += len(value)
             try:
-                headers = _all_headers(topic.name, settings, record)
-                size_bytes = _size_bytes(record, headers)
-                _check_record(topic.name, settings, record, timestamp_ms, now_ms)
+                if (
+                    headers
+                    or delay_ms is not None
+                    or deliver_at_ms is not None
+                    or priority is not None
+                    or dedup_id is not None
+                ):
+                    headers = _all_headers(topic.name, settings, record)
+                    size_bytes += _headers_bytes(headers)
+                if not is_checked:
+                    _check_record(topic.name, settings, record, timestamp_ms, now_ms)
             except MansioError as error:
-                partition = NO_PARTITION if record.partition is None else record.partition
-                results[position] = PublishedRecord(partition, error=error)
+                failed = PublishedRecord(NO_PARTITION if partition is None else partition, error=error)
+                results.append(PublishedRange(position, 1, failed))
                 continue
             total_bytes += size_bytes
             if total_bytes > self._bytes_max:
-                raise MessageTooLarge(f"the records have more than {self._bytes_max} bytes in total")
-            if record.partition is not None:
-                index = record.partition
-            elif record.dedup_id is not None:  # a repeat is recognized in the same partition only
-                index = partition_for_key(record.dedup_id, partition_count)
-            elif record.key is not None:
-                index = partition_for_key(record.key, partition_count)
+                raise self._too_large()
+            if partition is not None:
+                index = partition
+            elif dedup_id is not None:  # a repeat is recognized in the same partition only
+                index = partition_for_key(dedup_id, partition_count)
+            elif key is not None:
+                index = partition_for_key(key, partition_count)
             else:
                 if sticky is None:
                     sticky = self._next_partition(topic)
                 index = sticky
             batch = open_batches.get(index)
-            if (
-                record.dedup_id is not None
-            ):  # alone in its batch, because only a batch has an offset in the result
+            if dedup_id is not None:  # alone in its batch, because only a batch has an offset in the result
                 batch = None
-            if batch is not None and batch.size_bytes + size_bytes > settings.max_message_bytes:
+            if batch is not None and batch.size_bytes + size_bytes > batch_bytes_max:
                 batch = None
-                if index == sticky and record.key is None and record.partition is None:
+                if index == sticky and key is None and partition is None:
                     index = sticky = self._next_partition(topic)
             if batch is None:
                 batch = open_batches[index] = _Batch(index, HEADER_BYTES, [], [])
                 batches.append(batch)
             batch.size_bytes += size_bytes
             batch.positions.append(position)
-            batch.records.append((timestamp_ms, record.key, record.value, headers))
-            if record.dedup_id is not None:
+            batch.records.append((timestamp_ms, key, value, headers))
+            if dedup_id is not None:
                 del open_batches[index]
         return batches, total_bytes
+
+    def _build_batches_of_values(self, topic: Topic, values: list[bytes]) -> tuple[list[_BatchOfValues], int]:
+        """As `_build_batches`, for records with a value and nothing else, all of which are valid."""
+        batch_bytes_max = self._topics.settings_of(topic).max_message_bytes
+        now_ms = self._clock.wall_ms()
+        batches: list[_BatchOfValues] = []
+        total_bytes = sum(map(len, values)) + len(values) * RECORD_OVERHEAD_BYTES_MAX
+        if total_bytes > self._bytes_max:
+            raise self._too_large()
+        if HEADER_BYTES + total_bytes <= batch_bytes_max:
+            if values:
+                batches.append(_BatchOfValues(self._next_partition(topic), 0, values, now_ms))
+            return batches, total_bytes
+        ends = list(accumulate(len(value) + RECORD_OVERHEAD_BYTES_MAX for value in values))
+        first = begin = 0
+        while first < len(values):
+            end = max(bisect_right(ends, begin + batch_bytes_max - HEADER_BYTES), first + 1)
+            batches.append(_BatchOfValues(self._next_partition(topic), first, values[first:end], now_ms))
+            first, begin = end, ends[end - 1]
+        return batches, total_bytes
+
+    def _too_large(self) -> MessageTooLarge:
+        return MessageTooLarge(f"the records have more than {self._bytes_max} bytes in total")
 
     def _next_partition(self, topic: Topic) -> int:
         """Choose a partition for records without a key at random, among those that this broker leads, or among all if
@@ -284,18 +446,18 @@ class PublishService:
 class PendingPublish:
     """Result of `PublishService.begin_publish`: appended records that may not be committed yet."""
 
-    __slots__ = ("_build_batches", "_pending", "_refused", "_results", "throttle_ms")
+    __slots__ = ("_batches", "_pending", "_refused", "_results", "throttle_ms")
 
     def __init__(
         self,
         pending: PendingProduce,
-        results: list[PublishedRecord | None],
-        batches: Sequence[_Batch],
+        results: list[PublishedRange],
+        batches: Sequence[_Batch | _BatchOfValues],
         throttle_ms: int,
     ) -> None:
         self._pending = pending
         self._results = results
-        self._build_batches = batches
+        self._batches = batches
         ((_, _, appended),) = pending.results
         self._refused = {number for number, stored in enumerate(appended) if stored.error is not None}
         """Numbers of the batches that were refused at once, so that they are not appended."""
@@ -320,16 +482,12 @@ class PendingPublish:
         """Return the results; they are final once `is_complete` or after the call of `on_done`."""
         found = list(self._results)
         ((_, _, appended),) = self._pending.results
-        for number, (batch, stored) in enumerate(zip(self._build_batches, appended, strict=True)):
-            for delta, position in enumerate(batch.positions):
-                if stored.error is not None:
-                    found[position] = PublishedRecord(
-                        batch.partition, error=stored.error, is_refused=number in self._refused
-                    )
-                    continue
-                timestamp_ms = batch.records[delta][0] if stored.append_time_ms < 0 else stored.append_time_ms
-                found[position] = PublishedRecord(batch.partition, stored.base_offset + delta, timestamp_ms)
-        return PublishResult([each for each in found if each is not None], self.throttle_ms)
+        for number, (batch, stored) in enumerate(zip(self._batches, appended, strict=True)):
+            found += batch.results(stored, is_refused=number in self._refused)
+        if len(found) > 1:
+            found.sort(key=_FIRST)
+            found = _joined(found)
+        return PublishResult(found, self.throttle_ms)
 
 
 def _all_headers(topic: str, settings: TopicSettings, record: RecordToPublish) -> Sequence[Header]:
@@ -377,10 +535,9 @@ def _all_headers(topic: str, settings: TopicSettings, record: RecordToPublish) -
     return [*record.headers, *added]
 
 
-def _size_bytes(record: RecordToPublish, headers: Sequence[Header]) -> int:
-    """Return an upper bound of the encoded size of a record. Raises `InvalidRecord` if a header name is not valid
-    Unicode."""
-    size = RECORD_OVERHEAD_BYTES_MAX + len(record.key or b"") + len(record.value or b"")
+def _headers_bytes(headers: Sequence[Header]) -> int:
+    """Return an upper bound of the encoded size of headers. Raises `InvalidRecord` if a name is not valid Unicode."""
+    size = 0
     try:
         for name, content in headers:
             size += HEADER_OVERHEAD_BYTES_MAX + len(name.encode()) + len(content or b"")

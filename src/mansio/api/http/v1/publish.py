@@ -12,12 +12,14 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
-from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish
+from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish, ValuesToPublish
 from mansio.broker.services.routed.publishing import publish_records
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
 
 if TYPE_CHECKING:
-    from mansio.broker.services.publish_records import PublishedRecord
+    from collections.abc import Sequence
+
+    from mansio.broker.services.publish_records import PublishedRange
     from mansio.wire.batch.record_batch import Header
 
 HEADER_PREFIX: Final = "mansio-header-"
@@ -94,15 +96,18 @@ async def publish_one(call: Call) -> dict[str, Any]:
         priority=headers.get("mansio-priority"),
         dedup_id=None if dedup_id is None else _dedup_id(dedup_id),
     )
-    (result,) = await _publish(call, [record])
+    ((_, _, result),) = await _publish(call, [record])
     if result.error is not None:
         raise result.error
-    return _where(result)
+    return {"partition": result.partition, "offset": result.offset, "timestamp_ms": result.timestamp_ms}
 
 
 async def publish_many(call: Call) -> dict[str, Any]:
     body: NewRecords = call.body
     key = call.request.headers.get("idempotency-key")
+    values = _values(body.records) if key is None else None
+    if values is not None:
+        return _results(await _publish(call, ValuesToPublish(values)))
     records = []
     for number, record in enumerate(body.records):
         dedup_id = record.get("dedup_id")
@@ -111,11 +116,37 @@ async def publish_many(call: Call) -> dict[str, Any]:
                 raise InvalidField(f"/records/{number}/dedup_id", "give Idempotency-Key or ids, not both")
             dedup_id = f"{key}/{number}"
         records.append(_new_record(record, f"/records/{number}", dedup_id))
-    results = await _publish(call, records)
-    if len(results) == 1 and results[0].error is not None:
-        raise results[0].error
-    found = [_where(each) if each.error is None else {"error": error_value(each.error)} for each in results]
-    return {"records": found, "failed": sum(each.error is not None for each in results)}
+    return _results(await _publish(call, records))
+
+
+def _values(records: list[NewRecord]) -> list[bytes] | None:
+    """Return the values of records that have a value as text and nothing else; None if one has another form."""
+    if list(map(len, records)).count(1) != len(records):
+        return None
+    try:
+        return [record["value"].encode() for record in records]  # type: ignore[union-attr]
+    except (KeyError, AttributeError, UnicodeEncodeError):
+        return None
+
+
+def _results(ranges: Sequence[PublishedRange]) -> dict[str, Any]:
+    """Return the results of records. Raises the error of a single record."""
+    found: list[dict[str, Any]] = []
+    failed = 0
+    for _, count, one in ranges:
+        if one.error is not None:
+            failed += count
+            found += [{"error": error_value(one.error)}] * count
+            continue
+        partition, time_ms = one.partition, one.timestamp_ms
+        found += [
+            {"partition": partition, "offset": offset, "timestamp_ms": time_ms}
+            for offset in range(one.offset, one.offset + count)
+        ]
+    if len(found) == 1 and failed:
+        assert ranges[0].result.error is not None
+        raise ranges[0].result.error
+    return {"records": found, "failed": failed}
 
 
 def _new_record(record: NewRecord, pointer: str, dedup_id: str | None) -> RecordToPublish:
@@ -141,14 +172,10 @@ def _dedup_id(text: str) -> bytes:
     return found if len(found) <= ID_BYTES_MAX else hashlib.sha256(found).hexdigest().encode()
 
 
-async def _publish(call: Call, records: list[RecordToPublish]) -> list[PublishedRecord]:
+async def _publish(call: Call, records: Sequence[RecordToPublish]) -> Sequence[PublishedRange]:
     topic = check_topic_name(call.topic)
     result = await publish_records(call.services, call.context.own_client, topic, records, caller=call.caller)
-    return list(result.records)
-
-
-def _where(result: PublishedRecord) -> dict[str, Any]:
-    return {"partition": result.partition, "offset": result.offset, "timestamp_ms": result.timestamp_ms}
+    return result.ranges
 
 
 def _record_headers(call: Call) -> list[Header]:

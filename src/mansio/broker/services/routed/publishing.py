@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.services.publish_records import PublishedRecord
+from mansio.broker.services.publish_records import PublishedRecord, ranges_of
 from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
 from mansio.errors import InvalidRecord, MansioError, NotLeaderOrFollower, RequestTimedOut
 
@@ -46,9 +46,7 @@ async def publish_records(
     )
     if services.cluster is not None:
         result = await _forward_refused(services, own_client, topic, records, result, caller)
-    if (
-        result.throttle_ms
-    ):  # what Kafka's clients do by themselves: the bytes of all brokers are in the result
+    if result.throttle_ms:  # what Kafka's clients do by themselves
         now = services.clock.monotonic()
         await services.scheduler.sleep(caller.timeout_ms(min(result.throttle_ms, THROTTLE_MS_MAX), now))
     return result
@@ -65,13 +63,14 @@ async def _forward_refused(
     """Send the records of partitions that this broker does not lead to their leaders."""
     positions = [
         position
-        for position, one in enumerate(result.records)
+        for first, count, one in result.ranges
         if isinstance(one.error, NotLeaderOrFollower) and one.is_refused and one.partition >= 0
+        for position in range(first, first + count)
     ]
     if not positions:
         return result
     client = own_client.get()
-    found = list(result.records)
+    found = result.records
     sends = {
         asyncio.ensure_future(_send(client, topic, records[position], found[position].partition)): position
         for position in positions
@@ -86,7 +85,7 @@ async def _forward_refused(
             "the leader did not answer in time: it is not known whether the record is stored"
         )
         found[sends[send]] = PublishedRecord(found[sends[send]].partition, error=unknown)
-    return replace(result, records=found)
+    return replace(result, ranges=ranges_of(found))
 
 
 async def _send(client: Client, topic: str, record: RecordToPublish, partition: int) -> PublishedRecord:
