@@ -465,6 +465,10 @@ class ConnectionLost(Unavailable):
     """The connection to the broker ended before the response arrived."""
 
 
+class BrokerUnreachable(ConnectionLost):
+    """There is no connection to the broker, so that nothing was sent."""
+
+
 class RequestTimedOut(Unavailable):
     """The request timed out; it may or may not have been processed."""
 

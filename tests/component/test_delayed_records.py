@@ -287,6 +287,7 @@ class TestClients:
         with pytest.raises(ValueError, match=message):
             broker.client().publish(TOPIC, b"x", delay=delay, at=at)
 
+    @pytest.mark.full
     def test_the_command_line_delays_records(self, broker: TestBroker) -> None:
         def mansio_command(*arguments: str) -> subprocess.CompletedProcess[bytes]:
             command = [sys.executable, "-m", "mansio", *arguments, "-b", broker.bootstrap_servers]

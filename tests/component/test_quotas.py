@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import grpc
 import httpx
 import pytest
 
 import mansio
+from mansio.api.grpc import mansio_pb2 as pb
 from mansio.client.admin.quotas import DEFAULT_ENTITY, Quota
 from mansio.errors import InvalidRequest
 from mansio.testing.broker import TestBroker
@@ -422,3 +424,18 @@ def test_publish_over_http_and_sqs_above_the_quota_is_answered_after_the_throttl
         broker.clock.advance(seconds=3)
         assert slow[0].result(scaled(20)).status_code == 200
         assert slow[1].result(scaled(20))["MessageId"]
+
+
+def test_publish_over_grpc_above_the_quota_is_answered_before_its_deadline() -> None:
+    with TestBroker(quota_burst_ms=BURST_MS) as broker, grpc.insecure_channel(broker.grpc_address) as channel:
+        client = broker.client()
+        client.admin.create_topic("t")
+        client.admin.quotas.set(client_id=DEFAULT_ENTITY, values={"producer_byte_rate": 1_000})
+        publish = channel.unary_unary(
+            "/mansio.v1.Mansio/Publish", pb.PublishRequest.SerializeToString, pb.PublishResponse.FromString
+        )
+        request = pb.PublishRequest(topic="t", records=[pb.NewRecord(value=b"x" * 10_000)])
+        begin = time.monotonic()
+        for _ in range(3):  # 10 s each
+            assert not publish(request, timeout=scaled(3)).ranges[0].HasField("error")
+        assert time.monotonic() - begin > 2

@@ -465,6 +465,7 @@ def test_operators_see_the_schedules_and_which_of_them_cannot_fire(broker: TestB
     assert "reports: 1 pending delayed record and 3 schedules were deleted" in shell.errors
 
 
+@pytest.mark.full
 def test_the_command_line_manages_schedules(broker: TestBroker) -> None:
     def command(*arguments: str, code: int = 0, notes: list[str] | None = None) -> str:
         words = [sys.executable, "-m", "mansio", "schedule", *arguments, "-b", broker.bootstrap_servers]

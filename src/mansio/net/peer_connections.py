@@ -18,7 +18,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.errors import ConnectionLost
+from mansio.errors import BrokerUnreachable, ConnectionLost
 from mansio.net.broker_handshake import authenticate
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 
@@ -60,7 +60,10 @@ class PeerConnections:
         if known is not None and self._is_usable(known, self._broker_address(node_id)):
             connection = known.connection
         else:
+            loop = asyncio.get_running_loop()
+            begin = loop.time()
             connection = await self._connection(node_id, timeout_ms)
+            timeout_ms = max(timeout_ms - (loop.time() - begin) * 1000, 0)
         correlation_id = connection.next_correlation_id()
         numbered = bytearray(request)
         numbered[CORRELATION_ID_POSITION : CORRELATION_ID_POSITION + 4] = correlation_id.to_bytes(4, "big")
@@ -82,7 +85,7 @@ class PeerConnections:
         async with self._opening.setdefault(node_id, asyncio.Lock()):
             address = self._broker_address(node_id)
             if address is None:
-                raise ConnectionLost(f"broker {node_id} is not registered")
+                raise BrokerUnreachable(f"broker {node_id} is not registered")
             known = self._peers.get(node_id)
             if known is not None:
                 if self._is_usable(known, address):
@@ -92,9 +95,11 @@ class PeerConnections:
                 async with asyncio.timeout(timeout_ms / 1000):
                     opened = self._peers[node_id] = await self._open(node_id, address)
             except TimeoutError as error:
-                raise ConnectionLost(
+                raise BrokerUnreachable(
                     f"broker {node_id} at {address[0]}:{address[1]} does not answer"
                 ) from error
+            except ConnectionLost as error:
+                raise BrokerUnreachable(error.message) from error
             return opened.connection
 
     async def _open(self, node_id: int, address: tuple[str, int]) -> _Peer:

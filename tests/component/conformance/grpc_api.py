@@ -135,7 +135,7 @@ class GrpcApi(Protocol):
         opening = pb.ReceiveOpen(group=self.group(topic), topics=[topic])
         requests.put(pb.ReceiveRequest(open=opening, credits=1))
         try:
-            next(self._method("Receive")(iter(requests.get, None), timeout=EMPTY_S))
+            next(self._method("Receive")(iter(requests.get, None), timeout=scaled(EMPTY_S)))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return True

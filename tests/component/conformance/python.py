@@ -152,6 +152,8 @@ class PythonBlocking(Protocol):
     def read_from(self, topic: str, time_ms: int) -> list[str]:
         offsets = self._call(self._client.admin.list_offsets, [TopicPartition(topic, 0)], time_ms)
         start = offsets[TopicPartition(topic, 0)].offset
+        if start < 0:
+            return []
         found: list[str] = []
         consumer = self._call(self._client.consume, TopicPartition(topic, 0), from_=start, to_end=True)
         self._call(self._enter, consumer)

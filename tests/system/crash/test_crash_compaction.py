@@ -280,7 +280,9 @@ def run_with_failing_call(number: int, code: int, seed: int) -> int:
     return calls
 
 
-@pytest.mark.parametrize("code", [5, 28], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize(
+    "code", [pytest.param(5, id="EIO"), pytest.param(28, id="ENOSPC", marks=pytest.mark.full)]
+)
 def test_any_single_failing_call_in_a_compaction_loses_nothing(code: int) -> None:
     points = 0
     for seed in range(1, 3):

@@ -241,6 +241,7 @@ def kill_once(broker: ServedBroker, load: SqsLoad, progress: int) -> None:
 
 
 @pytest.mark.row("A4", "L5")
+@pytest.mark.full
 def test_a_kill_loses_no_message_and_keeps_the_order_of_groups(tmp_path: Path) -> None:
     kill_and_check(tmp_path, kills=1, seed=1, progress=20)
 

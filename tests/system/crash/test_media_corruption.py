@@ -322,6 +322,7 @@ def test_damage_tests_cover_every_kind_of_file() -> None:
     assert kinds == {"log", "index", "epochs", "checkpoint", "times", "producers"}
 
 
+@pytest.mark.full
 def test_log_with_one_damaged_position_returns_correct_data_or_is_corrupt() -> None:
     seen = run_cases(chosen_seed(), CASES)
     reported = sum(seen["log", kind, "reported"] for kind in ("bit", "cut", "zero", "foreign", "missing"))

@@ -172,6 +172,7 @@ def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
 
+@pytest.mark.full
 def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     found = examples("docs/DELAYS.md")
     *programs, test = found
@@ -184,6 +185,7 @@ def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: P
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
 
+@pytest.mark.full
 def test_the_examples_about_deduplication_work_in_their_order(bench: Bench) -> None:
     found = examples("docs/DEDUPLICATION.md")
     assert [*found] == ["python", "confluent", "shell"]
@@ -194,6 +196,7 @@ def test_the_examples_about_deduplication_work_in_their_order(bench: Bench) -> N
         assert outcome.output.count("invoice 4711") <= 1, outcome.output
 
 
+@pytest.mark.full
 def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None:
     expected = {
         "python": "reset a password\nsend a receipt\nrebuild the index\n",
@@ -246,6 +249,7 @@ def test_the_example_about_grpc_works(bench: Bench) -> None:
     assert outcome.output == "b'0 apples'\nb'1 apples'\nb'2 apples'\n"
 
 
+@pytest.mark.full
 def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     found = examples("docs/SCHEDULES.md")
     assert [*found] == ["shell", "python", "fixture"]

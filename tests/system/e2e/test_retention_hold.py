@@ -154,6 +154,7 @@ def test_retention_stops_at_the_hold_over_a_restart_until_it_is_released(tmp_pat
         assert wait_until(lambda: world.start() == 8)
 
 
+@pytest.mark.full
 def test_a_hold_survives_kill_9_of_the_broker_and_so_does_its_release(tmp_path: Path) -> None:
     """Nothing is deleted in the first life. In the next two retention looks from the first moment on, and is known to
     have gone through all topics when records are gone from one that nobody holds."""

@@ -321,6 +321,7 @@ def synonyms_of(raw: RawPeer, kind: int, name: str, setting: str) -> list[tuple[
     return [(each.name, each.value, each.source) for each in entry.synonyms]
 
 
+@pytest.mark.full
 def test_settings_of_a_broker_have_kafkas_precedence_and_survive_a_restart(tmp_path: Path) -> None:
     """KIP-226: the broker's own value, the default of all brokers, the file, the built-in default."""
     arguments = ["--set", 'topic_defaults={"retention.ms": "4000"}', "--set", "num_partitions=4"]

@@ -66,6 +66,7 @@ def test_own_client_publishes_consumes_and_receives_from_topics_that_nobody_crea
     assert asyncio.run(scenario()) == (b"2", b"3")
 
 
+@pytest.mark.full
 def test_administration_creates_no_topic_by_asking_for_one(broker: ServedBroker) -> None:
     missing = mansio.TopicPartition("misspelled", 0)
     with mansio.blocking.connect(broker.bootstrap_servers) as client:

@@ -102,6 +102,7 @@ def read(spark: SparkSession, producer: Producer, **more: str) -> DataFrame:
     return spark.read.format("mansio").options(**options).load()
 
 
+@pytest.mark.full
 def test_archive_and_union_have_typed_columns_that_grow_with_the_schema(
     spark: SparkSession, producer: Producer, tmp_path: Path
 ) -> None:

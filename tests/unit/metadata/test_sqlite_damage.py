@@ -204,6 +204,7 @@ def flips(tmp_path: Path, files: Files, state: State, suffix: str, count: int, s
     return seen
 
 
+@pytest.mark.full
 def test_a_flipped_bit_of_a_closed_store(tmp_path: Path, closed: tuple[Files, State]) -> None:
     files, state = closed
     assert outcome(tmp_path, files, state) == "same"
@@ -211,6 +212,7 @@ def test_a_flipped_bit_of_a_closed_store(tmp_path: Path, closed: tuple[Files, St
     assert seen["refused"] > FLIPS / 5  # much of the file is free pages
 
 
+@pytest.mark.full
 def test_a_flipped_bit_in_the_witness_costs_nothing_but_the_warning(
     tmp_path: Path, closed: tuple[Files, State]
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc.aio
 
 from mansio.api.grpc import mansio_pb2 as pb
-from mansio.api.grpc.conversion import error_of, record_of
+from mansio.api.grpc.conversion import add_record, error_of
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.errors import InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
@@ -29,6 +29,8 @@ RECORDS_MAX: Final = 10_000
 TOPICS_MAX: Final = 100
 WAIT_MS: Final = 10_000
 RETRY_S: Final = 0.2
+MEMBER_CHARACTERS: Final = 22
+"""Characters at the start of a receipt that contain the id of its member."""
 
 
 class ReceiveStream:
@@ -97,19 +99,20 @@ class ReceiveStream:
                 lease_ms=lease_ms,
                 caller=self._caller,
             )
-            records = [
-                record_of(each, self._services.leases.receipt_of(result, each), each.delivery_count)
-                for each in result.records
-            ]
-            if not records:
+            count = len(result.records)
+            if not count:
                 if result.errors:
                     raise next(iter(result.errors.values()))
                 continue
-            self._open[result.member_id] += len(records)
-            self._credits -= len(records)
+            self._open[result.member_id] += count
+            self._credits -= count
             if self._credits <= 0:
                 self._has_credits.clear()
-            await self._write(pb.ReceiveResponse(records=records))
+            response = pb.ReceiveResponse()
+            for each in result.records:
+                receipt = self._services.leases.receipt_of(result, each)
+                add_record(response.records, each, receipt, each.delivery_count)
+            await self._write(response)
 
     async def _write(self, response: Any) -> None:
         async with self._writing:
@@ -133,22 +136,28 @@ class ReceiveStream:
 
     async def _acknowledge(self, acknowledgements: list[Acknowledgement]) -> None:
         results = await self._services.leases.acknowledge(self._group, acknowledgements)
-        failed = []
+        failed, closed = [], []
         for each, error in zip(acknowledgements, results, strict=True):
             if error is not None:
                 failed.append(pb.FailedAcknowledgement(receipt=each.receipt, error=error_of(error)))
                 continue
             self._acknowledged += 1
             if each.kind != RENEW:
-                self._close_record(each.receipt)
+                closed.append(each.receipt)
+        self._close_records(closed)
         await self._write(pb.ReceiveResponse(failed=failed))
 
-    def _close_record(self, receipt: str) -> None:
-        member = Receipt.decode(receipt).member_id
-        if member in self._open:
-            self._open[member] -= 1
-            if self._open[member] <= 0:
-                del self._open[member]
+    def _close_records(self, receipts: list[str]) -> None:
+        """Count records as acknowledged. Receipts with equal first characters are those of one member, so that one of
+        them is decoded."""
+        starts = [receipt[:MEMBER_CHARACTERS] for receipt in receipts]
+        members = dict(zip(starts, receipts, strict=True))
+        for start, count in Counter(starts).items():
+            member = Receipt.decode(members[start]).member_id
+            if member in self._open:
+                self._open[member] -= count
+                if self._open[member] <= 0:
+                    del self._open[member]
 
 
 def acknowledgements_of(kind: int, entries: Any) -> list[Acknowledgement]:

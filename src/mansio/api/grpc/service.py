@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.routed.own_client import OwnClient
     from mansio.client import Client
+    from mansio.ports import Clock
 
 CLIENT_ID: Final = "mansio-grpc"
 CLIENT_ID_CHARACTERS_MAX: Final = 100
@@ -56,7 +56,11 @@ class MansioService:
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name in the service
         result = await publish_records(
-            self._services, self._own_client, request.topic, new_records(request), caller=_caller(context)
+            self._services,
+            self._own_client,
+            request.topic,
+            new_records(request),
+            caller=_caller(context, self._services.clock),
         )
         return pb.PublishResponse(ranges=published_ranges(result))
 
@@ -108,7 +112,7 @@ class MansioService:
     # Share groups
 
     async def Receive(self, _requests: Any, context: Any) -> None:  # noqa: N802
-        await ReceiveStream(self._services, context, _caller(context)).run()
+        await ReceiveStream(self._services, context, _caller(context, self._services.clock)).run()
 
     async def Ack(self, request: Any, _context: Any) -> Any:  # noqa: N802
         return await self._acknowledge(
@@ -352,12 +356,12 @@ def _schedule(found: Any) -> Any:
     )
 
 
-def _caller(context: Any) -> Caller:
-    """Return the caller of a method, with the deadline of its call."""
+def _caller(context: Any, clock: Clock) -> Caller:
+    """Return the caller of a method, with the deadline of its call by the broker's clock."""
     client_id = CLIENT_ID
     for name, value in context.invocation_metadata() or ():
         if name == "user-agent":
             client_id = str(value)[:CLIENT_ID_CHARACTERS_MAX]
     left_s = context.time_remaining()
-    deadline = None if left_s is None else time.monotonic() + left_s
+    deadline = None if left_s is None else clock.monotonic() + left_s
     return Caller(client_id=client_id, address=context.peer(), deadline=deadline)

@@ -497,12 +497,14 @@ class ReceivedPartition(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveRecordsResponse(_Flexible):
-    """Response. `lock_ms`: duration of the leases, 0 if there are none."""
+    """Response. `lock_ms`: duration of the leases, 0 if there are none. `is_available`: of a request for 0 records,
+    whether one may be available."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
     error_message: str | None = field(metadata=_TEXT, default=None)
     lock_ms: int = field(metadata=_INT64, default=0)
+    is_available: bool = field(metadata=_BOOL, default=False)
     partitions: tuple[ReceivedPartition, ...] = ()
 
 

@@ -7,7 +7,8 @@ callers that wait for the same share one request.
 
 Invariants:
 * A request is sent once, to one broker, which does not forward it.
-* The number of connections is bounded. Waits leave some of them to other requests.
+* The number of connections to each broker is bounded. Waits leave some of them to other requests.
+* Every request has a time limit, which includes the wait for a connection.
 * An error says whether it is unknown what the request has done.
 """
 
@@ -20,10 +21,12 @@ from uuid import UUID
 
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
 from mansio.errors import (
+    BrokerUnreachable,
     ConnectionLost,
     LeaderNotAvailable,
     MansioError,
     RequestTimedOut,
+    Unavailable,
     error_for_code,
 )
 from mansio.wire.api_versions import ApiKey
@@ -44,7 +47,10 @@ CONNECTIONS_MAX: Final = 256
 """Maximum number of connections to each other broker."""
 
 WAITS_MAX: Final = 192
-"""Maximum number of requests in progress that wait for records."""
+"""Maximum number of requests in progress to each broker that wait for records."""
+
+WOKEN_MAX: Final = 4
+"""Number of callers that are told of available records at a time; the others are told if there are still some."""
 
 WAIT_MS: Final = 5_000
 """Duration of such a request."""
@@ -77,11 +83,9 @@ class LeaseForwarder:
         self._state = state
         self._new_peers = new_peers
         self._scheduler = scheduler
-        self._idle: list[Peers] = []
-        self._created = 0
-        self._waits: dict[_WaitKey, list[Promise[None]]] = {}
+        self._connections: dict[int, _Connections] = {}
+        self._waits: dict[_WaitKey, list[Promise[bool]]] = {}
         """Callers of each request in progress that waits for records."""
-        self._queue: deque[Promise[Peers]] = deque()
 
     # ------------------------------------------------------------------ leaders
 
@@ -128,6 +132,7 @@ class LeaseForwarder:
         max_bytes: int,
         lease_ms: int,
         client_id: str,
+        timeout_ms: float,
     ) -> ReceiveResult:
         """Lease available records of partitions that a broker leads, as `ReceiveService.receive_records` does there.
 
@@ -142,7 +147,7 @@ class LeaseForwarder:
             "wait_ms": 0,
             "lease_ms": lease_ms,
         }
-        response = await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, REQUEST_TIMEOUT_MS)
+        response = await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, timeout_ms)
         records: list[ReceivedRecord] = []
         errors: dict[TopicIndex, MansioError] = {}
         for part in response.partitions:
@@ -168,25 +173,29 @@ class LeaseForwarder:
 
     def may_wait(self, node_id: int, group_id: str, topics: Collection[str]) -> bool:
         """Whether `wait_for_records` can be called: there are not too many requests that wait."""
-        return (node_id, group_id, frozenset(topics)) in self._waits or len(self._waits) < WAITS_MAX
+        if (node_id, group_id, frozenset(topics)) in self._waits:
+            return True
+        return sum(key[0] == node_id for key in self._waits) < WAITS_MAX
 
-    async def wait_for_records(self, node_id: int, group_id: str, topics: Collection[str]) -> None:
-        """Wait until records of the partitions that a broker leads may be available, for at most `WAIT_MS`. Raises the
-        errors of `ReceiveService.wait_for_records`, and `ConnectionLost`."""
+    async def wait_for_records(self, node_id: int, group_id: str, topics: Collection[str]) -> bool:
+        """Wait until records of the partitions that a broker leads may be available, for at most about `WAIT_MS`;
+        return whether they may. Raises the errors of `ReceiveService.wait_for_records`, and `ConnectionLost`."""
         key = node_id, group_id, frozenset(topics)
         callers = self._waits.get(key)
         if callers is None:
             callers = self._waits[key] = []
-            self._scheduler.spawn(self._send_wait(key, callers), name="wait for records")
-        promise: Promise[None] = self._scheduler.promise()
+            self._scheduler.spawn(self._send_waits(key, callers), name="wait for records")
+        promise: Promise[bool] = self._scheduler.promise()
         callers.append(promise)
         try:
-            await promise
+            return await promise
         finally:
             if promise in callers:
                 callers.remove(promise)
 
-    async def _send_wait(self, key: _WaitKey, callers: list[Promise[None]]) -> None:
+    async def _send_waits(self, key: _WaitKey, callers: list[Promise[bool]]) -> None:
+        """Send requests that wait as long as there are callers. Of available records the first `WOKEN_MAX` callers are
+        told: one record must not make all of them ask for it."""
         node_id, group_id, topics = key
         fields = {
             "group_id": group_id,
@@ -199,18 +208,22 @@ class LeaseForwarder:
         }
         error: MansioError | None = None
         try:
-            await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, WAIT_MS + REQUEST_TIMEOUT_MS)
+            while callers:
+                response = await self._send(
+                    node_id, ApiKey.RECEIVE_RECORDS, fields, WAIT_MS + REQUEST_TIMEOUT_MS
+                )
+                woken = callers[:WOKEN_MAX] if response.is_available else callers[:]
+                del callers[: len(woken)]
+                for promise in woken:
+                    if not promise.done():
+                        promise.set_result(response.is_available)
         except MansioError as failure:
             error = failure
         finally:
             del self._waits[key]
             for promise in callers:
-                if promise.done():
-                    continue
-                if error is None:
-                    promise.set_result(None)
-                else:
-                    promise.set_exception(error)
+                if not promise.done():
+                    promise.set_exception(error or Unavailable("the wait for records was interrupted"))
 
     async def release(self, node_id: int, group_id: str, member_id: str) -> None:
         """Release all leases of a member on a broker. Raises `ConnectionLost`."""
@@ -250,7 +263,7 @@ class LeaseForwarder:
         (result,) = response.results
         return error_for_code(result.error_code, result.error_message or "") if result.error_code else None
 
-    async def _send(self, node_id: int, key: ApiKey, fields: dict[str, Any], timeout_ms: int) -> Any:
+    async def _send(self, node_id: int, key: ApiKey, fields: dict[str, Any], timeout_ms: float) -> Any:
         """Return the response to a request; raise its error."""
         sender = {"node_id": self.node_id, "broker_epoch": self._broker_epoch()}
         request = messages.encode_request(key, 0, 0, CLIENT_ID, sender | fields)
@@ -260,48 +273,86 @@ class LeaseForwarder:
             raise error_for_code(response.error_code, response.error_message or "")
         return response
 
-    async def _exchange(self, node_id: int, request: bytes, timeout_ms: int) -> bytes:
+    async def _exchange(self, node_id: int, request: bytes, timeout_ms: float) -> bytes:
+        """Return the answer of a broker. Raises `BrokerUnreachable` if nothing was sent, `ConnectionLost` if there is
+        no answer."""
+        connections = self._connections.get(node_id)
+        if connections is None:
+            connections = self._connections[node_id] = _Connections(self._new_peers, self._scheduler)
         try:
-            async with self._connection() as peers:
+            async with connections.lend(timeout_ms) as peers:
                 return await peers.send(node_id, request, timeout_ms=timeout_ms)
+        except BrokerUnreachable as error:
+            raise BrokerUnreachable(
+                f"broker {node_id}, which leads the partition, cannot be reached; nothing was changed "
+                f"({error.message})"
+            ) from error
         except (ConnectionLost, RequestTimedOut) as error:
             raise ConnectionLost(
                 f"broker {node_id}, which leads the partition, did not answer: it is unknown what the request has "
                 f"done ({error.message})"
             ) from error
 
+
+class _Connections:
+    """Connections to one broker, each lent to one request at a time."""
+
+    __slots__ = ("_created", "_idle", "_new_peers", "_queue", "_scheduler")
+
+    def __init__(self, new_peers: Callable[[], Peers], scheduler: Scheduler) -> None:
+        self._new_peers = new_peers
+        self._scheduler = scheduler
+        self._idle: list[Peers] = []
+        self._created = 0
+        self._queue: deque[Promise[Peers]] = deque()
+
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Peers]:
-        """Lend a connection to each broker that no other request uses; wait for one if there are `CONNECTIONS_MAX`."""
-        if self._idle:
-            peers = self._idle.pop()
-        elif self._created < CONNECTIONS_MAX:
-            self._created += 1
-            peers = self._new_peers()
-        else:
-            promise: Promise[Peers] = self._scheduler.promise()
-            self._queue.append(promise)
-            is_lent = False
-            try:
-                peers = await promise
-                is_lent = True
-            finally:
-                if not is_lent:
-                    self._withdraw(promise)
+    async def lend(self, timeout_ms: float) -> AsyncIterator[Peers]:
+        """Lend a connection; wait for one if `CONNECTIONS_MAX` are lent. Raises `BrokerUnreachable` after
+        `timeout_ms`."""
+        peers = await self._take(timeout_ms)
         try:
             yield peers
         finally:
             self._give_back(peers)
 
-    def _withdraw(self, promise: Promise[Peers]) -> None:
-        """Stop waiting for a connection; one that was lent at the same moment is given back."""
-        if promise in self._queue:
-            self._queue.remove(promise)
-        else:
-            promise.add_done_callback(lambda lent: self._give_back(lent.result()))
+    async def _take(self, timeout_ms: float) -> Peers:
+        if self._idle:
+            return self._idle.pop()
+        if self._created < CONNECTIONS_MAX:
+            self._created += 1
+            return self._new_peers()
+        promise: Promise[Peers] = self._scheduler.promise()
+
+        def time_out() -> None:
+            if not promise.done():
+                promise.set_exception(BrokerUnreachable(f"all {CONNECTIONS_MAX} connections are in use"))
+
+        timer = self._scheduler.call_later(timeout_ms, time_out)
+        self._queue.append(promise)
+        is_taken = False
+        try:
+            peers = await promise
+            is_taken = True
+            return peers
+        finally:
+            timer.cancel()
+            if promise in self._queue:
+                self._queue.remove(promise)
+            elif not is_taken:  # cancelled at the moment at which a connection was lent
+                promise.add_done_callback(self._give_back_unused)
+
+    def _give_back_unused(self, lent: Promise[Peers]) -> None:
+        try:
+            peers = lent.result()
+        except BaseException:  # noqa: BLE001 - cancelled or timed out: nothing was lent
+            return
+        self._give_back(peers)
 
     def _give_back(self, peers: Peers) -> None:
-        if self._queue:
-            self._queue.popleft().set_result(peers)
-        else:
-            self._idle.append(peers)
+        while self._queue:
+            following = self._queue.popleft()
+            if not following.done():
+                following.set_result(peers)
+                return
+        self._idle.append(peers)

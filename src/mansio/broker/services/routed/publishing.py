@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.services.publish_records import PublishedRecord, ranges_of
 from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
-from mansio.errors import InvalidRecord, MansioError, NotLeaderOrFollower, RequestTimedOut
+from mansio.errors import ConnectionLost, InvalidRecord, MansioError, NotLeaderOrFollower
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 THROTTLE_MS_MAX: Final = 30_000
 """Maximum delay of a result because the client exceeds its quota."""
+
+ANSWER_MS: Final = 200
+"""Time before the deadline of a caller at which a throttled result is sent at the latest."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -47,8 +50,10 @@ async def publish_records(
     if services.cluster is not None:
         result = await _forward_refused(services, own_client, topic, records, result, caller)
     if result.throttle_ms:  # what Kafka's clients do by themselves
-        now = services.clock.monotonic()
-        await services.scheduler.sleep(caller.timeout_ms(min(result.throttle_ms, THROTTLE_MS_MAX), now))
+        throttle_ms = min(result.throttle_ms, THROTTLE_MS_MAX)
+        # A caller has to learn before its deadline that its records are stored.
+        left_ms = caller.timeout_ms(2 * THROTTLE_MS_MAX, services.clock.monotonic())
+        await services.scheduler.sleep(max(min(throttle_ms, left_ms * 0.9 - ANSWER_MS), 0))
     return result
 
 
@@ -81,7 +86,7 @@ async def _forward_refused(
         found[sends[send]] = send.result()
     for send in late:
         send.cancel()
-        unknown = RequestTimedOut(
+        unknown = ConnectionLost(
             "the leader did not answer in time: it is not known whether the record is stored"
         )
         found[sends[send]] = PublishedRecord(found[sends[send]].partition, error=unknown)

@@ -13,10 +13,12 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.coordinator.share.lease_forwarder import REQUEST_TIMEOUT_MS
 from mansio.broker.coordinator.share.received_records import ReceiveResult
-from mansio.errors import ConnectionLost, LeaderNotAvailable, MansioError
+from mansio.errors import BrokerUnreachable, ConnectionLost, LeaderNotAvailable, MansioError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -29,7 +31,15 @@ if TYPE_CHECKING:
 
 RETRY_MS: Final = 50
 """Time between two rounds if there is nothing to wait for: a leader has failed, or what was available is not any
-more."""
+more. It doubles while this goes on."""
+
+RETRY_MS_MAX: Final = 1_000
+
+REQUEST_MS_MIN: Final = 2_000
+"""Minimum time that a broker has to answer, also at the end of the call's time."""
+
+FURTHER_MS_MAX: Final = 500
+"""Maximum time that a broker has to answer when others have given records already, because their leases run."""
 
 BUSY_MS: Final = 500
 """Time between two rounds if too many calls wait for records of other brokers."""
@@ -83,19 +93,26 @@ class ClusterReceive:
         now = self._clock.monotonic()
         deadline = now + self._request.caller.timeout_ms(max_wait_ms, now) / 1000
         is_returned = is_promised = False
+        retry_ms = RETRY_MS
         try:
             while True:
                 leaders = self._forwarder.partitions_by_leader(self._request.topics)
                 self._errors = {}
-                await self._ask_in_turn(leaders)
-                left_ms = (deadline - self._clock.monotonic()) * 1000
-                if self._records or left_ms <= 0 or (leaders and self._lost.issuperset(leaders)):
+                await self._ask_in_turn(leaders, deadline)
+                now = self._clock.monotonic()
+                left_ms = (deadline - now) * 1000
+                if self._records or left_ms <= 0 or self._is_hopeless(leaders):
                     break
                 if is_promised or self._errors or not leaders:
-                    await self._scheduler.sleep(min(left_ms, RETRY_MS))
+                    await self._scheduler.sleep(min(left_ms, retry_ms))
+                    retry_ms = min(2 * retry_ms, RETRY_MS_MAX)
                     is_promised = False
                 else:
                     is_promised = await self._wait(leaders, left_ms)
+                    if self._clock.monotonic() - now > RETRY_MS / 1000:
+                        retry_ms = RETRY_MS
+                    else:
+                        is_promised = True  # an empty round after this one is followed by a pause
             if not leaders:
                 names = ", ".join(sorted(self._request.topics))
                 raise LeaderNotAvailable(f"no broker leads a partition of {names}")
@@ -107,15 +124,28 @@ class ClusterReceive:
             if not is_returned:
                 self._release(self._asked)
 
-    async def _ask_in_turn(self, leaders: Mapping[int, list[TopicIndex]]) -> None:
+    def _is_hopeless(self, leaders: Mapping[int, list[TopicIndex]]) -> bool:
+        """Whether another round would not find records: a partition has an error that stays, or no broker answers."""
+        return any(not error.retriable for error in self._errors.values()) or bool(
+            leaders and self._lost.issuperset(leaders)
+        )
+
+    async def _ask_in_turn(self, leaders: Mapping[int, list[TopicIndex]], deadline: float) -> None:
         """Ask the leaders one after the other until there are enough records."""
         for node_id in self._order(leaders):
             if len(self._records) >= self._request.max_records or self._size_bytes >= self._request.max_bytes:
                 break
             try:
-                self._add(await self._ask(node_id))
+                self._add(await self._ask(node_id, self._timeout_ms(deadline)))
             except MansioError as error:
                 self._errors.update(dict.fromkeys(leaders[node_id], error))
+
+    def _timeout_ms(self, deadline: float) -> float:
+        """Return the time that the next broker has to answer."""
+        if self._records:
+            return min(FURTHER_MS_MAX, self._lock_ms / 4)
+        left_ms = (deadline - self._clock.monotonic()) * 1000
+        return min(max(left_ms, REQUEST_MS_MIN), REQUEST_TIMEOUT_MS)
 
     def _order(self, leaders: Mapping[int, list[TopicIndex]]) -> list[int]:
         """Return the leaders in the order of their partitions, beginning with a random partition."""
@@ -135,17 +165,18 @@ class ClusterReceive:
                 done.set_result(is_available)
 
         async def wait(node_id: int) -> None:
+            is_available = True  # after an error, which the next round reports
             try:
                 if node_id == forwarder.node_id:
-                    await self._receive.wait_for_records(
-                        request.group_id, request.topics, max_wait_ms=round(wait_ms)
+                    is_available = await self._receive.wait_for_records(
+                        request.group_id, request.topics, max_wait_ms=ceil(wait_ms)
                     )
                 else:
-                    await forwarder.wait_for_records(node_id, request.group_id, request.topics)
+                    is_available = await forwarder.wait_for_records(node_id, request.group_id, request.topics)
             except MansioError:
-                pass  # the next round reports it
+                pass
             finally:
-                finish(is_available=True)
+                finish(is_available=is_available)
 
         if not all(
             node_id == forwarder.node_id or forwarder.may_wait(node_id, request.group_id, request.topics)
@@ -162,7 +193,7 @@ class ClusterReceive:
             for each in waits:
                 each.cancel()
 
-    async def _ask(self, node_id: int) -> ReceiveResult:
+    async def _ask(self, node_id: int, timeout_ms: float) -> ReceiveResult:
         """Ask one broker, which may be this one, for what is left of the request."""
         if node_id in self._lost:
             raise ConnectionLost(f"broker {node_id} did not answer")
@@ -191,7 +222,10 @@ class ClusterReceive:
                 max_bytes=bytes_left,
                 lease_ms=request.lease_ms,
                 client_id=request.caller.client_id,
+                timeout_ms=timeout_ms,
             )
+        except BrokerUnreachable:
+            raise
         except ConnectionLost:
             self._lost.add(node_id)
             self._release({node_id})
@@ -216,5 +250,6 @@ class ClusterReceive:
                 await self._receive.release(group_id, self._member_id)
             else:
                 await self._forwarder.release(node_id, group_id, self._member_id)
+                self._lost.discard(node_id)
         except MansioError:
             return  # the leases expire

@@ -66,14 +66,19 @@ ACKNOWLEDGEMENTS_MAX: Final = 10_000
 REASON_CHARACTERS_MAX: Final = 1000
 """Maximum length of the reason of a rejection in characters."""
 
-REGISTERED_MS: Final = 60_000
+REGISTERED_MS: Final = 5_000
 """Time after which a group is registered again at a coordinator that is another broker."""
+
+FORWARDED_AT_ONCE_MAX: Final = 8
+"""Maximum number of records of one call that are acknowledged at the same time, each in a request, in a cluster."""
 
 REGISTERED_MAX: Final = 10_000
 """Maximum number of groups and topics that are remembered as registered."""
 
 _RECEIPT: Final = struct.Struct(">16s16sIQI")
 _RECEIPT_CHARACTERS: Final = 64
+_FROM_URL_SAFE: Final = bytes.maketrans(b"-_+/", b"+/!!")
+"""From the URL-safe alphabet to the standard one, whose two other characters become invalid."""
 
 
 class Receipt(NamedTuple):
@@ -98,7 +103,7 @@ class Receipt(NamedTuple):
         try:
             if len(text) != _RECEIPT_CHARACTERS:
                 raise ValueError(text)
-            packed = base64.b64decode(text, b"-_", validate=True)
+            packed = binascii.a2b_base64(text.encode().translate(_FROM_URL_SAFE), strict_mode=True)
             member, topic_id, partition, offset, delivery_count = _RECEIPT.unpack(packed)
         except (ValueError, struct.error, binascii.Error) as error:
             raise InvalidReceipt("a receipt is the text that came with a received record") from error
@@ -316,7 +321,7 @@ class LeaseService:
         receipts = {each.receipt for each in acknowledgements}
         # A change of a record that is being stored would refuse the next one, although the lease has not ended.
         while storing := next((self._storing[each] for each in receipts if each in self._storing), None):
-            await storing
+            await self._wait_until_done(storing)
         done: Promise[None] = self._scheduler.promise()
         self._storing |= dict.fromkeys(receipts, done)
 
@@ -330,6 +335,17 @@ class LeaseService:
 
         await self._run_to_end(store(), name="acknowledge records")
         return results
+
+    async def _wait_until_done(self, other: Promise[None]) -> None:
+        """Wait for a promise that others wait for, too: to cancel one that is awaited would cancel it for all."""
+        own: Promise[None] = self._scheduler.promise()
+
+        def finish(_: object) -> None:
+            if not own.done():
+                own.set_result(None)
+
+        other.add_done_callback(finish)
+        await own
 
     async def _apply(
         self,
@@ -377,10 +393,12 @@ class LeaseService:
         async def acknowledge_one(each: tuple[Receipt, Acknowledgement, int]) -> None:
             results[each[2]] = await self._acknowledge(group_id, [each])
 
-        works = [acknowledge_one(each) for each in group]
-        for raised in await gather_results(self._scheduler, works, name="acknowledge records one by one"):
-            if raised is not None:
-                raise raised
+        at_once = len(group) if self._forwarder is None else FORWARDED_AT_ONCE_MAX
+        for begin in range(0, len(group), at_once):
+            works = [acknowledge_one(each) for each in group[begin : begin + at_once]]
+            for raised in await gather_results(self._scheduler, works, name="acknowledge records one by one"):
+                if raised is not None:
+                    raise raised
 
     async def _acknowledge(
         self, group_id: str, group: Sequence[tuple[Receipt, Acknowledgement, int]]
@@ -420,23 +438,19 @@ def _check(acknowledgement: Acknowledgement) -> None:
 
 def _merge(group: Sequence[tuple[Receipt, Acknowledgement, int]]) -> list[AcknowledgementBatch]:
     """Return the acknowledgements of ascending offsets; adjacent ones of the same kind are one batch."""
-    batches: list[AcknowledgementBatch] = []
+    runs: list[Any] = []
     for receipt, acknowledgement, _ in group:
-        batch = AcknowledgementBatch(
-            receipt.offset,
-            receipt.offset,
-            bytes([acknowledgement.kind]),
+        details = (
+            acknowledgement.kind,
             acknowledgement.delay_ms,
             acknowledgement.reason,
             receipt.delivery_count,
         )
-        last = batches[-1] if batches else None
-        if (
-            last is not None
-            and last._replace(first=batch.first, last=batch.last) == batch
-            and last.last + 1 == batch.first
-        ):
-            batches[-1] = last._replace(last=batch.last)
+        if runs and runs[-1][1] + 1 == receipt.offset and runs[-1][2] == details:
+            runs[-1][1] = receipt.offset
         else:
-            batches.append(batch)
-    return batches
+            runs.append([receipt.offset, receipt.offset, details])
+    return [
+        AcknowledgementBatch(first, last, bytes([kind]), delay_ms, reason, delivery_count)
+        for first, last, (kind, delay_ms, reason, delivery_count) in runs
+    ]

@@ -167,6 +167,7 @@ class ReceiveService:
                     is_complete = True
                     promise.set_result(result)
             except MansioError as error:
+                await self._share_partition_manager.release_leases(group_id, member_id)
                 if not promise.done():
                     promise.set_exception(error)
             finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
@@ -187,9 +188,9 @@ class ReceiveService:
                     self._share_partition_manager.release_leases(group_id, member_id), name="release leases"
                 )
 
-    async def wait_for_records(self, group_id: str, topics: Collection[str], *, max_wait_ms: int) -> None:
-        """Wait until records of the partitions that this broker leads may be available, for at most `max_wait_ms`.
-        Leases none. Raises the errors of `receive_records`."""
+    async def wait_for_records(self, group_id: str, topics: Collection[str], *, max_wait_ms: int) -> bool:
+        """Wait until records of the partitions that this broker leads may be available, for at most `max_wait_ms`;
+        return whether they may. Leases none. Raises the errors of `receive_records`."""
         check_group_id(group_id)
         led = self._find_led(topics)
         is_over = False
@@ -207,7 +208,7 @@ class ReceiveService:
             strict=True,
         )
         try:
-            await receive.wait_until_available()
+            return await receive.wait_until_available()
         finally:
             is_over = True
 

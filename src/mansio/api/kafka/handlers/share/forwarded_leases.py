@@ -26,8 +26,10 @@ async def receive_records(
     """Lease records for a member without a session, or wait for one."""
     _require_sender(service, request, context)
     if not request.records_max:
-        await service.receive.wait_for_records(request.group_id, request.topics, max_wait_ms=request.wait_ms)
-        return {}
+        is_available = await service.receive.wait_for_records(
+            request.group_id, request.topics, max_wait_ms=request.wait_ms
+        )
+        return {"is_available": is_available}
     result = await service.receive.receive_records(
         request.group_id,
         request.topics,
