@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -331,6 +333,32 @@ def test_messages_and_metadata_are_bounded(stub: Any) -> None:
         stub.ListGroups(pb.Empty(), metadata=(("x-large", "x" * 100_000),))
     assert raised.value.code() in (exhausted, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
     assert stub.ListTopics(pb.ListTopicsRequest())  # the listener lives on
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def test_rapid_resets_of_streams_do_not_keep_others_from_being_answered(
+    broker: TestBroker, stub: Any
+) -> None:
+    """CVE-2023-44487: each request is cancelled as soon as it is sent."""
+    texts = [(b":path", b"/mansio.v1.Mansio/ListTopics"), (b":authority", b"localhost")]
+    texts += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
+    headers = b"\x83\x86" + b"".join(  # POST, http, then literal headers (RFC 7541)
+        b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in texts
+    )
+    host, _, port = broker.grpc_address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=scaled(20)) as peer:
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0))
+        with contextlib.suppress(ConnectionError):  # to be closed is an answer, too
+            for stream in range(1, 40_001, 2):
+                peer.sendall(
+                    http2_frame(1, 4, stream, headers) + http2_frame(3, 0, stream, b"\x00\x00\x00\x08")
+                )
+                if stream % 10_000 == 1:
+                    stub.ListTopics(pb.ListTopicsRequest(), timeout=scaled(10))
+    assert stub.ListTopics(pb.ListTopicsRequest(), timeout=scaled(10)) is not None
 
 
 METHODS = [each for each in SERVICE.methods if not each.client_streaming and each.name != "DeleteTopic"]
