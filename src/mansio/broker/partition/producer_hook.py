@@ -49,6 +49,7 @@ class ProducerHook:
         "_unsaved_bytes",
         "_waiting_snapshot",
         "has_shorter_batches",
+        "has_unsequenced_batches",
         "table",
     )
 
@@ -74,6 +75,9 @@ class ProducerHook:
         self._expiration_ms = expiration_ms
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
+        self.has_unsequenced_batches = False
+        """Whether the broker itself appends batches for producers, which have no sequence: offsets that are committed
+        in transactions."""
         self.table = ProducerTable(expiration_ms=expiration_ms)
         self._load()
 
@@ -82,7 +86,9 @@ class ProducerHook:
     def before_append(self, header: BatchHeader) -> AppendResult | None:
         if header.producer_id < 0:
             return None
-        known = self.table.check(header, may_be_shorter=self.has_shorter_batches)
+        known = self.table.check(
+            header, may_be_shorter=self.has_shorter_batches, may_lack_sequence=self.has_unsequenced_batches
+        )
         if known is None:
             return None
         return AppendResult(known.base_offset, known.last_offset + 1, known.timestamp_ms, True)
