@@ -349,7 +349,9 @@ class OffsetManager:
                 continue
             group_id = entry.group.group_id
             try:
-                await self._store.append(group_id, tombstones(entry, partitions=unchanged))
+                durable = self._store.append(group_id, tombstones(entry, partitions=unchanged))
+                self._store.remove_if_empty(entry)
+                await durable
             except MansioError as error:  # the next coordinator of the group checks again
                 topics = len({topic for topic, _ in unchanged})
                 logger.warning(
