@@ -83,7 +83,9 @@ class CompactedPartition(MemoryPartition):
             tombstone_floor=tombstone_floor,
             is_aborted=is_aborted,
         )
-        filtered = [_result(filter_batch(each, read_header(each), newest, rules)).batch for each in self.stored]
+        filtered = [
+            _result(filter_batch(each, read_header(each), newest, rules)).batch for each in self.stored
+        ]
         self.stored = [bytes(each) for each in filtered if each is not None]
 
     def after_power_loss(self, scheduler: VirtualScheduler) -> CompactedPartition:
