@@ -107,19 +107,19 @@ class ProducerTable:
         )
 
     def check(
-        self, header: BatchHeader, *, may_be_shorter: bool = False, may_lack_sequence: bool = False
+        self, header: BatchHeader, *, may_be_shorter: bool = False, ignores_sequence: bool = False
     ) -> Duplicate | None:
         """Check whether a client's batch may be appended. Returns None if it may, `Duplicate` if the log has the batch
         already. `may_be_shorter`: or if it has only its last records, because of a deduplication window: the batch in
-        the log then begins with a later sequence. `may_lack_sequence`: the broker itself appends batches for producers,
-        which have no sequence; only their epoch is checked.
+        the log then begins with a later sequence. `ignores_sequence`: the broker itself appends the batches of
+        producers, all with the sequence 0; only their epoch is checked.
 
         Raises `InvalidRecord` (an id without epoch or sequence), `InvalidProducerEpoch` (fenced by a newer instance of
         the producer) and `OutOfOrderSequence` (a gap, or a duplicate too old to be detected).
         """
         if header.producer_id < 0:
             return None
-        if may_lack_sequence and header.base_sequence < 0 <= header.producer_epoch:
+        if ignores_sequence and header.producer_epoch >= 0:
             producer = self._producers.get(header.producer_id)
             if producer is not None and header.producer_epoch < producer.epoch:
                 _check_new_epoch(header, producer)
@@ -168,8 +168,8 @@ class ProducerTable:
         if producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
-        if header.base_sequence < 0:
-            return  # an end marker, or a batch of the broker for this producer: an epoch, but no sequence
+        if header.is_control and header.base_sequence < 0:
+            return  # a transaction marker has an epoch, but no sequence
         batches = producer.batches
         if len(batches) == BATCHES_RETAINED:
             del batches[0]

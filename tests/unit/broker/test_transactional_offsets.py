@@ -393,6 +393,22 @@ def test_the_next_leader_knows_the_pending_offsets_and_the_former_one_serves_non
     assert visible(broker) == 7
 
 
+def test_a_broker_that_leads_again_remembers_nothing_of_its_former_leadership() -> None:
+    cluster = Cluster()
+    first = cluster.leader_broker
+    cluster.scheduler.run(commit(first))
+    cluster.move_to_next()
+    cluster.scheduler.turn()
+    cluster.leader_broker.groups.offsets.apply_marker(cluster.home, cluster.write_marker(is_commit=False))
+    for _ in range(2):
+        cluster.move_to_next()
+        cluster.scheduler.turn()
+    assert cluster.leader_broker is first
+    assert not is_unstable(first)
+    assert not first.groups.store.has_open_transaction(cluster.home, PRODUCER, 0)
+    assert first.groups.store.first_pending_offset(cluster.home) is None
+
+
 def test_a_marker_that_is_committed_during_a_load_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load has read the end of the log, and has not applied everything, when the marker is appended."""
     cluster = Cluster()

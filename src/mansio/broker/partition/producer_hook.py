@@ -49,7 +49,7 @@ class ProducerHook:
         "_unsaved_bytes",
         "_waiting_snapshot",
         "has_shorter_batches",
-        "has_unsequenced_batches",
+        "ignores_sequences",
         "table",
     )
 
@@ -75,9 +75,9 @@ class ProducerHook:
         self._expiration_ms = expiration_ms
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
-        self.has_unsequenced_batches = False
-        """Whether the broker itself appends batches for producers, which have no sequence: offsets that are committed
-        in transactions."""
+        self.ignores_sequences = False
+        """Whether the broker itself appends the batches of producers: offsets that are committed in transactions. Such
+        a batch may be appended twice, and only its epoch is checked."""
         self.table = ProducerTable(expiration_ms=expiration_ms)
         self._load()
 
@@ -87,7 +87,7 @@ class ProducerHook:
         if header.producer_id < 0:
             return None
         known = self.table.check(
-            header, may_be_shorter=self.has_shorter_batches, may_lack_sequence=self.has_unsequenced_batches
+            header, may_be_shorter=self.has_shorter_batches, ignores_sequence=self.ignores_sequences
         )
         if known is None:
             return None
