@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -39,7 +39,7 @@ class TransactionalBroker:
         self.broker = mansio.Broker(path / "data")
         self.verifier = Verifier()
 
-    def __enter__(self) -> TransactionalBroker:
+    def __enter__(self) -> Self:
         self.broker.__enter__()
         self.services.group_service.verifier = self.verifier
         self.peer = RawPeer(int(self.broker.address.rpartition(":")[2]))

@@ -251,7 +251,7 @@ def test_transactions_are_refused_without_a_verifier() -> None:
 
 
 @pytest.mark.parametrize("adds", [False, True])
-def test_the_partition_of_the_group_is_verified_once_per_transaction(adds: bool) -> None:  # noqa: FBT001
+def test_the_partition_of_the_group_is_verified_once_per_transaction(adds: bool) -> None:
     room = OffsetsRoom(4)
     for _ in range(3):
         room.run(commit(room, adds=adds))
@@ -281,7 +281,7 @@ class _Concurrent(MansioError):
 def test_nothing_is_appended_when_the_verification_fails(
     error: MansioError,
     adds: bool,
-    expected: type[MansioError],  # noqa: FBT001
+    expected: type[MansioError],
 ) -> None:
     room = OffsetsRoom()
     room.verifier.error = error
@@ -488,7 +488,7 @@ def test_old_versions_get_errors_that_they_know(error: MansioError, codes: dict[
 @pytest.mark.parametrize("require_stable", [False, True])
 def test_a_fetch_of_stable_offsets_reports_unstable_partitions(
     version: int,
-    require_stable: bool,  # noqa: FBT001
+    require_stable: bool,
 ) -> None:
     room = Members()
     room.run(room.service.commit_offsets("g", [OffsetToCommit("t", each, 3) for each in (0, 1)]))

@@ -5,15 +5,17 @@ among those that were committed outside of transactions or in committed transact
 from __future__ import annotations
 
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.batch.end_marker import EndMarker
 from support.tiers import examples
 from unit.broker.transactional_offsets_fixtures import TOPIC, OffsetsRoom
+
+if TYPE_CHECKING:
+    from mansio.wire.batch.end_marker import EndMarker
 
 GROUPS = ("a", "b", "c")
 PARTITIONS = range(2)

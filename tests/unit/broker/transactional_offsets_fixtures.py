@@ -9,7 +9,6 @@ from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, 
 from mansio.broker.services.groups import GroupService
 from mansio.storage.cleaner.batch_filter import CompactionRules, filter_batch
 from mansio.storage.cleaner.offset_map import OffsetMap, digest_of
-from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.end_marker import EndMarker, encode_end_marker
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.batch.record_reader import read_records
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from mansio.errors import MansioError
+    from mansio.testing.disk import SimulatedDisk
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 

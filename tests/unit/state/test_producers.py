@@ -133,3 +133,16 @@ def test_damaged_snapshots_are_reported() -> None:
     for length in range(len(data)):
         with pytest.raises(CorruptLog):
             ProducerTable.from_bytes(data[:length])
+
+
+def test_batches_of_the_broker_itself_are_checked_by_epoch_only() -> None:
+    table = ProducerTable()
+    for number in range(3):
+        given = header(sequence=0, epoch=2)
+        assert table.check(given, ignores_sequence=True) is None, number
+        table.record(given, 10 * number, 0)
+    assert table.check(header(sequence=0, epoch=3), ignores_sequence=True) is None
+    with pytest.raises(InvalidProducerEpoch):
+        table.check(header(sequence=0, epoch=1), ignores_sequence=True)
+    with pytest.raises(InvalidRecord):
+        table.check(header(sequence=0, epoch=-1), ignores_sequence=True)

@@ -22,8 +22,8 @@ Invariants:
   skipped. In a cluster the load is retried with exponential backoff as long as the leadership lasts.
 * A load applies records only while the leadership lasts.
 * A record whose bytes do not match its CRC is not applied.
-* A record of a transaction is pending in a `TransactionalView` until the end marker of its producer. A load computes the
-  pending records and the latest values in the order of the log, so the result is the same as before.
+* A record of a transaction is pending in a `TransactionalView` until the end marker of its producer. A load computes
+  the pending records and the latest values in the order of the log, so the result is the same as before.
 """
 
 from __future__ import annotations
@@ -407,8 +407,8 @@ class CoordinatorRuntime:
     def _stored_batches(
         self, partition: CoordinatorPartition, position: int
     ) -> Iterator[tuple[BatchHeader, bytes]]:
-        """Yield the batches of a partition from `position` on, with their headers. Damage is reported to the partition, which starts the
-        repair."""
+        """Yield the batches of a partition from `position` on, with their headers. Damage is reported to the partition,
+        which starts the repair."""
         try:
             for batch in partition.log.batches(position):
                 check_stored_batch(batch)  # a flipped bit must not change an offset

@@ -168,8 +168,8 @@ class GroupService:
         generation: int = -1,
         adds: bool,
     ) -> list[MansioError | None]:
-        """Commit offsets as a part of a producer's transaction. Return the error of each offset, or None once the offset
-        is durable; it becomes visible when the transaction is committed.
+        """Commit offsets as a part of a producer's transaction. Return the error of each offset, or None once the
+        offset is durable; it becomes visible when the transaction is committed.
 
         `adds`: the partition of `__consumer_offsets` that stores the group is added to the transaction; otherwise the
         transaction has to contain it. Raises the errors of `OffsetManager.commit_in_transaction` and of the

@@ -79,8 +79,8 @@ class StableOffsets(NamedTuple):
 
 
 class Verification:
-    """Verification of a transactional commit with the transaction coordinator. `is_outdated`: the producer's transaction
-    has ended in the partition since, so a record that is appended now might belong to no transaction."""
+    """Verification of a transactional commit with the transaction coordinator. `is_outdated`: the producer's
+    transaction has ended in the partition since, so a record that is appended now might belong to no transaction."""
 
     __slots__ = ("is_outdated", "key")
 
@@ -175,9 +175,9 @@ class OffsetManager:
         return results
 
     def apply_marker(self, index: int, marker: EndMarker) -> None:
-        """Apply a committed end marker of partition `index` of `__consumer_offsets`: the pending offsets of its producer
-        become committed or are dropped. Must be called on the leader, before the writer of the marker is answered; a
-        later leader reads the marker from the log."""
+        """Apply a committed end marker of partition `index` of `__consumer_offsets`: the pending offsets of its
+        producer become committed or are dropped. Must be called on the leader, before the writer of the marker is
+        answered; a later leader reads the marker from the log."""
         for verification in self._verifications.get((index, marker.producer_id), ()):
             verification.is_outdated = True
         self._store.runtime.apply_marker(index, marker)
