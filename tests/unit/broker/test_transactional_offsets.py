@@ -300,6 +300,23 @@ def test_a_transaction_that_ends_during_its_verification_gets_no_record() -> Non
     assert room.run(commit(room)) == [None]
 
 
+def test_no_record_follows_a_marker_that_is_not_committed_yet() -> None:
+    room = OffsetsRoom()
+    room.run(commit(room))
+    room.groups.offsets.expect_marker(room.index_of("g"), PRODUCER)
+    marker = room.write_marker(room.index_of("g"), PRODUCER, 0, is_commit=True)
+    room.verifier.error = InvalidProducerIdMapping()
+    with pytest.raises(InvalidProducerIdMapping):
+        room.run(commit(room, 9))
+    assert is_unstable(room)
+    room.verifier.error = None
+    room.verifier.on_verify = lambda: room.groups.offsets.expect_marker(room.index_of("g"), PRODUCER)
+    with pytest.raises(CoordinatorLoadInProgress):
+        room.run(commit(room, 9))
+    room.groups.offsets.apply_marker(room.index_of("g"), marker)
+    assert visible(room) == 7
+
+
 # Deletion and expiry
 
 

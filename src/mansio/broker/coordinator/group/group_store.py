@@ -77,14 +77,15 @@ class PartitionOffsets(NamedTuple):
 
 class OpenTransaction:
     """A producer's open transaction in one partition of `__consumer_offsets`. `first_offset`: offset of its first
-    record; `group_ids`: the groups for which it committed offsets."""
+    record; `group_ids`: the groups for which it committed offsets; `is_ending`: its end marker may be in the log."""
 
-    __slots__ = ("first_offset", "group_ids", "producer_epoch")
+    __slots__ = ("first_offset", "group_ids", "is_ending", "producer_epoch")
 
     def __init__(self, producer_epoch: int, first_offset: int) -> None:
         self.producer_epoch = producer_epoch
         self.first_offset = first_offset
         self.group_ids: set[str] = set()
+        self.is_ending = False
 
 
 class GroupEntry:
@@ -275,9 +276,20 @@ class GroupStore:
         )
 
     def has_open_transaction(self, index: int, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a producer has added records to a partition in a transaction that is not ended."""
+        """Whether a producer has added records to a partition in a transaction that is not ended, and whose end marker
+        is not expected."""
         transaction = self._transactions.get(index, {}).get(producer_id)
-        return transaction is not None and transaction.producer_epoch == producer_epoch
+        return (
+            transaction is not None
+            and transaction.producer_epoch == producer_epoch
+            and not transaction.is_ending
+        )
+
+    def expect_end(self, index: int, producer_id: int) -> None:
+        """Note that the end marker of a producer's transaction may be in the log of a partition."""
+        transaction = self._transactions.get(index, {}).get(producer_id)
+        if transaction is not None:
+            transaction.is_ending = True
 
     async def wait_until_committed(self, group_id: str) -> None:
         """Wait until all appended records of the partition that stores the group are committed."""
@@ -376,6 +388,8 @@ class GroupStore:
         self, index: int, producer_id: int, producer_epoch: int, key: bytes, value: bytes, offset: int
     ) -> None:
         decoded = decode_key(key)
+        if decoded is None:
+            return
         if not isinstance(decoded, OffsetKey):
             raise CorruptLog(
                 "__consumer_offsets: a transaction contains a record that is no committed offset"

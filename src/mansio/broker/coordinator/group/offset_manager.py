@@ -174,12 +174,19 @@ class OffsetManager:
             await durable
         return results
 
+    def expect_marker(self, index: int, producer_id: int) -> None:
+        """Prepare for an end marker that is about to be appended to partition `index` of `__consumer_offsets`: until
+        the marker is applied, no record of the producer is appended without a verification that begins after this
+        call, so that none follows the marker."""
+        for verification in self._verifications.get((index, producer_id), ()):
+            verification.is_outdated = True
+        self._store.expect_end(index, producer_id)
+
     def apply_marker(self, index: int, marker: EndMarker) -> None:
         """Apply a committed end marker of partition `index` of `__consumer_offsets`: the pending offsets of its
         producer become committed or are dropped. Must be called on the leader, before the writer of the marker is
         answered; a later leader reads the marker from the log."""
-        for verification in self._verifications.get((index, marker.producer_id), ()):
-            verification.is_outdated = True
+        self.expect_marker(index, marker.producer_id)
         self._store.runtime.apply_marker(index, marker)
 
     async def begin_verification(
