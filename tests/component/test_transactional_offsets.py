@@ -141,7 +141,7 @@ def test_the_log_has_the_format_of_kafka(tmp_path: Path) -> None:
         batches = broker.call(lambda: [bytes(each) for each in broker.log.log.batches(0)])
         data, marker = (read_header(each) for each in batches)
         assert (data.producer_id, data.producer_epoch, data.record_count) == (PRODUCER, 2, 2)
-        assert (data.is_transactional, data.is_control, data.base_sequence) == (True, False, 0)
+        assert (data.is_transactional, data.is_control, data.base_sequence) == (True, False, -1)
         assert (marker.is_transactional, marker.is_control, marker.base_sequence) == (True, True, -1)
         assert decode_end_marker(batches[1]) == EndMarker(PRODUCER, 2, True, COORDINATOR_EPOCH)
 

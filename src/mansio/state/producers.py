@@ -106,23 +106,15 @@ class ProducerTable:
             batch.base_offset for producer in self._producers.values() for batch in producer.batches
         )
 
-    def check(
-        self, header: BatchHeader, *, may_be_shorter: bool = False, ignores_sequence: bool = False
-    ) -> Duplicate | None:
+    def check(self, header: BatchHeader, *, may_be_shorter: bool = False) -> Duplicate | None:
         """Check whether a client's batch may be appended. Returns None if it may, `Duplicate` if the log has the batch
         already. `may_be_shorter`: or if it has only its last records, because of a deduplication window: the batch in
-        the log then begins with a later sequence. `ignores_sequence`: the broker itself appends the batches of
-        producers, all with the sequence 0; only their epoch is checked.
+        the log then begins with a later sequence.
 
         Raises `InvalidRecord` (an id without epoch or sequence), `InvalidProducerEpoch` (fenced by a newer instance of
         the producer) and `OutOfOrderSequence` (a gap, or a duplicate too old to be detected).
         """
         if header.producer_id < 0:
-            return None
-        if ignores_sequence and header.producer_epoch >= 0:
-            producer = self._producers.get(header.producer_id)
-            if producer is not None and header.producer_epoch < producer.epoch:
-                _check_new_epoch(header, producer)
             return None
         if header.producer_epoch < 0 or header.base_sequence < 0:
             message = f"producer {header.producer_id} sent a batch without an epoch or sequence"
@@ -152,6 +144,13 @@ class ProducerTable:
             )
         return None
 
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
+        """Check a batch or marker without a sequence. Raises `InvalidProducerEpoch` if the producer has a newer
+        epoch."""
+        producer = self._producers.get(producer_id)
+        if producer is not None and epoch < producer.epoch:
+            raise _old_epoch(producer_id, producer.epoch, epoch)
+
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Record a batch that was appended at `base_offset`, or that a replay has read there.
 
@@ -168,8 +167,8 @@ class ProducerTable:
         if producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
-        if header.is_control and header.base_sequence < 0:
-            return  # a transaction marker has an epoch, but no sequence
+        if header.base_sequence < 0:
+            return  # a transaction marker and a batch of a coordinator have an epoch, but no sequence
         batches = producer.batches
         if len(batches) == BATCHES_RETAINED:
             del batches[0]
@@ -257,11 +256,13 @@ def _check_new_epoch(header: BatchHeader, producer: Producer) -> None:
     """Check a batch whose epoch is not the producer's current one. Raises `InvalidProducerEpoch` for an older epoch,
     and `OutOfOrderSequence` if a newer epoch does not start at sequence 0."""
     if header.producer_epoch < producer.epoch:
-        raise InvalidProducerEpoch(
-            f"producer {header.producer_id} has epoch {producer.epoch}, the batch has {header.producer_epoch}"
-        )
+        raise _old_epoch(header.producer_id, producer.epoch, header.producer_epoch)
     if header.base_sequence != 0:
         raise OutOfOrderSequence(
             f"producer {header.producer_id} begins epoch {header.producer_epoch} with sequence"
             f" {header.base_sequence}, expected 0"
         )
+
+
+def _old_epoch(producer_id: int, known: int, epoch: int) -> InvalidProducerEpoch:
+    return InvalidProducerEpoch(f"producer {producer_id} has epoch {known}, the batch has {epoch}")

@@ -32,6 +32,7 @@ class Verifier:
 
     def __init__(self) -> None:
         self.error: MansioError | None = None
+        self.raises = False
         self.asked: list[tuple[Any, ...]] = []
         self.on_verify: Callable[[], object] = lambda: None
 
@@ -46,6 +47,8 @@ class Verifier:
     ) -> list[MansioError | None]:
         self.asked.append((transactional_id, producer_id, producer_epoch, tuple(partitions), adds))
         self.on_verify()
+        if self.raises and self.error is not None:
+            raise self.error
         return [self.error] * len(partitions)
 
 

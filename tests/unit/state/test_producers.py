@@ -138,11 +138,10 @@ def test_damaged_snapshots_are_reported() -> None:
 def test_batches_of_the_broker_itself_are_checked_by_epoch_only() -> None:
     table = ProducerTable()
     for number in range(3):
-        given = header(sequence=0, epoch=2)
-        assert table.check(given, ignores_sequence=True) is None, number
-        table.record(given, 10 * number, 0)
-    assert table.check(header(sequence=0, epoch=3), ignores_sequence=True) is None
+        table.check_epoch(7, 2)
+        table.record(header(sequence=-1, epoch=2), 10 * number, 0)
+    assert table.retained_batch_offsets() == frozenset()
+    table.check_epoch(7, 3)
+    table.check_epoch(8, 0)
     with pytest.raises(InvalidProducerEpoch):
-        table.check(header(sequence=0, epoch=1), ignores_sequence=True)
-    with pytest.raises(InvalidRecord):
-        table.check(header(sequence=0, epoch=-1), ignores_sequence=True)
+        table.check_epoch(7, 1)

@@ -464,7 +464,6 @@ class CoordinatorRuntime:
             [(now_ms, key, value, ()) for key, value in records],
             producer_id=producer_id,
             producer_epoch=producer_epoch,
-            base_sequence=0,  # as in Kafka: the batches of a coordinator are not counted
             transactional=True,
         )
         base_offset = self._append_batch(partition, batch, urgent=True)

@@ -401,7 +401,6 @@ class PartitionSet:
             storage_health=self.storage_health,
         )
         partition.add_hook(producers)
-        producers.ignores_sequences = topic.internal
         self.verifier.attach(log, partition.on_verified)
         if not topic.internal:
             partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)

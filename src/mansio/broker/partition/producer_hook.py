@@ -49,7 +49,6 @@ class ProducerHook:
         "_unsaved_bytes",
         "_waiting_snapshot",
         "has_shorter_batches",
-        "ignores_sequences",
         "table",
     )
 
@@ -75,9 +74,6 @@ class ProducerHook:
         self._expiration_ms = expiration_ms
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
-        self.ignores_sequences = False
-        """Whether the broker itself appends the batches of producers: offsets that are committed in transactions. Such
-        a batch may be appended twice, and only its epoch is checked."""
         self.table = ProducerTable(expiration_ms=expiration_ms)
         self._load()
 
@@ -86,9 +82,10 @@ class ProducerHook:
     def before_append(self, header: BatchHeader) -> AppendResult | None:
         if header.producer_id < 0:
             return None
-        known = self.table.check(
-            header, may_be_shorter=self.has_shorter_batches, ignores_sequence=self.ignores_sequences
-        )
+        if header.base_sequence < 0:  # of the broker itself: a marker, or a batch of a coordinator
+            self.table.check_epoch(header.producer_id, header.producer_epoch)
+            return None
+        known = self.table.check(header, may_be_shorter=self.has_shorter_batches)
         if known is None:
             return None
         return AppendResult(known.base_offset, known.last_offset + 1, known.timestamp_ms, True)

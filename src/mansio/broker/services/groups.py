@@ -182,10 +182,13 @@ class GroupService:
         with coordinator_errors():
             index, verification = await manager.begin_verification(group_id, producer_id, producer_epoch)
             if verification is not None:
+                error: MansioError | None
                 try:
                     [error] = await self.verifier.verify(
                         transactional_id, producer_id, producer_epoch, [(OFFSETS_TOPIC, index)], adds=adds
                     )
+                except MansioError as failure:
+                    error = failure
                 finally:
                     manager.end_verification(verification)
                 if error is not None:

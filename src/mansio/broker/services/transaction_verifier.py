@@ -1,4 +1,4 @@
-"""Interface by which the leader of a partition verifies a transactional batch with the transaction coordinator."""
+"""Interface with which the produce and offset services ask a transaction coordinator about a transaction (KIP-890)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TransactionVerifier(Protocol):
-    """Verification of partitions with the coordinator of a transaction (KIP-890)."""
+    """Asks the coordinator of a transactional id, on this broker or on another one."""
 
     async def verify(
         self,
@@ -22,7 +22,6 @@ class TransactionVerifier(Protocol):
         *,
         adds: bool,
     ) -> list[MansioError | None]:
-        """Return None or an error for each partition (topic, index).
-
-        `adds` False: the partition must be in the ongoing transaction (part 1 of KIP-890). `adds` True: the partition
-        is added to the transaction (part 2; Produce 12+ and TxnOffsetCommit 5+)."""
+        """Return None for each partition (topic, index) that belongs to the ongoing transaction of the producer, and
+        the error for each other one. `adds`: partitions that do not belong to it are added, as clients of Produce 12+
+        expect; otherwise the client has added them. Raises a `MansioError` that concerns all partitions."""

@@ -1,7 +1,8 @@
-"""Codec of end markers: the control batches that end a transaction in a partition, in Kafka's format (KIP-98).
+"""Markers that end a transaction in a partition: control batches in Kafka's format (KIP-98).
 
-The key of the control record is its version and type (0: abort, 1: commit), 16 bits each; the value is its version, 16
-bits, and the coordinator epoch, 32 bits. The header of the batch has the producer id and epoch and no sequence.
+A marker is a control batch with the transactional bit, the id and epoch of the producer, no sequence, and one record:
+its key contains the version and the type (abort 0, commit 1), its value a version and the epoch of the transaction
+coordinator. Mansio's own control batches do not have the transactional bit.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from mansio.wire.batch.record_batch import build_batch, read_header
 if TYPE_CHECKING:
     from mansio.ports import Buffer
 
-ABORT: Final = 0
-COMMIT: Final = 1
+ABORT_TYPE: Final = 0
+COMMIT_TYPE: Final = 1
 
+_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
 _VALUE_VERSION: Final = 0
-_VALUE: Final = struct.Struct(">hi")
 
 
 class EndMarker(NamedTuple):
-    """End of a producer's transaction in one partition. `coordinator_epoch`: leader epoch of the transaction
-    coordinator that decided the result."""
+    """End of a producer's transaction in a partition. `producer_epoch`: batches of earlier epochs are fenced by it.
+    `coordinator_epoch`: leader epoch of the transaction coordinator that decided the transaction."""
 
     producer_id: int
     producer_epoch: int
@@ -34,8 +35,8 @@ class EndMarker(NamedTuple):
 
 
 def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytes:
-    """Encode a marker as a control batch with the base offset 0."""
-    key = control_key(COMMIT if marker.is_commit else ABORT)
+    """Encode a marker as a control batch with base offset 0. `timestamp_ms`: of its record."""
+    key = control_key(COMMIT_TYPE if marker.is_commit else ABORT_TYPE)
     value = _VALUE.pack(_VALUE_VERSION, marker.coordinator_epoch)
     return build_batch(
         [(timestamp_ms, key, value, ())],
@@ -47,14 +48,15 @@ def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytes:
 
 
 def decode_end_marker(batch: Buffer) -> EndMarker | None:
-    """Decode a control batch; None if it is no end marker. The CRC is not checked. Raises `CorruptMessage`."""
+    """Decode a marker; None for another batch, also for another control batch, and for a marker whose record compaction
+    has removed. The CRC is not checked. Raises `CorruptMessage`."""
     header = read_header(batch)
-    if not header.is_control or header.record_count == 0:  # compaction removes the record and keeps the batch
+    if not (header.is_control and header.is_transactional and header.record_count):
         return None
     record = read_control_record(batch)
-    if record is None or record.type not in (ABORT, COMMIT):
+    if record is None or record.type not in (ABORT_TYPE, COMMIT_TYPE):
         return None
     if len(record.value) < _VALUE.size:
-        raise CorruptMessage("the value of an end marker is too short")
+        raise CorruptMessage("the marker of a transaction is too short")
     _, coordinator_epoch = _VALUE.unpack_from(record.value)
-    return EndMarker(header.producer_id, header.producer_epoch, record.type == COMMIT, coordinator_epoch)
+    return EndMarker(header.producer_id, header.producer_epoch, record.type == COMMIT_TYPE, coordinator_epoch)
