@@ -77,6 +77,7 @@ class CompactedPartition(MemoryPartition):
             if header.last_offset < end_offset and not header.is_control and not is_aborted(header):
                 for record in read_records(batch, output_bytes_max=1 << 20):
                     newest.put(digest_of(record.key), record.offset)
+        obsolete = self._obsolete_markers()
         rules = CompactionRules(
             now_ms=now_ms,
             delete_retention_ms=0,
@@ -85,11 +86,25 @@ class CompactedPartition(MemoryPartition):
             output_bytes_max=1 << 20,
             tombstone_floor=tombstone_floor,
             is_aborted=is_aborted,
+            is_obsolete_marker=lambda header: header.base_offset in obsolete,
         )
         filtered = [
             _result(filter_batch(each, read_header(each), newest, rules)).batch for each in self.stored
         ]
         self.stored = [bytes(each) for each in filtered if each is not None]
+
+    def _obsolete_markers(self) -> set[int]:
+        """Base offsets of the end markers whose transaction has no records any more."""
+        obsolete, with_records = set(), set()
+        for batch in self.stored:
+            header = read_header(batch)
+            if header.is_transactional and not header.is_control and header.record_count:
+                with_records.add(header.producer_id)
+            elif header.is_control:
+                if header.producer_id not in with_records:
+                    obsolete.add(header.base_offset)
+                with_records.discard(header.producer_id)
+        return obsolete
 
     def after_power_loss(self, scheduler: VirtualScheduler) -> CompactedPartition:
         kept = [each for each in self.stored if read_header(each).last_offset < self.high_watermark]
