@@ -513,6 +513,12 @@ class NotCoordinator(Unavailable):
     kafka_code = 16
 
 
+class UnstableOffsetCommit(Unavailable):
+    """A transaction that is not ended yet has committed an offset of this partition (KIP-447)."""
+
+    kafka_code = 88
+
+
 class RebalanceInProgress(Unavailable):
     """The group is rebalancing; join again."""
 

@@ -160,9 +160,16 @@ async def _list_offsets_of_node(
 
 
 async def fetch_offsets(
-    cluster: Cluster, group: str, partitions: Iterable[TopicPartition] | None = None
+    cluster: Cluster,
+    group: str,
+    partitions: Iterable[TopicPartition] | None = None,
+    *,
+    require_stable: bool = False,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Committed offsets of a group in `partitions` (None: in all). Partitions without a committed offset are absent."""
+    """Committed offsets of a group in `partitions` (None: in all). Partitions without a committed offset are absent.
+
+    With `require_stable`, the request is repeated until no transaction that is still open has committed an offset of
+    these partitions; raises `UnstableOffsetCommit` after the cluster's retry timeout (KIP-447)."""
     topics = None
     if partitions is not None:
         topics = [
@@ -187,7 +194,7 @@ async def fetch_offsets(
         "group_id": group,
         "topics": topics,
         "groups": [{"group_id": group, "topics": topics}],
-        "require_stable": False,
+        "require_stable": require_stable,
     }
     await cluster.request_coordinator(group, ApiKey.OFFSET_FETCH, fields, check=check)
     return found

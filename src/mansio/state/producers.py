@@ -144,6 +144,13 @@ class ProducerTable:
             )
         return None
 
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
+        """Check a batch or marker without a sequence. Raises `InvalidProducerEpoch` if the producer has a newer
+        epoch."""
+        producer = self._producers.get(producer_id)
+        if producer is not None and epoch < producer.epoch:
+            raise _old_epoch(producer_id, producer.epoch, epoch)
+
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Record a batch that was appended at `base_offset`, or that a replay has read there.
 
@@ -160,8 +167,8 @@ class ProducerTable:
         if producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
-        if header.is_control and header.base_sequence < 0:
-            return  # a transaction marker has an epoch, but no sequence
+        if header.base_sequence < 0:
+            return  # a transaction marker and a batch of a coordinator have an epoch, but no sequence
         batches = producer.batches
         if len(batches) == BATCHES_RETAINED:
             del batches[0]
@@ -249,11 +256,13 @@ def _check_new_epoch(header: BatchHeader, producer: Producer) -> None:
     """Check a batch whose epoch is not the producer's current one. Raises `InvalidProducerEpoch` for an older epoch,
     and `OutOfOrderSequence` if a newer epoch does not start at sequence 0."""
     if header.producer_epoch < producer.epoch:
-        raise InvalidProducerEpoch(
-            f"producer {header.producer_id} has epoch {producer.epoch}, the batch has {header.producer_epoch}"
-        )
+        raise _old_epoch(header.producer_id, producer.epoch, header.producer_epoch)
     if header.base_sequence != 0:
         raise OutOfOrderSequence(
             f"producer {header.producer_id} begins epoch {header.producer_epoch} with sequence"
             f" {header.base_sequence}, expected 0"
         )
+
+
+def _old_epoch(producer_id: int, known: int, epoch: int) -> InvalidProducerEpoch:
+    return InvalidProducerEpoch(f"producer {producer_id} has epoch {known}, the batch has {epoch}")

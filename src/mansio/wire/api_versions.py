@@ -37,6 +37,7 @@ class ApiKey(IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    TXN_OFFSET_COMMIT = 28
     DESCRIBE_ACLS = 29
     CREATE_ACLS = 30
     DELETE_ACLS = 31
@@ -199,6 +200,7 @@ _ROWS: Final = (
         newer_unsupported_reason="6 belongs to two-phase commit (KIP-939).",
     ),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch", note=_REPLICAS),
+    Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "offsets.txn_offset_commit"),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.CREATE_ACLS, 1, 3, "acls.create_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.DELETE_ACLS, 1, 3, "acls.delete_acls", note=_NO_AUTHORIZER),
@@ -482,7 +484,7 @@ UNSUPPORTED_APIS: Final[dict[str, str]] = {
     "SaslHandshake (17), SaslAuthenticate (36)": _SECURITY,
     "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
     "AlterUserScramCredentials (51)": _SECURITY,
-    "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
+    "AddPartitionsToTxn (24) to WriteTxnMarkers (27)": _TRANSACTIONS,
     "UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "client metrics are not collected (KIP-714 is optional)",
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
@@ -509,6 +511,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DELETE_RECORDS: 2,
     ApiKey.INIT_PRODUCER_ID: 2,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: 4,
+    ApiKey.TXN_OFFSET_COMMIT: 3,
     ApiKey.DESCRIBE_ACLS: 2,
     ApiKey.CREATE_ACLS: 2,
     ApiKey.DELETE_ACLS: 2,

@@ -133,3 +133,15 @@ def test_damaged_snapshots_are_reported() -> None:
     for length in range(len(data)):
         with pytest.raises(CorruptLog):
             ProducerTable.from_bytes(data[:length])
+
+
+def test_batches_of_the_broker_itself_are_checked_by_epoch_only() -> None:
+    table = ProducerTable()
+    for number in range(3):
+        table.check_epoch(7, 2)
+        table.record(header(sequence=-1, epoch=2), 10 * number, 0)
+    assert table.retained_batch_offsets() == frozenset()
+    table.check_epoch(7, 3)
+    table.check_epoch(8, 0)
+    with pytest.raises(InvalidProducerEpoch):
+        table.check_epoch(7, 1)

@@ -92,7 +92,8 @@ class CheckpointStorage(NamedTuple):
 
 
 class CheckpointStore:
-    """The checkpoints of one internal topic. `yield_to_loop` suspends the caller for one turn of the event loop."""
+    """The checkpoints of one internal topic. `yield_to_loop` suspends the caller for one turn of the event loop.
+    `first_pending_offset`: see `TransactionalView`."""
 
     def __init__(
         self,
@@ -101,12 +102,14 @@ class CheckpointStore:
         scheduler: Scheduler,
         view: CoordinatorView,
         yield_to_loop: Callable[[], Awaitable[None]],
+        first_pending_offset: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         self._storage = storage
         self._topic = topic
         self._scheduler = scheduler
         self._view = view
         self._yield_to_loop = yield_to_loop
+        self._first_pending_offset = first_pending_offset
         self._sizes: dict[int, int] = {}
 
     def is_due(self, context: CoordinatorContext) -> bool:
@@ -144,7 +147,8 @@ class CheckpointStore:
         checkpoint is unchanged.
 
         The snapshot of the view is taken in slices while writes continue. Its offset is the end offset at the start of
-        the snapshot: later records may already be in the snapshot, and are replayed with the same result.
+        the snapshot: later records may already be in the snapshot, and are replayed with the same result. A snapshot
+        has no pending records of transactions, so the replay starts at the first of them.
         """
         if context.is_checkpointing:
             return
@@ -152,7 +156,7 @@ class CheckpointStore:
         try:
             partition = context.require_partition()
             context.appended_bytes = 0
-            end_offset = partition.end_offset
+            end_offset = self.replay_start(context)
             pairs: list[tuple[bytes, bytes]] = []
             snapshot = self._view.snapshot(context.index)
             while part := list(islice(snapshot, RECORDS_PER_YIELD)):
@@ -163,6 +167,12 @@ class CheckpointStore:
             context.replay_start_offset = end_offset
         finally:
             context.is_checkpointing = False
+
+    def replay_start(self, context: CoordinatorContext) -> int:
+        """Return the offset from which a checkpoint that is written now requires a replay."""
+        end_offset = context.require_partition().end_offset
+        pending = self._first_pending_offset(context.index)
+        return end_offset if pending is None else min(pending, end_offset)
 
     async def _replace_file(self, index: int, data: bytes) -> None:
         disk, directory, path = self._storage.disk, self._storage.directory, self._path(index)

@@ -22,6 +22,8 @@ Invariants:
   skipped. In a cluster the load is retried with exponential backoff as long as the leadership lasts.
 * A load applies records only while the leadership lasts.
 * A record whose bytes do not match its CRC is not applied.
+* A record of a transaction is pending in a `TransactionalView` until the end marker of its producer. A load computes
+  the pending records and the latest values in the order of the log, so the result is the same as before.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.checkpoint import RECORDS_PER_YIELD, CheckpointStorage, CheckpointStore
-from mansio.broker.coordinator.view import CoordinatorContext, CoordinatorPartition, CoordinatorView
+from mansio.broker.coordinator.latest_records import LatestRecords
+from mansio.broker.coordinator.view import (
+    CoordinatorContext,
+    CoordinatorPartition,
+    CoordinatorView,
+    TransactionalView,
+)
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -43,6 +51,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.ports import Backoff
+from mansio.wire.batch.end_marker import decode_end_marker
 from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 
@@ -50,6 +59,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from mansio.ports import Clock, Promise, Scheduler
+    from mansio.wire.batch.end_marker import EndMarker
+    from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.batch.record_reader import Record
 
 logger = logging.getLogger(__name__)
@@ -93,6 +104,8 @@ class CoordinatorRuntime:
 
     `replays_every_record`: a record may refer to earlier ones, so a load applies all records in order, and the log is
     kept from the offset of the last `prune` on. Such a view has no checkpoints.
+
+    `transactions`: the view, if producers add records to the topic in transactions.
     """
 
     def __init__(
@@ -106,17 +119,26 @@ class CoordinatorRuntime:
         checkpoints: CheckpointStorage | None = None,
         partition_count: Callable[[], int] | None = None,
         replays_every_record: bool = False,
+        transactions: TransactionalView | None = None,
     ) -> None:
         self.name = name
         self._replays_every_record = replays_every_record
         self._view = view
+        self._transactions = transactions
         self._create = create
         self._scheduler = scheduler
         self._clock = clock
         self._cluster_partition_count = partition_count
         self._checkpoints: CheckpointStore | None = None
         if checkpoints is not None and partition_count is None and not replays_every_record:
-            self._checkpoints = CheckpointStore(checkpoints, name, scheduler, view, self._yield_to_loop)
+            self._checkpoints = CheckpointStore(
+                checkpoints,
+                name,
+                scheduler,
+                view,
+                self._yield_to_loop,
+                *(() if transactions is None else (transactions.first_pending_offset,)),
+            )
         self._contexts: dict[int, CoordinatorContext] = {}
         self._started = False
         self._creation: Promise[None] | None = None
@@ -289,6 +311,7 @@ class CoordinatorRuntime:
             await self._load(context)
             if not context.has_ended:
                 context.is_loaded, context.failure = True, None
+                self._end_transactions(context)
                 self._view.finish_load(context.index)
         except (MansioError, OSError) as error:
             context.is_loaded = False
@@ -309,25 +332,32 @@ class CoordinatorRuntime:
             await self._replay_latest_values(context)
 
     async def _replay_latest_values(self, context: CoordinatorContext) -> None:
-        """Read the whole log of a compacted topic, then apply the latest value of each key."""
+        """Read the whole log of a compacted topic, then add the pending records of transactions and apply the latest
+        value of each key."""
         position = context.require_partition().log.start_offset
-        latest: dict[bytes, tuple[bytes, int]] = {}
+        latest = LatestRecords()
         checkpoint = None if self._checkpoints is None else self._checkpoints.read(context)
         if checkpoint is not None:
             position, pairs = checkpoint
-            latest = {key: (value, position - 1) for key, value in pairs}
+            latest.values = {key: (value, position - 1) for key, value in pairs}
         context.replay_start_offset = position
+        is_transactional = self._transactions is not None
 
-        def consume(record: Record) -> None:
+        def consume(record: Record, header: BatchHeader) -> None:
             if record.key is None:
                 return
-            if record.value is None:
-                latest.pop(record.key, None)
+            if is_transactional and header.is_transactional and record.value is not None:
+                latest.add_pending(
+                    header.producer_id, header.producer_epoch, record.key, record.value, record.offset
+                )
             else:
-                latest[record.key] = (record.value, record.offset)
+                latest.add(record.key, record.value, record.offset)
 
-        await self._read_records(context, position, consume, RECORDS_PER_YIELD)
-        for count, (key, (value, offset)) in enumerate(latest.items(), start=1):
+        await self._read_records(context, position, consume, RECORDS_PER_YIELD, latest.end)
+        if self._transactions is not None and not context.has_ended:
+            for pending in latest.pending_records():
+                self._transactions.add_pending(context.index, *pending)
+        for count, (key, (value, offset)) in enumerate(latest.values.items(), start=1):
             if context.has_ended:
                 return
             self._view.apply(context.index, key, value, offset)
@@ -338,7 +368,7 @@ class CoordinatorRuntime:
         """Apply each record of the log to the view in the order of the log."""
         position = context.replay_start_offset = context.require_partition().log.start_offset
 
-        def consume(record: Record) -> None:
+        def consume(record: Record, _: BatchHeader) -> None:
             if record.key is not None:
                 self._view.apply(context.index, record.key, record.value, record.offset)
 
@@ -348,18 +378,25 @@ class CoordinatorRuntime:
         self,
         context: CoordinatorContext,
         position: int,
-        consume: Callable[[Record], None],
+        consume: Callable[[Record, BatchHeader], None],
         records_per_yield: int,
+        end_transaction: Callable[[EndMarker], None] | None = None,
     ) -> None:
-        """Pass the records from `position` on to `consume`, as long as the leadership lasts."""
+        """Pass the records from `position` on with the headers of their batches to `consume`, and the end markers to
+        `end_transaction`, as long as the leadership lasts."""
         if position >= context.require_partition().end_offset:
             return
         since_yield = 0
-        for batch in self._stored_batches(context.require_partition(), position):
-            for record in read_records(batch, output_bytes_max=BATCH_OUTPUT_BYTES_MAX):
+        for header, batch in self._stored_batches(context.require_partition(), position):
+            if header.is_control:
                 since_yield += 1
-                if record.offset >= position:
-                    consume(record)
+                if end_transaction is not None and (marker := decode_end_marker(batch)) is not None:
+                    end_transaction(marker)
+            else:
+                for record in read_records(batch, output_bytes_max=BATCH_OUTPUT_BYTES_MAX):
+                    since_yield += 1
+                    if record.offset >= position:
+                        consume(record, header)
             context.appended_bytes += len(batch)
             if since_yield >= records_per_yield:
                 since_yield = 0
@@ -367,14 +404,17 @@ class CoordinatorRuntime:
                 if context.has_ended:  # the log may have been truncated since
                     return
 
-    def _stored_batches(self, partition: CoordinatorPartition, position: int) -> Iterator[bytes]:
-        """Yield the batches of a partition from `position` on. Damage is reported to the partition, which starts the
-        repair."""
+    def _stored_batches(
+        self, partition: CoordinatorPartition, position: int
+    ) -> Iterator[tuple[BatchHeader, bytes]]:
+        """Yield the batches of a partition from `position` on, with their headers. Damage is reported to the partition,
+        which starts the repair."""
         try:
             for batch in partition.log.batches(position):
                 check_stored_batch(batch)  # a flipped bit must not change an offset
-                position = read_header(batch).last_offset + 1
-                yield batch
+                header = read_header(batch)
+                position = header.last_offset + 1
+                yield header, batch
         except (StorageError, CorruptMessage) as error:
             partition.report_damage(position, error)
             raise
@@ -411,27 +451,79 @@ class CoordinatorRuntime:
         but a power loss or the loss of this broker only after the next flush."""
         self._append(index, records, atomic=atomic, urgent=False)
 
+    def append_in_transaction(
+        self, index: int, records: Sequence[tuple[bytes, bytes]], *, producer_id: int, producer_epoch: int
+    ) -> Promise[None]:
+        """Append records as one batch of a producer's transaction; they are pending until the end marker. The promise
+        completes when the batch is committed. Raises the errors of `append`, and `InvalidProducerEpoch`."""
+        if self._transactions is None:
+            raise ValueError(f"{self.name} has no transactions")
+        context, partition = self._loaded_context(index)
+        now_ms = self._clock.wall_ms()
+        batch = build_batch(
+            [(now_ms, key, value, ()) for key, value in records],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=True,
+        )
+        base_offset = self._append_batch(partition, batch, urgent=True)
+        for offset, (key, value) in enumerate(records, start=base_offset):
+            self._transactions.add_pending(index, producer_id, producer_epoch, key, value, offset)
+        self._count_appended(context, len(batch))
+        return partition.commit_promise(partition.end_offset)
+
+    def apply_marker(self, index: int, marker: EndMarker) -> None:
+        """Apply a committed end marker of partition `index` to the view. During a load, the marker is applied at the
+        end, whether or not the load has read it; without a leadership, the next load reads it."""
+        context = self._contexts.get(index)
+        if self._transactions is None or context is None or context.has_ended:
+            return
+        if context.is_loaded:
+            self._transactions.end_transaction(index, marker.producer_id, is_commit=marker.is_commit)
+        else:
+            context.late_markers.append(marker)
+
+    def _end_transactions(self, context: CoordinatorContext) -> None:
+        """Apply the markers that were committed during the load. A producer has no later transaction yet, because its
+        records would be appended after the load only."""
+        markers, context.late_markers = context.late_markers, []
+        for marker in markers:
+            self.apply_marker(context.index, marker)
+
+    def _loaded_context(self, index: int) -> tuple[CoordinatorContext, CoordinatorPartition]:
+        self.check_loaded(index)
+        context = self._contexts[index]
+        return context, context.require_partition()
+
+    def _append_batch(self, partition: CoordinatorPartition, batch: bytes, *, urgent: bool) -> int:
+        if len(batch) > BATCH_OUTPUT_BYTES_MAX:
+            raise MessageTooLarge(
+                f"{self.name}: a batch of {len(batch)} bytes; the maximum is {BATCH_OUTPUT_BYTES_MAX}"
+            )
+        base_offset: int = partition.append(batch, internal=True, urgent=urgent).base_offset
+        return base_offset
+
+    def _count_appended(self, context: CoordinatorContext, size_bytes: int) -> None:
+        context.appended_bytes += size_bytes
+        if self._checkpoints is not None and self._checkpoints.is_due(context):
+            name = f"checkpoint of {self.name}-{context.index}"
+            self._scheduler.spawn(self._checkpoints.write(context), name=name)
+
     def _append(
         self, index: int, records: Sequence[KeyValue], *, atomic: bool, urgent: bool
     ) -> CoordinatorPartition:
-        self.check_loaded(index)
-        context = self._contexts[index]
-        partition = context.require_partition()
+        context, partition = self._loaded_context(index)
         now_ms = self._clock.wall_ms()
+        appended_bytes = 0
         per_batch = max(len(records), 1) if atomic else RECORDS_PER_BATCH
         for first in range(0, len(records), per_batch):
             part = records[first : first + per_batch]
             batch = build_batch([(now_ms, key, value, ()) for key, value in part])
-            if len(batch) > BATCH_OUTPUT_BYTES_MAX:
-                raise MessageTooLarge(
-                    f"{self.name}: a batch of {len(batch)} bytes; the maximum is {BATCH_OUTPUT_BYTES_MAX}"
-                )
-            base_offset = partition.append(batch, internal=True, urgent=urgent).base_offset
+            base_offset = self._append_batch(partition, batch, urgent=urgent)
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)
-            context.appended_bytes += len(batch)
-        if self._checkpoints is not None and self._checkpoints.is_due(context):
-            self._scheduler.spawn(self._checkpoints.write(context), name=f"checkpoint of {self.name}-{index}")
+            appended_bytes += len(batch)
+        self._count_appended(context, appended_bytes)
         return partition
 
     def is_committed(self, index: int) -> bool:
@@ -494,7 +586,7 @@ class CoordinatorRuntime:
         for context in [one for one in self._contexts.values() if one.is_loaded]:
             if (
                 self._checkpoints is not None
-                and context.replay_start_offset != context.require_partition().end_offset
+                and context.replay_start_offset != self._checkpoints.replay_start(context)
             ):
                 try:
                     await self._checkpoints.write(context)

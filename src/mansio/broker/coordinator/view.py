@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from mansio.errors import MansioError
     from mansio.ports import Promise
+    from mansio.wire.batch.end_marker import EndMarker
 
 
 class PartitionLog(Protocol):
@@ -74,6 +75,27 @@ class CoordinatorView(Protocol):
         """Remove all state from partition `index`, whether or not its load has finished."""
 
 
+class TransactionalView(CoordinatorView, Protocol):
+    """View of an internal topic to which producers add records in transactions.
+
+    A load first adds the pending records, then applies the latest value of each key. `apply` of a record at a later
+    offset of the same key replaces a pending record (the record's transaction is not ended by that); a deletion removes
+    the pending records of its key. A commit makes a producer's pending records the values of their keys, in the order
+    of the log.
+    """
+
+    def add_pending(
+        self, index: int, producer_id: int, producer_epoch: int, key: bytes, value: bytes, offset: int
+    ) -> None:
+        """Add a record of a transaction that is not ended."""
+
+    def end_transaction(self, index: int, producer_id: int, *, is_commit: bool) -> None:
+        """Commit or drop the pending records of a producer; does nothing if it has none."""
+
+    def first_pending_offset(self, index: int) -> int | None:
+        """Return an offset at or below the pending records of partition `index`; None if there are none."""
+
+
 class CoordinatorContext:
     """One leadership of a partition of an internal topic, with the progress of its load. On a single node every
     partition has one context."""
@@ -86,6 +108,7 @@ class CoordinatorContext:
         "index",
         "is_checkpointing",
         "is_loaded",
+        "late_markers",
         "leader_epoch",
         "partition",
         "replay_start_offset",
@@ -102,6 +125,8 @@ class CoordinatorContext:
         self.failed_loads = 0
         self.has_ended = False
         """Whether the leadership has ended; then a load in progress stops."""
+        self.late_markers: list[EndMarker] = []
+        """Markers that were committed during the load, which may not have read them."""
         self.appended_bytes = 0
         """Bytes appended since the last checkpoint."""
         self.is_checkpointing = False

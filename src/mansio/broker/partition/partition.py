@@ -75,6 +75,7 @@ from mansio.wire.batch.record_batch import (
     BatchHeader,
     TimestampType,
     check_batch,
+    check_stored_batch,
     encode_batch,
     read_header,
     read_stored_batches,
@@ -350,10 +351,10 @@ class Partition:
         """Append one encoded batch.
 
         `urgent`: a caller waits for the commit (acks=all), so the flush starts now. `internal`: the batch is written by
-        the broker itself, may be larger than the topic's limit and may be a control batch. Raises the `MansioError` for
-        which the batch was rejected.
+        the broker itself, may be larger than the topic's limit, may be a control batch, and needs no sequence.
+        Raises the `MansioError` for which the batch was rejected.
         """
-        header = check_batch(batch)
+        header = check_stored_batch(batch) if internal else check_batch(batch)
         rules = self.rules
         by_client = rules.timestamp_type is TimestampType.CREATE
         if self._rejects:

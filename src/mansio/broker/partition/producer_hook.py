@@ -82,6 +82,9 @@ class ProducerHook:
     def before_append(self, header: BatchHeader) -> AppendResult | None:
         if header.producer_id < 0:
             return None
+        if header.base_sequence < 0:  # of the broker itself: a marker, or a batch of a coordinator
+            self.table.check_epoch(header.producer_id, header.producer_epoch)
+            return None
         known = self.table.check(header, may_be_shorter=self.has_shorter_batches)
         if known is None:
             return None

@@ -14,7 +14,14 @@ from mansio.broker.coordinator.group.error_mapping import (
     check_group_id,
     coordinator_errors,
 )
-from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
+from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    InvalidRequest,
+    MansioError,
+    TransactionsNotOffered,
+)
 from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
 
@@ -27,8 +34,9 @@ if TYPE_CHECKING:
         DescribedGroup,
         ListedGroup,
     )
-    from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
+    from mansio.broker.coordinator.group.offset_manager import OffsetToCommit, StableOffsets
     from mansio.broker.coordinator.group.share_groups import DescribedShareGroup
+    from mansio.broker.services.transaction_verifier import TransactionVerifier
     from mansio.metadata.model import BrokerState
     from mansio.state.classic_group.types import Join, JoinResponse, Sync, SyncResponse
     from mansio.state.consumer_group.types import Heartbeat, HeartbeatResponse
@@ -37,6 +45,8 @@ if TYPE_CHECKING:
 
 MEMBER_BYTES_MAX: Final = 255
 """Maximum length of a share group member's id in bytes. The id is stored with every leased range."""
+
+_CONCURRENT_TRANSACTIONS: Final = 51
 
 TOPIC_NAMES_MAX: Final = 10_000
 """Maximum number of topic names in the subscription of one member; larger subscriptions need a regular expression."""
@@ -57,6 +67,8 @@ class GroupService:
     def __init__(self, coordinator: GroupCoordinator, *, node_id: int) -> None:
         self._coordinator = coordinator
         self._node_id = node_id
+        self.verifier: TransactionVerifier | None = None
+        """Verifies transactional commits with the transaction coordinator. While it is None, they are refused."""
 
     async def find_coordinator(self, group_id: str) -> BrokerState | None:
         """Return the broker that coordinates a group; None if it is this broker. Creates `__consumer_offsets` if it
@@ -143,6 +155,76 @@ class GroupService:
                 group_id, offsets, member_id=member_id, instance_id=instance_id, generation=generation
             )
 
+    async def commit_offsets_in_transaction(
+        self,
+        transactional_id: str,
+        group_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        offsets: Sequence[OffsetToCommit],
+        *,
+        member_id: str = "",
+        instance_id: str | None = None,
+        generation: int = -1,
+        adds: bool,
+    ) -> list[MansioError | None]:
+        """Commit offsets as a part of a producer's transaction. Return the error of each offset, or None once the
+        offset is durable; it becomes visible when the transaction is committed.
+
+        `adds`: the partition of `__consumer_offsets` that stores the group is added to the transaction; otherwise the
+        transaction has to contain it. Raises the errors of `OffsetManager.commit_in_transaction` and of the
+        verification; a verification that may succeed later raises `CoordinatorLoadInProgress`, after which clients
+        retry without another look-up of the coordinator.
+        """
+        if self.verifier is None:
+            raise TransactionsNotOffered("this broker does not offer transactions")
+        manager = self._coordinator.offsets
+        with coordinator_errors():
+            index, verification = await manager.begin_verification(group_id, producer_id, producer_epoch)
+            if verification is not None:
+                error: MansioError | None
+                try:
+                    [error] = await self.verifier.verify(
+                        transactional_id, producer_id, producer_epoch, [(OFFSETS_TOPIC, index)], adds=adds
+                    )
+                except MansioError as failure:
+                    error = failure
+                finally:
+                    manager.end_verification(verification)
+                if error is not None:
+                    raise _as_verification_error(error, adds=adds)
+                if verification.is_outdated:
+                    raise CoordinatorLoadInProgress("the transaction ended during its verification")
+            return await manager.commit_in_transaction(
+                group_id,
+                member_id,
+                generation,
+                producer_id,
+                producer_epoch,
+                offsets,
+                instance_id=instance_id,
+            )
+
+    async def fetch_stable_offsets(
+        self,
+        group_id: str,
+        partitions: Iterable[tuple[str, int]] | None = None,
+        *,
+        member_id: str = "",
+        member_epoch: int = -1,
+        requires_stable: bool = True,
+    ) -> StableOffsets:
+        """Return the committed offsets as `fetch_offsets` does and, with `requires_stable`, separately the partitions
+        with an offset of an open transaction. Raises the errors of `OffsetManager.fetch`."""
+        with coordinator_errors():
+            return await self._coordinator.offsets.fetch_stable(
+                group_id,
+                partitions,
+                member_id=member_id,
+                member_epoch=member_epoch,
+                requires_stable=requires_stable,
+            )
+
     async def fetch_offsets(
         self,
         group_id: str,
@@ -220,3 +302,12 @@ def _check_heartbeat(request: Heartbeat) -> None:
         raise InvalidRequest(f"a member may subscribe to at most {TOPIC_NAMES_MAX} topics by name")
     if any(len(name) > TOPIC_NAME_CHARACTERS_MAX for name in request.topic_names or ()):
         raise InvalidRequest(f"a topic name has at most {TOPIC_NAME_CHARACTERS_MAX} characters")
+
+
+def _as_verification_error(error: MansioError, *, adds: bool) -> MansioError:
+    """Return the error of a group coordinator for a failed verification. Clients must not look up the group's
+    coordinator because of an error of the transaction coordinator. Clients that use `adds` handle
+    CONCURRENT_TRANSACTIONS."""
+    if error.retriable and not (adds and error.kafka_code == _CONCURRENT_TRANSACTIONS):
+        return CoordinatorLoadInProgress(f"the transaction cannot be verified now: {error.message}")
+    return error

@@ -540,7 +540,7 @@ class Consumer:
         """Start to read partitions at their committed offsets, or at the position `from_` where there is none."""
         committed = {}
         if self._options.group is not None and partitions:
-            stored = await fetch_offsets(self._cluster, self._options.group, partitions)
+            stored = await fetch_offsets(self._cluster, self._options.group, partitions, require_stable=True)
             committed = {partition: entry.offset for partition, entry in stored.items()}
         uncommitted = partitions - committed.keys()
         offsets = {

@@ -195,7 +195,13 @@ class ClassicMember:
         await self._revoke(removed)
         added = assigned - self.owned_partitions
         self.owned_partitions |= added
-        await self._listener.on_partitions_assigned(added)
+        try:
+            await self._listener.on_partitions_assigned(added)
+        except (
+            MansioError
+        ):  # a transaction may keep the offsets unstable for long; the next join assigns them again
+            self.owned_partitions -= added
+            raise
         return not removed
 
     async def _send_join(self) -> Any:

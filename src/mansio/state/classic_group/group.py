@@ -255,6 +255,15 @@ class ClassicGroup:
             raise RebalanceInProgress
         member.extend_session(now_ms)
 
+    def check_transactional_commit(self, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Check that a producer may commit offsets in a transaction for a member of this group (KIP-447). A producer
+        that names neither member nor generation is not checked, because old clients do not send them. Raises
+        `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`."""
+        self._check_alive()
+        if generation < 0 and (self.state is EMPTY or (not member_id and instance_id is None)):
+            return
+        self._check_generation(self.members.find_valid(member_id, instance_id), generation)
+
     # ------------------------------------------------------------------ events: time, storage, administration
 
     def next_deadline_ms(self) -> float:

@@ -270,6 +270,19 @@ class ConsumerGroup:
         if member.is_classic:
             member.extend_session(self.settings, now_ms)
 
+    def check_transactional_commit(self, member_id: str, instance_id: str | None, member_epoch: int) -> None:
+        """Check that a producer may commit offsets in a transaction for a member of this group (KIP-447). A producer
+        that names neither member nor epoch is not checked, because old clients do not send them. Raises
+        `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`."""
+        self._check_alive()
+        if member_epoch < 0 and (not self.stored.members or (not member_id and instance_id is None)):
+            return
+        member = self.stored.find_valid(member_id, instance_id)
+        if member_epoch != member.current.epoch:
+            raise IllegalGeneration(
+                f"member {member_id} is at epoch {member.current.epoch}, not {member_epoch}"
+            )
+
     def check_fetch(self, member_id: str, member_epoch: int) -> None:
         """Check that a client may read committed offsets. A client that is no member passes "" and -1 and may. Raises
         `UnknownMember`, `StaleMemberEpoch`."""

@@ -238,6 +238,10 @@ class ShareGroup:
             f"group {self.group_id!r} is a share group: it has no committed offsets"
         )
 
+    def check_transactional_commit(self, member_id: str, instance_id: str | None, epoch: int) -> None:
+        """Raise `InconsistentGroupProtocol`, because a share group has no committed offsets."""
+        self.check_commit(member_id, instance_id, epoch, 0)
+
     def undelete(self) -> None:
         """Cancel the deletion of the group, because it could not be written."""
         self._is_deleted = False

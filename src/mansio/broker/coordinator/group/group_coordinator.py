@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.checkpoint import CheckpointStorage
     from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup, CoordinatorReplica
     from mansio.broker.coordinator.group.group_store import OffsetListener
-    from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorView
+    from mansio.broker.coordinator.view import CoordinatorPartition, TransactionalView
     from mansio.ports import Clock, Random, Scheduler
     from mansio.state.classic_group.types import Join, JoinResponse, Protocol, Sync, SyncResponse
     from mansio.state.consumer_group.types import Heartbeat, HeartbeatResponse
@@ -110,10 +110,11 @@ class GroupCoordinator:
         self.topic_resolver = topic_resolver or TopicResolver({})
         self._factory = GroupFactory(settings, overrides)
 
-        def open_runtime(view: CoordinatorView) -> CoordinatorRuntime:
+        def open_runtime(view: TransactionalView) -> CoordinatorRuntime:
             return CoordinatorRuntime(
                 OFFSETS_TOPIC,
                 view=view,
+                transactions=view,
                 create=create_topic,
                 scheduler=scheduler,
                 clock=clock,

@@ -10,15 +10,17 @@ and whenever a change could not be written.
 
 Invariants:
 * The group id determines the partition of a group, by Java's string hash as in Kafka, so that the topic is compatible.
-* An entry without members, offsets and records is removed.
+* An entry without members, offsets, pending offsets and records is removed.
+* An offset that a transaction committed is pending until the end marker of the transaction. At a commit it becomes the
+  committed offset, unless a record at a later offset of the log has committed or deleted the partition's offset.
 * An entry that was unloaded is never used again, even if its group is loaded on this broker again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import CoordinatorNotAvailable
+from mansio.errors import CoordinatorNotAvailable, CorruptLog
 from mansio.wire.internal_records.consumer_group_records import (
     CONSUMER_GROUP_METADATA,
     CONSUMER_GROUP_RECORD_TYPES,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_factory import GroupFactory
     from mansio.broker.coordinator.group.settings import GroupSettings
     from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
-    from mansio.broker.coordinator.view import CoordinatorView
+    from mansio.broker.coordinator.view import TransactionalView
     from mansio.ports import Clock, Promise, Timer
     from mansio.state.classic_group.group import ClassicGroup
     from mansio.state.consumer_group.group import ConsumerGroup
@@ -58,11 +60,40 @@ if TYPE_CHECKING:
 _HASH_MASK: Final = 0xFFFFFFFF
 
 
+class PendingOffset(NamedTuple):
+    """An offset that an open transaction has committed. `committed`: None if a later record of the log has committed
+    another offset. `record_offset`: offset of its record in the log."""
+
+    committed: CommittedOffset | None
+    record_offset: int
+
+
+class PartitionOffsets(NamedTuple):
+    """The offsets of a group in one partition: the committed one, if any, and the pending ones."""
+
+    committed: CommittedOffset | None
+    pending: tuple[PendingOffset, ...]
+
+
+class OpenTransaction:
+    """A producer's open transaction in one partition of `__consumer_offsets`. `first_offset`: offset of its first
+    record; `group_ids`: the groups for which it committed offsets; `is_ending`: its end marker may be in the log."""
+
+    __slots__ = ("first_offset", "group_ids", "is_ending", "producer_epoch")
+
+    def __init__(self, producer_epoch: int, first_offset: int) -> None:
+        self.producer_epoch = producer_epoch
+        self.first_offset = first_offset
+        self.group_ids: set[str] = set()
+        self.is_ending = False
+
+
 class GroupEntry:
     """State of one group in memory.
 
     `group`: state machine of the members. `index`: partition of `__consumer_offsets` that stores the group. `offsets`:
-    topic -> partition -> committed offset. `group_metadata_value`: stored value of a classic group's record.
+    topic -> partition -> committed offset. `pending_offsets`: (topic, partition) -> producer id -> offset committed in
+    an open transaction. `group_metadata_value`: stored value of a classic group's record.
     `group_records`: stored records of a consumer or share group, by key. `resolved_view`: the `Topics` object and the
     version of the group with which its regular expressions were resolved last. `is_unloaded`: the entry is not used any
     more, because another broker or a later load has the group.
@@ -76,6 +107,7 @@ class GroupEntry:
         "index",
         "is_unloaded",
         "offsets",
+        "pending_offsets",
         "resolved_view",
         "state_timestamp_ms",
         "timer",
@@ -87,6 +119,7 @@ class GroupEntry:
         self.index = index
         self.is_unloaded = False
         self.offsets: dict[str, dict[int, CommittedOffset]] = {}
+        self.pending_offsets: dict[tuple[str, int], dict[int, PendingOffset]] = {}
         self.group_metadata_value: bytes | None = None
         self.group_records: dict[bytes, bytes] = {}
         self.resolved_view: tuple[Topics, int] | None = None
@@ -97,9 +130,10 @@ class GroupEntry:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the entry has no members, offsets and records, so that it can be removed."""
+        """Whether the entry has no members, offsets, pending offsets and records, so that it can be removed."""
         return (
             not self.offsets
+            and not self.pending_offsets
             and self.group_metadata_value is None
             and not self.group_records
             and self.group.is_idle()
@@ -114,6 +148,25 @@ class GroupEntry:
     def member_count(self) -> int:
         """Number of members."""
         return len(self.group.members)
+
+    def is_unchanged(self, topic: str, partition: int, known: PartitionOffsets) -> bool:
+        """Whether no offset of a partition was committed or became pending since `known` was read."""
+        now = self.offsets_of(topic, partition)
+        return now.committed is known.committed and now.pending == known.pending
+
+    def offsets_of(self, topic: str, partition: int) -> PartitionOffsets:
+        """Return the committed offset and the pending offsets of a partition."""
+        return PartitionOffsets(
+            self.offsets.get(topic, {}).get(partition),
+            tuple(self.pending_offsets.get((topic, partition), {}).values()),
+        )
+
+    def known_partitions(self) -> list[tuple[str, int]]:
+        """Return the partitions (topic, index) that have a committed or a pending offset."""
+        committed = [(topic, partition) for topic, partition, _ in self.committed_offsets()]
+        if not self.pending_offsets:
+            return committed
+        return list(dict.fromkeys([*committed, *self.pending_offsets]))
 
     def committed_offsets(self) -> Iterator[tuple[str, int, CommittedOffset]]:
         """Yield topic, partition and committed offset of each partition that has one."""
@@ -145,7 +198,7 @@ class GroupStore:
         settings: GroupSettings,
         clock: Clock,
         factory: GroupFactory,
-        open_runtime: Callable[[CoordinatorView], CoordinatorRuntime],
+        open_runtime: Callable[[TransactionalView], CoordinatorRuntime],
         *,
         on_offset: OffsetListener,
         on_loaded: Callable[[int], None],
@@ -160,6 +213,7 @@ class GroupStore:
         self.runtime = open_runtime(self)
         self.entries: dict[str, GroupEntry] = {}
         self._by_partition: dict[int, dict[str, GroupEntry]] = {}
+        self._transactions: dict[int, dict[int, OpenTransaction]] = {}
 
     def monotonic_ms(self) -> float:
         return self._clock.monotonic() * 1000
@@ -212,6 +266,31 @@ class GroupStore:
         one batch, so that a crash loses either all or none of them."""
         return self.runtime.append(self.partition_for(group_id), records, atomic=atomic)
 
+    def append_in_transaction(
+        self, group_id: str, records: Sequence[tuple[bytes, bytes]], *, producer_id: int, producer_epoch: int
+    ) -> Promise[None]:
+        """Append offset records of one group as a batch of a producer's transaction; the promise completes when they
+        are committed. See `CoordinatorRuntime.append_in_transaction`."""
+        return self.runtime.append_in_transaction(
+            self.partition_for(group_id), records, producer_id=producer_id, producer_epoch=producer_epoch
+        )
+
+    def has_open_transaction(self, index: int, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a producer has added records to a partition in a transaction that is not ended, and whose end marker
+        is not expected."""
+        transaction = self._transactions.get(index, {}).get(producer_id)
+        return (
+            transaction is not None
+            and transaction.producer_epoch == producer_epoch
+            and not transaction.is_ending
+        )
+
+    def expect_end(self, index: int, producer_id: int) -> None:
+        """Note that the end marker of a producer's transaction may be in the log of a partition."""
+        transaction = self._transactions.get(index, {}).get(producer_id)
+        if transaction is not None:
+            transaction.is_ending = True
+
     async def wait_until_committed(self, group_id: str) -> None:
         """Wait until all appended records of the partition that stores the group are committed."""
         if self.runtime.partition_count:
@@ -252,12 +331,12 @@ class GroupStore:
         self._by_partition.setdefault(index, {})[group_id] = entry
         return entry
 
-    # ------------------------------------------------------------------ CoordinatorView
+    # ------------------------------------------------------------------ TransactionalView
 
-    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:  # noqa: ARG002 - the signature of `CoordinatorView`
+    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
         decoded = decode_key(key)
         if isinstance(decoded, OffsetKey):
-            self._apply_offset(index, decoded, value)
+            self._apply_offset(index, decoded, value, offset)
         elif isinstance(decoded, GroupKey):
             self._apply_classic_record(index, decoded, value)
         elif (group_key := decode_group_record_key(key)) is not None:
@@ -278,18 +357,73 @@ class GroupStore:
             # after a load the offsets may be retained longer than necessary, never shorter.
             entry.state_timestamp_ms = self._clock.wall_ms()
 
-    def _apply_offset(self, index: int, key: OffsetKey, value: bytes | None) -> None:
+    def _apply_offset(self, index: int, key: OffsetKey, value: bytes | None, offset: int) -> None:
         entry = self.entries.get(key.group)
         if value is not None:
-            committed = decode_offset_value(value)
             entry = entry or self._create(key.group, index)
-            entry.offsets.setdefault(key.topic, {})[key.partition] = committed
-            self._on_offset(key.group, key.topic, key.partition, committed)
-        elif entry is not None and (partitions := entry.offsets.get(key.topic)) is not None:
+            self._set_committed(entry, key.topic, key.partition, decode_offset_value(value), offset)
+            return
+        if entry is None:
+            return
+        entry.pending_offsets.pop((key.topic, key.partition), None)
+        if (partitions := entry.offsets.get(key.topic)) is not None:
             partitions.pop(key.partition, None)
             if not partitions:
                 del entry.offsets[key.topic]
             self._on_offset(key.group, key.topic, key.partition, None)
+
+    def _set_committed(
+        self, entry: GroupEntry, topic: str, partition: int, committed: CommittedOffset, record_offset: int
+    ) -> None:
+        """Set a committed offset, whose record is at `record_offset` of the log. Pending offsets of earlier records
+        will not replace it."""
+        entry.offsets.setdefault(topic, {})[partition] = committed
+        if entry.pending_offsets and (pending := entry.pending_offsets.get((topic, partition))):
+            for producer_id, each in pending.items():
+                if each.record_offset < record_offset:
+                    pending[producer_id] = PendingOffset(None, each.record_offset)
+        self._on_offset(entry.group.group_id, topic, partition, committed)
+
+    def add_pending(
+        self, index: int, producer_id: int, producer_epoch: int, key: bytes, value: bytes, offset: int
+    ) -> None:
+        decoded = decode_key(key)
+        if decoded is None:
+            return
+        if not isinstance(decoded, OffsetKey):
+            raise CorruptLog(
+                "__consumer_offsets: a transaction contains a record that is no committed offset"
+            )
+        entry = self.entries.get(decoded.group) or self._create(decoded.group, index)
+        by_producer = entry.pending_offsets.setdefault((decoded.topic, decoded.partition), {})
+        by_producer[producer_id] = PendingOffset(decode_offset_value(value), offset)
+        transactions = self._transactions.setdefault(index, {})
+        transaction = transactions.get(producer_id)
+        if transaction is None:
+            transaction = transactions[producer_id] = OpenTransaction(producer_epoch, offset)
+        transaction.producer_epoch = producer_epoch
+        transaction.first_offset = min(transaction.first_offset, offset)  # a load adds records in any order
+        transaction.group_ids.add(decoded.group)
+
+    def end_transaction(self, index: int, producer_id: int, *, is_commit: bool) -> None:
+        transaction = self._transactions.get(index, {}).pop(producer_id, None)
+        if transaction is None:
+            return
+        for group_id in transaction.group_ids:
+            entry = self.entries.get(group_id)
+            if entry is None:
+                continue
+            for (topic, partition), by_producer in list(entry.pending_offsets.items()):
+                pending = by_producer.pop(producer_id, None)
+                if not by_producer:
+                    del entry.pending_offsets[topic, partition]
+                if is_commit and pending is not None and pending.committed is not None:
+                    self._set_committed(entry, topic, partition, pending.committed, pending.record_offset)
+            self.remove_if_empty(entry)
+
+    def first_pending_offset(self, index: int) -> int | None:
+        transactions = self._transactions.get(index)
+        return min(each.first_offset for each in transactions.values()) if transactions else None
 
     def _apply_classic_record(self, index: int, key: GroupKey, value: bytes | None) -> None:
         entry = self.entries.get(key.group)
@@ -327,6 +461,7 @@ class GroupStore:
     def unload(self, index: int) -> None:
         """Cancel the timers and remove the entries of a partition. `is_unloaded` is set, so that pending operations do
         not use an entry any more."""
+        self._transactions.pop(index, None)
         for group_id, entry in self._by_partition.pop(index, {}).items():
             entry.is_unloaded = True
             if entry.timer is not None:

@@ -7,8 +7,11 @@ Invariants:
 * Offsets that cannot be expired now (the partition is being loaded, has moved, or cannot be written) are expired at the
   next interval.
 
-Source: Kafka's OffsetMetadataManager; KIP-211 (expiration), KIP-320 (leader epochs), KIP-447 (`require_stable` has no
-effect: without transactions every committed offset is stable).
+* An offset that is committed in a transaction is pending until the transaction ends: it is not visible, and does not
+  expire. A deletion of the partition's offset, of the group or of the topic deletes it, too.
+
+Source: Kafka's OffsetMetadataManager; KIP-211 (expiration), KIP-320 (leader epochs), KIP-447 (commits in transactions,
+stable offsets), KIP-890 (no record of a transaction after its end).
 """
 
 from __future__ import annotations
@@ -47,10 +50,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
-    from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
+    from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore, PartitionOffsets
     from mansio.broker.coordinator.group.settings import GroupSettings
     from mansio.broker.coordinator.runtime import KeyValue
     from mansio.ports import Clock, Scheduler
+    from mansio.wire.batch.end_marker import EndMarker
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +68,25 @@ class OffsetToCommit(NamedTuple):
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+
+
+class StableOffsets(NamedTuple):
+    """Committed offsets by partition (topic, index), and the requested partitions whose offset a transaction that is
+    not ended may change."""
+
+    committed: dict[tuple[str, int], CommittedOffset]
+    unstable: frozenset[tuple[str, int]]
+
+
+class Verification:
+    """Verification of a transactional commit with the transaction coordinator. `is_outdated`: the producer's
+    transaction has ended in the partition since, so a record that is appended now might belong to no transaction."""
+
+    __slots__ = ("is_outdated", "key")
+
+    def __init__(self, key: tuple[int, int]) -> None:
+        self.key = key
+        self.is_outdated = False
 
 
 class OffsetManager:
@@ -81,6 +104,7 @@ class OffsetManager:
         self._settings = settings
         self._clock = clock
         self._partition_exists = partition_exists
+        self._verifications: dict[tuple[int, int], set[Verification]] = {}
 
     async def commit(
         self,
@@ -105,23 +129,103 @@ class OffsetManager:
         try:
             entry.group.check_commit(member_id, instance_id, generation, self._store.monotonic_ms())
             results = [self._commit_error(each) for each in offsets]
-            now_ms = self._clock.wall_ms()
-            records: list[KeyValue] = [
-                (
-                    encode_offset_key(OffsetKey(group_id, each.topic, each.partition)),
-                    encode_offset_value(
-                        CommittedOffset(each.offset, each.leader_epoch, each.metadata, now_ms)
-                    ),
-                )
-                for each, problem in zip(offsets, results, strict=True)
-                if problem is None
-            ]
+            records = self._records(group_id, offsets, results)
             durable = self._store.append(group_id, records) if records else None
         finally:
             self._store.remove_if_empty(entry)
         if durable is not None:
             await durable
         return results
+
+    async def commit_in_transaction(
+        self,
+        group_id: str,
+        member_id: str,
+        generation: int,
+        producer_id: int,
+        producer_epoch: int,
+        offsets: Sequence[OffsetToCommit],
+        *,
+        instance_id: str | None = None,
+    ) -> list[MansioError | None]:
+        """Append the valid offsets to the producer's transaction, which has to contain the partition that stores the
+        group; returns when they are durable. They become visible when the transaction is committed. The result is as
+        that of `commit`.
+
+        Raises `InvalidGroupId`, `InvalidProducerEpoch`, and the errors of the group's `check_transactional_commit`. A
+        producer that sends neither member id nor generation (-1) is not checked as a member.
+        """
+        check_offsets_group_id(group_id)
+        if generation >= 0 and self._store.find(group_id) is None:
+            raise IllegalGeneration(f"there is no group {group_id!r}")
+        entry = await self._store.find_or_create(group_id)
+        try:
+            entry.group.check_transactional_commit(member_id, instance_id, generation)
+            results = [self._commit_error(each) for each in offsets]
+            records = self._records(group_id, offsets, results)
+            durable = None
+            if records:
+                durable = self._store.append_in_transaction(
+                    group_id, records, producer_id=producer_id, producer_epoch=producer_epoch
+                )
+        finally:
+            self._store.remove_if_empty(entry)
+        if durable is not None:
+            await durable
+        return results
+
+    def expect_marker(self, index: int, producer_id: int) -> None:
+        """Prepare for an end marker that is about to be appended to partition `index` of `__consumer_offsets`: until
+        the marker is applied, no record of the producer is appended without a verification that begins after this
+        call, so that none follows the marker."""
+        for verification in self._verifications.get((index, producer_id), ()):
+            verification.is_outdated = True
+        self._store.expect_end(index, producer_id)
+
+    def apply_marker(self, index: int, marker: EndMarker) -> None:
+        """Apply a committed end marker of partition `index` of `__consumer_offsets`: the pending offsets of its
+        producer become committed or are dropped. Must be called on the leader, before the writer of the marker is
+        answered; a later leader reads the marker from the log."""
+        self.expect_marker(index, marker.producer_id)
+        self._store.runtime.apply_marker(index, marker)
+
+    async def begin_verification(
+        self, group_id: str, producer_id: int, producer_epoch: int
+    ) -> tuple[int, Verification | None]:
+        """Begin to verify with the transaction coordinator that the transaction of a producer contains the partition
+        that stores the group. Returns the index of this partition; and None if the transaction has records there, so
+        that a verification is not necessary. The caller ends the verification by `end_verification`. Raises the errors
+        of `commit_in_transaction` that do not depend on the group's members."""
+        check_offsets_group_id(group_id)
+        await self._store.runtime.ensure_topic_exists()
+        self._store.find(group_id)
+        index = self._store.partition_for(group_id)
+        if self._store.has_open_transaction(index, producer_id, producer_epoch):
+            return index, None
+        verification = Verification((index, producer_id))
+        self._verifications.setdefault(verification.key, set()).add(verification)
+        return index, verification
+
+    def end_verification(self, verification: Verification) -> None:
+        """End a verification; `is_outdated` does not change any more."""
+        known = self._verifications[verification.key]
+        known.discard(verification)
+        if not known:
+            del self._verifications[verification.key]
+
+    def _records(
+        self, group_id: str, offsets: Sequence[OffsetToCommit], results: Sequence[MansioError | None]
+    ) -> list[tuple[bytes, bytes]]:
+        """Encode the records of the offsets without an error."""
+        now_ms = self._clock.wall_ms()
+        return [
+            (
+                encode_offset_key(OffsetKey(group_id, each.topic, each.partition)),
+                encode_offset_value(CommittedOffset(each.offset, each.leader_epoch, each.metadata, now_ms)),
+            )
+            for each, problem in zip(offsets, results, strict=True)
+            if problem is None
+        ]
 
     async def fetch(
         self,
@@ -137,10 +241,27 @@ class OffsetManager:
         A member of a consumer group passes its id and epoch. Raises `UnknownMember` or `StaleMemberEpoch` if they are
         not current, and `GroupIdNotFound` if the group is being deleted.
         """
+        fetched = await self.fetch_stable(
+            group_id, partitions, member_id=member_id, member_epoch=member_epoch, requires_stable=False
+        )
+        return fetched.committed
+
+    async def fetch_stable(
+        self,
+        group_id: str,
+        partitions: Iterable[tuple[str, int]] | None = None,
+        *,
+        member_id: str = "",
+        member_epoch: int = -1,
+        requires_stable: bool = True,
+    ) -> StableOffsets:
+        """Return the committed offsets as `fetch` does. With `requires_stable`, partitions with an offset of an open
+        transaction are in `unstable` instead; if `partitions` is None, only if they have a committed offset, as in
+        Kafka."""
         check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
         if entry is None:
-            return {}
+            return StableOffsets({}, frozenset())
         if entry.is_deleted:
             raise GroupIdNotFound(f"group {group_id} is being deleted")
         if isinstance(entry.group, ConsumerGroup):
@@ -151,11 +272,21 @@ class OffsetManager:
                 (topic, partition): committed for topic, partition, committed in entry.committed_offsets()
             }
         else:
+            partitions = list(partitions)
             for topic, partition in partitions:
                 if (committed := entry.offsets.get(topic, {}).get(partition)) is not None:
                     found[topic, partition] = committed
+        unstable: frozenset[tuple[str, int]] = frozenset()
+        if requires_stable and entry.pending_offsets:
+            unstable = frozenset(
+                each
+                for each in (found if partitions is None else partitions)
+                if each in entry.pending_offsets
+            )
+            for each in unstable:
+                found.pop(each, None)
         await self._store.wait_until_committed(group_id)  # commits made after this call need not be durable
-        return found
+        return StableOffsets(found, unstable)
 
     async def delete(self, group_id: str, partitions: Sequence[tuple[str, int]]) -> list[MansioError | None]:
         """Delete the committed offsets of these partitions (KIP-496). Returns None or an error for each partition; an
@@ -178,7 +309,7 @@ class OffsetManager:
         results: list[MansioError | None] = []
         deletions: list[tuple[str, int]] = []
         for topic, partition in partitions:
-            known = partition in entry.offsets.get(topic, {})
+            known = partition in entry.offsets.get(topic, {}) or (topic, partition) in entry.pending_offsets
             if subscribed is None or topic in subscribed:
                 results.append(GroupSubscribedToTopic(f"group {group_id} reads {topic}"))
             elif not known and not self._partition_exists(topic, partition):
@@ -211,21 +342,23 @@ class OffsetManager:
         )
 
     async def _delete_unchanged_offsets(
-        self, deletions: list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]
+        self, deletions: list[tuple[GroupEntry, dict[tuple[str, int], PartitionOffsets]]]
     ) -> None:
         """Delete offsets that are unchanged since they were collected. A later commit belongs to a new topic with the
         same name, and stays."""
         for entry, known in deletions:
             unchanged = [
                 (topic, partition)
-                for (topic, partition), committed in known.items()
-                if entry.offsets.get(topic, {}).get(partition) is committed
+                for (topic, partition), offsets in known.items()
+                if entry.is_unchanged(topic, partition, offsets)
             ]
             if not unchanged or entry.is_unloaded:
                 continue
             group_id = entry.group.group_id
             try:
-                await self._store.append(group_id, tombstones(entry, partitions=unchanged))
+                durable = self._store.append(group_id, tombstones(entry, partitions=unchanged))
+                self._store.remove_if_empty(entry)
+                await durable
             except MansioError as error:  # the next coordinator of the group checks again
                 topics = len({topic for topic, _ in unchanged})
                 logger.warning(
@@ -234,7 +367,8 @@ class OffsetManager:
                 )
 
     def expired_offsets(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
-        """Return the partitions (topic, index) whose committed offset has expired (KIP-211).
+        """Return the partitions (topic, index) whose committed offset has expired (KIP-211). The offset of a partition
+        does not expire while an open transaction has committed another one.
 
         A group without members retains offsets for the retention time after its last member left or its last commit,
         whichever is later. A group with members retains the offsets of subscribed topics without limit. The offsets of
@@ -261,6 +395,7 @@ class OffsetManager:
             for topic, partition, committed in entry.committed_offsets()
             if topic not in retained
             and is_expired(committed)
+            and (topic, partition) not in entry.pending_offsets
             and not is_hold(group.group_id, committed.metadata)
         ]
 
@@ -274,15 +409,14 @@ class OffsetManager:
 
 def _find_offsets_of_deleted_topics(
     entries: Iterable[GroupEntry], is_deleted: Callable[[str], bool]
-) -> list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]:
-    """Return the committed offsets of deleted topics, by group entry and partition."""
+) -> list[tuple[GroupEntry, dict[tuple[str, int], PartitionOffsets]]]:
+    """Return the committed and pending offsets of deleted topics, by group entry and partition."""
     found = []
     for entry in entries:
         offsets = {
-            (topic, partition): committed
-            for topic, partitions in entry.offsets.items()
+            (topic, partition): entry.offsets_of(topic, partition)
+            for topic, partition in entry.known_partitions()
             if is_deleted(topic)
-            for partition, committed in partitions.items()
         }
         if offsets:
             found.append((entry, offsets))
@@ -292,11 +426,11 @@ def _find_offsets_of_deleted_topics(
 def tombstones(
     entry: GroupEntry, *, partitions: Iterable[tuple[str, int]] | None = None, with_group: bool = False
 ) -> list[KeyValue]:
-    """Return the records that delete the committed offsets of a group, of these partitions or, if None, of all. With
-    `with_group` also the records that delete the group itself."""
+    """Return the records that delete the committed and pending offsets of a group, of these partitions or, if None, of
+    all. With `with_group` also the records that delete the group itself."""
     group_id = entry.group.group_id
     if partitions is None:
-        partitions = [(topic, partition) for topic, partition, _ in entry.committed_offsets()]
+        partitions = entry.known_partitions()
     records: list[KeyValue] = [
         (encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in partitions
     ]
@@ -399,7 +533,7 @@ class OffsetExpiration:
         if entry is None:
             return 0
         expired = self._offsets.expired_offsets(entry, now_ms)
-        has_others = sum(len(partitions) for partitions in entry.offsets.values()) > len(expired)
+        has_others = len(entry.known_partitions()) > len(expired)
         if not has_others and entry.group.is_idle() and not isinstance(entry.group, ShareGroup):
             await self._delete_group(group_id)
         elif expired:

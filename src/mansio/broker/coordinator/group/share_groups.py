@@ -123,7 +123,12 @@ class ShareGroups:
         classic = entry.group
         if entry.is_deleted:
             raise CoordinatorNotAvailable(f"group {classic.group_id} is being deleted")
-        if not isinstance(classic, ClassicGroup) or not classic.is_idle() or entry.offsets:
+        if (
+            not isinstance(classic, ClassicGroup)
+            or not classic.is_idle()
+            or entry.offsets
+            or entry.pending_offsets
+        ):
             raise InconsistentGroupProtocol(f"group {classic.group_id!r} is not a share group")
         if entry.group_metadata_value is not None:
             records.append((encode_group_key(GroupKey(classic.group_id)), None))
