@@ -109,6 +109,15 @@ class Transaction(NamedTuple):
         return self.producer_epoch >= EPOCH_MAX - 1
 
     @property
+    def lacks_producer_id(self) -> bool:
+        """Whether the transition needed a new producer id and got none: it must not be stored."""
+        return self.producer_id == NO_ID or (
+            self.producer_epoch == EPOCH_MAX
+            and self.client_version >= BUMPING_VERSION
+            and self.next_producer_id == NO_ID
+        )
+
+    @property
     def next_producer(self) -> tuple[int, int]:
         """Producer id and epoch for the next transaction."""
         if self.next_producer_id != NO_ID:

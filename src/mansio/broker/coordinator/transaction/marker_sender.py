@@ -162,9 +162,7 @@ class MarkerSender:
             )
         return outcomes
 
-    def _start(
-        self, leader: int, marker: EndMarker, partitions: list[TopicPartition]
-    ) -> Promise[Outcomes]:
+    def _start(self, leader: int, marker: EndMarker, partitions: list[TopicPartition]) -> Promise[Outcomes]:
         promise: Promise[Outcomes] = self._scheduler.promise()
         if leader == self._node_id:
             self._scheduler.spawn(self._write_locally(marker, partitions, promise), name="write markers")
