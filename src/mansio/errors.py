@@ -271,6 +271,44 @@ class InvalidProducerIdMapping(RequestError):
     kafka_code = 49
 
 
+class InvalidTxnState(RequestError):
+    """The transaction is in a state in which the request is not possible."""
+
+    kafka_code = 48
+
+
+class OperationNotAttempted(RequestError):
+    """Nothing was changed, because another part of the request failed."""
+
+    kafka_code = 55
+
+
+class InvalidTransactionTimeout(RequestError):
+    """The timeout of the transaction is longer than the broker allows."""
+
+    kafka_code = 50
+
+
+class ProducerFenced(RequestError):
+    """A newer producer has the same transactional id."""
+
+    kafka_code = 90
+
+
+class TransactionalIdNotFound(RequestError):
+    """There is no such transactional id."""
+
+    kafka_code = 105
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class TransactionAbortable(RequestError):
+    """The request is not possible in the transaction; the producer can abort the transaction and go on (KIP-890)."""
+
+    kafka_code = 120
+
+
 class OffsetMetadataTooLarge(RequestError):
     """The metadata string of an offset commit is too long."""
 
@@ -517,6 +555,12 @@ class UnstableOffsetCommit(Unavailable):
     """A transaction that is not ended yet has committed an offset of this partition (KIP-447)."""
 
     kafka_code = 88
+
+
+class ConcurrentTransactions(Unavailable):
+    """The producer's last transaction is being completed; try again."""
+
+    kafka_code = 51
 
 
 class RebalanceInProgress(Unavailable):

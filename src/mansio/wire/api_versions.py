@@ -37,6 +37,10 @@ class ApiKey(IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_ACLS = 29
     CREATE_ACLS = 30
@@ -167,7 +171,7 @@ _ROWS: Final = (
         0,
         6,
         "groups.find_coordinator",
-        note="Groups and share partitions. Creates `__consumer_offsets`, as in Kafka.",
+        note="Groups, transactional ids and share partitions. Creates the internal topic, as in Kafka.",
     ),
     Api(ApiKey.JOIN_GROUP, 0, 9, "groups.join_group"),
     Api(ApiKey.HEARTBEAT, 0, 4, "groups.heartbeat"),
@@ -195,11 +199,26 @@ _ROWS: Final = (
         ApiKey.INIT_PRODUCER_ID,
         0,
         5,
-        "records.init_producer_id",
-        note="Idempotent producers; a transactional id is refused.",
+        "transactions.init_producer_id",
         newer_unsupported_reason="6 belongs to two-phase commit (KIP-939).",
     ),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch", note=_REPLICAS),
+    Api(
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        0,
+        5,
+        "transactions.add_partitions_to_txn",
+        note="Versions 4 and 5 take several transactions, from brokers of the cluster only "
+        "(CLUSTER_AUTHORIZATION_FAILED).",
+    ),
+    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "transactions.add_offsets_to_txn"),
+    Api(
+        ApiKey.END_TXN,
+        0,
+        5,
+        "transactions.end_txn",
+        note="From version 5 on each end bumps the epoch (KIP-890).",
+    ),
     Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "offsets.txn_offset_commit"),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.CREATE_ACLS, 1, 3, "acls.create_acls", note=_NO_AUTHORIZER),
@@ -289,14 +308,14 @@ _ROWS: Final = (
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
+    Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.describe_transactions"),
     Api(
-        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS,
         0,
-        0,
-        "producers.describe_transactions",
-        note="Always TRANSACTIONAL_ID_NOT_FOUND.",
+        2,
+        "transactions.list_transactions",
+        note="The pattern of version 2 is a regular expression of RE2 and matches whole ids.",
     ),
-    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "producers.list_transactions", note="Always empty."),
     Api(
         ApiKey.CONSUMER_GROUP_HEARTBEAT,
         0,
@@ -484,7 +503,7 @@ UNSUPPORTED_APIS: Final[dict[str, str]] = {
     "SaslHandshake (17), SaslAuthenticate (36)": _SECURITY,
     "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
     "AlterUserScramCredentials (51)": _SECURITY,
-    "AddPartitionsToTxn (24) to WriteTxnMarkers (27)": _TRANSACTIONS,
+    "WriteTxnMarkers (27)": _TRANSACTIONS,
     "UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "client metrics are not collected (KIP-714 is optional)",
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
@@ -511,6 +530,10 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DELETE_RECORDS: 2,
     ApiKey.INIT_PRODUCER_ID: 2,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: 4,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 3,
+    ApiKey.ADD_OFFSETS_TO_TXN: 3,
+    ApiKey.END_TXN: 3,
+    ApiKey.WRITE_TXN_MARKERS: 1,
     ApiKey.TXN_OFFSET_COMMIT: 3,
     ApiKey.DESCRIBE_ACLS: 2,
     ApiKey.CREATE_ACLS: 2,

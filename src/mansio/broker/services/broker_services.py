@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.topics import TopicService
+    from mansio.broker.services.transactions import TransactionService
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Scheduler
 
@@ -55,6 +56,7 @@ class BrokerServices:
     delays: DelayService
     schedules: ScheduleService
     producer_ids: ProducerIdAllocator
+    transactions: TransactionService
     topics: TopicService
     quotas: QuotaService
     configs: ConfigService

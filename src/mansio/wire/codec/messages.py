@@ -83,6 +83,13 @@ FIELDS_OF_OLDER_VERSIONS: Final[dict[tuple[int, str, str], dict[str, int]]] = {
     },
     (ApiKey.LEAVE_GROUP, REQUEST, ""): {"member_id": 2},
     (ApiKey.DELETE_TOPICS, REQUEST, ""): {"topic_names": 5},
+    (ApiKey.ADD_PARTITIONS_TO_TXN, REQUEST, ""): {
+        "v3_and_below_transactional_id": 3,
+        "v3_and_below_producer_id": 3,
+        "v3_and_below_producer_epoch": 3,
+        "v3_and_below_topics": 3,
+    },
+    (ApiKey.ADD_PARTITIONS_TO_TXN, RESPONSE, ""): {"results_by_topic_v3_and_below": 3},
     (ApiKey.UPDATE_FEATURES, REQUEST, ".feature_updates"): {"allow_downgrade": 0},
     (ApiKey.UPDATE_FEATURES, RESPONSE, ""): {"results": 1},
 }

@@ -40,18 +40,32 @@ LEADER_NOT_AVAILABLE: Final = 5
 NO_PORT: Final = -1
 """Port of a fenced broker, whose address is unknown."""
 
+FEATURES: Final = {"transaction.version": 2}
+"""Finalized features (KIP-584) and their levels. Clients bump the epoch with each transaction and skip
+AddPartitionsToTxn from `transaction.version` 2 on (KIP-890)."""
+FEATURES_EPOCH: Final = 0
+"""The features never change while a broker runs."""
+
 METADATA_PARTITION: Final = ("__cluster_metadata", 0)
 """Partition of the metadata quorum in Kafka, which clients name in DescribeQuorum."""
 
 
 async def api_versions(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Return the API versions that this broker supports, from the versions table."""
+    """Return the API versions that this broker supports, from the versions table, and the finalized features."""
     del service, request, context
     return {
+        "supported_features": [
+            {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
+        ],
+        "finalized_features_epoch": FEATURES_EPOCH,
+        "finalized_features": [
+            {"name": name, "min_version_level": level, "max_version_level": level}
+            for name, level in FEATURES.items()
+        ],
         "api_keys": [
             {"api_key": key, "min_version": lowest, "max_version": highest}
             for key, lowest, highest in advertised_versions()
-        ]
+        ],
     }
 
 

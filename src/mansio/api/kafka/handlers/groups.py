@@ -17,7 +17,6 @@ from mansio.errors import (
     GroupIdNotFound,
     InvalidRequest,
     MansioError,
-    TransactionsNotOffered,
 )
 from mansio.state.classic_group.types import Join, Protocol, Sync
 
@@ -41,7 +40,7 @@ NO_COORDINATOR_FIELDS: Final = {"node_id": -1, "host": "", "port": -1}
 
 async def find_coordinator(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Return the coordinator of each key: the leader of the partition of `__consumer_offsets` to which a group belongs,
-    or the broker that stores the state of a share partition."""
+    of `__transaction_state` for a transactional id, or the broker that stores the state of a share partition."""
     keys = [request.key] if context.api_version < 4 else request.coordinator_keys
     found = [
         {"key": key, **await _coordinator(service, request.key_type, key or "", context)} for key in keys
@@ -54,8 +53,8 @@ async def find_coordinator(service: BrokerServices, request: Struct, context: Re
 async def _coordinator(service: BrokerServices, key_type: int, key: str, context: RequestContext) -> Fields:
     try:
         if key_type == KEY_TYPE_TRANSACTION:
-            raise TransactionsNotOffered
-        if key_type == KEY_TYPE_SHARE:
+            broker = await service.transactions.find_coordinator(key)
+        elif key_type == KEY_TYPE_SHARE:
             broker = await _share_coordinator(service, key)
         elif key_type == KEY_TYPE_GROUP:
             broker = await service.group_service.find_coordinator(key)

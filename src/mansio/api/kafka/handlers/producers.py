@@ -1,10 +1,7 @@
-"""DescribeProducers, ListTransactions, DescribeTransactions (KIP-664).
+"""DescribeProducers (KIP-664).
 
-Behavior: the idempotent producers in a partition's producer state are returned; there are no transactions, so none is
-listed and none is found. A partition named several times is returned once, and a response has at most `PRODUCERS_MAX`
-producers.
-
-Not obvious: state filters that Kafka does not know are returned, so that a tool can report them.
+Behavior: the producers in a partition's producer state are returned. A partition named several times is returned once,
+and a response has at most `PRODUCERS_MAX` producers.
 """
 
 from __future__ import annotations
@@ -20,18 +17,6 @@ if TYPE_CHECKING:
     from mansio.state.producers import Producer
     from mansio.wire.codec.messages import Struct
 
-TRANSACTIONAL_ID_NOT_FOUND: Final = 105
-TRANSACTION_STATES: Final = frozenset(
-    {
-        "Empty",
-        "Ongoing",
-        "PrepareCommit",
-        "PrepareAbort",
-        "CompleteCommit",
-        "CompleteAbort",
-        "PrepareEpochFence",
-    }
-)
 UNKNOWN_VALUE: Final = -1
 """Value of a numeric field that a producer does not have, as in Kafka."""
 
@@ -79,26 +64,4 @@ def _producer_fields(producer_id: int, producer: Producer) -> dict[str, Any]:
         "last_timestamp": producer.last_seen_ms,
         "coordinator_epoch": UNKNOWN_VALUE,
         "current_txn_start_offset": UNKNOWN_VALUE,
-    }
-
-
-async def list_transactions(
-    service: BrokerServices, request: Struct, context: RequestContext
-) -> dict[str, Any]:
-    """Return an empty list, because there are no transactions."""
-    del service, context
-    unknown = [state for state in request.state_filters or () if state not in TRANSACTION_STATES]
-    return {"unknown_state_filters": unknown, "transaction_states": []}
-
-
-async def describe_transactions(
-    service: BrokerServices, request: Struct, context: RequestContext
-) -> dict[str, Any]:
-    """Return TRANSACTIONAL_ID_NOT_FOUND for each requested transaction, because there are none."""
-    del service, context
-    return {
-        "transaction_states": [
-            {"error_code": TRANSACTIONAL_ID_NOT_FOUND, "transactional_id": transactional_id}
-            for transactional_id in request.transactional_ids
-        ]
     }

@@ -1,11 +1,10 @@
-"""ListOffsets (2), DeleteRecords (21), InitProducerId (22) and OffsetForLeaderEpoch (23).
+"""ListOffsets (2), DeleteRecords (21) and OffsetForLeaderEpoch (23).
 
 Behavior
 * ListOffsets: a partition named more than once gets INVALID_REQUEST each time, as in Kafka.
 * DeleteRecords (KIP-107) responds when the new log start is flushed on every in-sync replica (Kafka's brokers do not
   wait for disks), so that deleted records do not return. Internal topics get INVALID_TOPIC_EXCEPTION, compacted ones
   without deletion POLICY_VIOLATION.
-* InitProducerId: an idempotent producer always gets a new id.
 * OffsetForLeaderEpoch returns the end offset of an epoch (KIP-101, KIP-279), so that a client can detect that its
   position was truncated.
 * ListOffsets and OffsetForLeaderEpoch with a replica id of 0 or more are refused unless that broker has authenticated
@@ -14,7 +13,6 @@ Behavior
 Version notes
 * ListOffsets 2: isolation level. 4: leader epochs. 7: offset of the highest timestamp (KIP-734). 8: earliest local
   offset (KIP-405; all data is local). 9: last tiered offset (none: -1).
-* InitProducerId 3: the producer's last id and epoch (KIP-360).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.records import ListedOffset, OffsetQuery, RecordsToDelete
-from mansio.errors import InvalidRequest, MansioError, TransactionsNotOffered
+from mansio.errors import MansioError
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
@@ -102,18 +100,6 @@ def _deletion_fields(index: int, result: int | MansioError) -> dict[str, Any]:
             "error_code": result.kafka_code,
         }
     return {"partition_index": index, "low_watermark": result, "error_code": 0}
-
-
-async def init_producer_id(
-    service: BrokerServices, request: Struct, context: RequestContext
-) -> dict[str, Any]:
-    """Assign a producer id to an idempotent producer."""
-    if request.transactional_id is not None:
-        if not request.transactional_id:
-            raise InvalidRequest("the transactional id is empty")
-        raise TransactionsNotOffered
-    producer_id = await service.producer_ids.new_producer_id()
-    return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}
 
 
 async def offset_for_leader_epoch(

@@ -95,7 +95,7 @@ class TopicResolver:
         """Raise `InvalidRegularExpression` unless it is a valid RE2 expression."""
         self.topics()
         if pattern and pattern not in self._matches:
-            _compile_cached(pattern)
+            compile_pattern(pattern)
 
     def _build_view(self) -> Topics:
         ids, partitions = {}, {}
@@ -125,7 +125,7 @@ class TopicResolver:
         """Return the names that match the expression now. `before`: the names that matched after the first `seen` topic
         changes."""
         try:
-            is_match = _compile_cached(pattern)
+            is_match = compile_pattern(pattern)
         except InvalidRegularExpression as error:
             logger.warning("stored_regex_invalid", extra=fields(reason=error))
             return ()
@@ -150,7 +150,9 @@ def _compared_fields(topic: Topic | None) -> tuple[str, Any, int] | None:
 
 
 @lru_cache(COMPILED_PATTERNS_MAX)  # `check` compiles an expression shortly before `topics` needs it
-def _compile_cached(pattern: str) -> Callable[[str], Any]:
+def compile_pattern(pattern: str) -> Callable[[str], Any]:
+    """Return a function that tells whether a text matches an RE2 expression as a whole. Compiled expressions are
+    cached. Raises `InvalidRegularExpression`."""
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
     import re2  # imported on first use, because the shared library takes a megabyte

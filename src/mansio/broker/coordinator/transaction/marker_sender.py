@@ -1,0 +1,274 @@
+"""Sender of the markers that end a transaction in its partitions.
+
+A marker is sent to the leader of each partition, again and again with backoff, until the leader has stored it, the
+topic is deleted, or the sender's coordinator is replaced. Markers for another broker that wait while a request is in
+flight are sent in the next request.
+
+Invariants: a marker is sent to the broker that leads the partition when it is sent; repeating a marker is harmless,
+because a partition accepts it with the same epochs again. One request per broker is in flight.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from mansio.errors import (
+    ConnectionLost,
+    InvalidProducerEpoch,
+    LeaderNotAvailable,
+    MansioError,
+    WireError,
+    error_for_code,
+)
+from mansio.logs import fields
+from mansio.ports import Backoff
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.metadata.image import MetadataImage
+    from mansio.ports import Peers, Promise, Scheduler
+    from mansio.wire.batch.end_marker import EndMarker
+
+logger = logging.getLogger(__name__)
+
+CLIENT_ID: Final = "mansio-transactions"
+WRITE_TXN_MARKERS_VERSION: Final = 1
+TRANSACTION_COORDINATOR_FENCED: Final = 52
+"""Kafka's error code."""
+
+REQUEST_TIMEOUT_MS: Final = 30_000
+MARKERS_PER_REQUEST_MAX: Final = 1_000
+RETRY_BACKOFF: Final = Backoff(20, 1_000, jitter=0)
+"""Pauses between two attempts for the partitions of a transaction."""
+
+NO_LEADER: Final = -1
+
+TopicPartition = tuple[str, int]
+Outcomes = list["MansioError | None"]
+
+
+class PartitionLeaders(Protocol):
+    """Leaders of partitions, according to the metadata."""
+
+    def leader_id(self, topic: str, index: int) -> int | None:
+        """Return the node id of the leader, -1 if there is none now, None if there is no such partition."""
+
+
+class MetadataPartitionLeaders:
+    """`PartitionLeaders` by the metadata image. `single_node_id`: id of the only broker, None in a cluster."""
+
+    def __init__(self, state: MetadataImage, single_node_id: int | None = None) -> None:
+        self._state = state
+        self._single_node_id = single_node_id
+
+    def leader_id(self, topic: str, index: int) -> int | None:
+        found = self._state.topics.get(topic)
+        if found is None or not 0 <= index < len(found.partitions):
+            return None
+        return found.partitions[index].leader if self._single_node_id is None else self._single_node_id
+
+
+class MarkerWriter(Protocol):
+    """Writes markers to partitions that this broker leads; implemented by `TransactionMarkerService`."""
+
+    async def write(self, marker: EndMarker, partitions: Sequence[TopicPartition]) -> Outcomes:
+        """Write a marker to each partition; return when it is committed, with None or an error for each."""
+
+
+class MarkerSender:
+    """Sends markers to the leaders of partitions. All methods run on the broker's event loop."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        scheduler: Scheduler,
+        leaders: PartitionLeaders,
+        local: MarkerWriter,
+        peers: Peers | None = None,
+    ) -> None:
+        """`peers` is None on a single node."""
+        self._node_id = node_id
+        self._scheduler = scheduler
+        self._leaders = leaders
+        self._local = local
+        self._peers = peers
+        self._queues: dict[int, _BrokerQueue] = {}
+
+    def has_partition(self, topic: str, index: int) -> bool:
+        """Whether the partition exists, according to the metadata."""
+        return self._leaders.leader_id(topic, index) is not None
+
+    async def send(
+        self, marker: EndMarker, partitions: Sequence[TopicPartition], is_current: Callable[[], bool]
+    ) -> bool:
+        """Return True when every partition has the marker or is deleted; False if `is_current()` has become false
+        before, or a later coordinator has fenced this one."""
+        missing = list(partitions)
+        failures = 0
+        while missing:
+            if not is_current():
+                return False
+            by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
+            waiting: list[TopicPartition] = []
+            for topic, index in missing:
+                leader = self._leaders.leader_id(topic, index)
+                if leader is None:
+                    continue  # deleted
+                if leader == NO_LEADER:
+                    waiting.append((topic, index))
+                else:
+                    by_leader[leader].append((topic, index))
+            for outcome in await self._send_once(marker, by_leader):
+                if outcome.error is None:
+                    continue
+                if outcome.error.kafka_code == TRANSACTION_COORDINATOR_FENCED:
+                    self._report(marker, outcome)
+                    return False
+                if isinstance(outcome.error, InvalidProducerEpoch):
+                    # A later epoch has written to the partition, which it does not do before this transaction has ended
+                    # there.
+                    self._report(marker, outcome)
+                    continue
+                waiting.append(outcome.partition)
+            missing = waiting
+            if missing:
+                failures += 1
+                await self._scheduler.sleep(RETRY_BACKOFF.delay_ms(failures))
+        return True
+
+    def _report(self, marker: EndMarker, outcome: _Outcome) -> None:
+        topic, index = outcome.partition
+        known = fields(topic=topic, partition=index, producer_id=marker.producer_id, reason=outcome.error)
+        logger.warning("transaction_marker_refused", extra=known)
+
+    async def _send_once(
+        self, marker: EndMarker, by_leader: dict[int, list[TopicPartition]]
+    ) -> list[_Outcome]:
+        """Send the marker to each leader once, to all of them at the same time."""
+        promises = [
+            (partitions, self._start(leader, marker, partitions)) for leader, partitions in by_leader.items()
+        ]
+        outcomes: list[_Outcome] = []
+        for partitions, promise in promises:
+            errors = await promise
+            outcomes += (
+                _Outcome(partition, error) for partition, error in zip(partitions, errors, strict=True)
+            )
+        return outcomes
+
+    def _start(self, leader: int, marker: EndMarker, partitions: list[TopicPartition]) -> Promise[Outcomes]:
+        promise: Promise[Outcomes] = self._scheduler.promise()
+        if leader == self._node_id:
+            self._scheduler.spawn(self._write_locally(marker, partitions, promise), name="write markers")
+        elif self._peers is None:
+            promise.set_result([LeaderNotAvailable()] * len(partitions))
+        else:
+            queue = self._queues.get(leader)
+            if queue is None:
+                queue = self._queues[leader] = _BrokerQueue(leader, self._peers, self._scheduler)
+            queue.put(_Waiting(marker, partitions, promise))
+        return promise
+
+    async def _write_locally(
+        self, marker: EndMarker, partitions: list[TopicPartition], promise: Promise[Outcomes]
+    ) -> None:
+        errors: Outcomes = [ConnectionLost("interrupted")] * len(partitions)
+        try:
+            errors = await self._local.write(marker, partitions)
+        except MansioError as error:
+            errors = [error] * len(partitions)
+        finally:
+            if not promise.done():
+                promise.set_result(errors)
+
+
+class _Outcome(NamedTuple):
+    partition: TopicPartition
+    error: MansioError | None
+
+
+class _Waiting(NamedTuple):
+    marker: EndMarker
+    partitions: list[TopicPartition]
+    promise: Promise[Outcomes]
+
+
+class _BrokerQueue:
+    """Markers that wait for a request to one broker."""
+
+    __slots__ = ("_is_sending", "_node_id", "_peers", "_scheduler", "_waiting")
+
+    def __init__(self, node_id: int, peers: Peers, scheduler: Scheduler) -> None:
+        self._node_id = node_id
+        self._peers = peers
+        self._scheduler = scheduler
+        self._waiting: deque[_Waiting] = deque()
+        self._is_sending = False
+
+    def put(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+        if not self._is_sending:
+            self._is_sending = True
+            self._scheduler.spawn(self._send_all(), name="send markers")
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                count = min(len(self._waiting), MARKERS_PER_REQUEST_MAX)
+                await self._send([self._waiting.popleft() for _ in range(count)])
+        finally:
+            self._is_sending = False
+
+    async def _send(self, sent: list[_Waiting]) -> None:
+        failure: MansioError = ConnectionLost("interrupted")
+        codes: dict[tuple[int, str, int], int] = {}
+        try:
+            codes = await self._request(sent)
+        except (MansioError, WireError) as error:
+            failure = error
+        finally:
+            for marker, partitions, promise in sent:
+                errors: Outcomes = []
+                for topic, index in partitions:
+                    code = codes.get((marker.producer_id, topic, index))
+                    errors.append(failure if code is None else error_for_code(code) if code else None)
+                if not promise.done():
+                    promise.set_result(errors)
+
+    async def _request(self, sent: list[_Waiting]) -> dict[tuple[int, str, int], int]:
+        request = messages.encode_request(
+            ApiKey.WRITE_TXN_MARKERS,
+            WRITE_TXN_MARKERS_VERSION,
+            0,
+            CLIENT_ID,
+            {"markers": [_marker_fields(each.marker, each.partitions) for each in sent]},
+        )
+        frame = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        _, response = messages.decode_response_frame(
+            ApiKey.WRITE_TXN_MARKERS, WRITE_TXN_MARKERS_VERSION, frame
+        )
+        return {
+            (marker.producer_id, topic.name, each.partition_index): each.error_code
+            for marker in response.markers
+            for topic in marker.topics
+            for each in topic.partitions
+        }
+
+
+def _marker_fields(marker: EndMarker, partitions: Sequence[TopicPartition]) -> dict[str, Any]:
+    indexes: dict[str, list[int]] = defaultdict(list)
+    for topic, index in partitions:
+        indexes[topic].append(index)
+    return {
+        "producer_id": marker.producer_id,
+        "producer_epoch": marker.producer_epoch,
+        "transaction_result": marker.is_commit,
+        "topics": [{"name": topic, "partition_indexes": each} for topic, each in indexes.items()],
+        "coordinator_epoch": marker.coordinator_epoch,
+    }

@@ -1,0 +1,30 @@
+"""Settings of the transaction coordinator; a comment names the Kafka setting with the same meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+COMPLETION_WAIT_MS: Final = 100
+"""Maximum time for which a request waits for the completion of a transaction, before it gets
+CONCURRENT_TRANSACTIONS. Clients pause at least this long before they try again."""
+
+CHECK_INTERVAL_MS_MIN: Final = 100
+"""Shortest time between two checks for transactions whose time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSettings:
+    """Limits and timeouts of the transaction coordinator.
+
+    `transactional_ids_max` and `partitions_max` bound the memory: transactional ids of this broker, and partitions of
+    one transaction.
+    """
+
+    timeout_ms_max: int = 15 * 60_000  # transaction.max.timeout.ms
+    expiration_ms: int = 7 * 24 * 60 * 60_000  # transactional.id.expiration.ms
+    expiration_check_interval_ms: int = (
+        60 * 60_000
+    )  # transaction.remove.expired.transaction.cleanup.interval.ms
+    transactional_ids_max: int = 1_000_000
+    partitions_max: int = 100_000

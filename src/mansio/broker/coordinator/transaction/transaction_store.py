@@ -1,0 +1,195 @@
+"""Store of transactional ids: the view of the topic `__transaction_state`.
+
+Invariants:
+* A transactional id changes only by a record of the log, so that the next leader of the partition has the same state.
+* The deadline of an ongoing transaction is by the monotonic clock from its begin on, or, after a load, from the load on
+  with what the wall clock says is left of its timeout, at most the whole timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.errors import CorruptLog
+from mansio.logs import fields
+from mansio.state.transactions.transaction import Transaction, TransactionState
+from mansio.wire.internal_records.transaction_records import (
+    TRANSACTION_STATE_TOPIC,
+    TransactionValue,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
+    from mansio.ports import Clock, Promise
+
+logger = logging.getLogger(__name__)
+
+_HASH_MASK: Final = 0x7FFFFFFF
+
+
+class TransactionEntry:
+    """A transactional id on its coordinator. `deadline_s`: monotonic time at which its ongoing transaction is aborted.
+    `waiters`: promises that are completed when the transaction is completed or the entry is unloaded.
+    `is_completing`: a task writes its markers."""
+
+    __slots__ = ("deadline_s", "index", "is_completing", "transaction", "transactional_id", "waiters")
+
+    def __init__(self, transactional_id: str, index: int, transaction: Transaction) -> None:
+        self.transactional_id = transactional_id
+        self.index = index
+        self.transaction = transaction
+        self.deadline_s = 0.0
+        self.waiters: list[Promise[None]] = []
+        self.is_completing = False
+
+
+class TransactionStore:
+    """The transactional ids that this broker coordinates (`CoordinatorView` of `__transaction_state`).
+
+    `topic`: the coordinator runtime; set right after construction, because the two objects refer to each other.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.topic: CoordinatorRuntime
+        self.entries: dict[str, TransactionEntry] = {}
+        self.ongoing: dict[str, TransactionEntry] = {}
+        """The entries with an ongoing transaction."""
+        self._by_partition: dict[int, dict[str, TransactionEntry]] = defaultdict(dict)
+        self.on_loaded: Callable[[list[TransactionEntry]], None] = lambda _: None
+        """Called with the entries of a partition when it is loaded."""
+
+    def partition_for(self, transactional_id: str) -> int:
+        """Return the partition of the topic that stores a transactional id."""
+        return (java_string_hash(transactional_id) & _HASH_MASK) % self.topic.partition_count
+
+    def find(self, transactional_id: str) -> TransactionEntry | None:
+        """Return the entry of a transactional id, or None. Raises `CoordinatorLoadInProgress` during a load, and in a
+        cluster `NotCoordinator` if another broker coordinates it."""
+        self.topic.check_available()
+        if self.topic.partition_count:
+            self.topic.check_loaded(self.partition_for(transactional_id))
+        return self.entries.get(transactional_id)
+
+    def append(self, transactional_id: str, transaction: Transaction) -> Promise[None]:
+        """Append and apply the new state of a transactional id. Returns the promise of its commit. Raises the errors of
+        the partition; then nothing is changed."""
+        return self.topic.append(
+            self.partition_for(transactional_id), [_to_record(transactional_id, transaction)]
+        )
+
+    def delete(self, index: int, transactional_ids: list[str]) -> Promise[None]:
+        """Append the deletion of transactional ids of one partition. Returns the promise of its commit."""
+        records: list[KeyValue] = [(encode_key(each), None) for each in transactional_ids]
+        return self.topic.append(index, records)
+
+    # ------------------------------------------------------------------ view
+
+    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
+        transactional_id = decode_key(key)
+        if transactional_id is None:
+            known = fields(topic=TRANSACTION_STATE_TOPIC, partition=index, offset=offset)
+            logger.warning("unknown_record_skipped", extra=known)
+            return
+        transaction = None if value is None else _to_transaction(decode_value(value))
+        entry = self.entries.get(transactional_id)
+        if transaction is None or transaction.state is TransactionState.DEAD:
+            if entry is not None:
+                self._remove(entry)
+            return
+        if entry is None:
+            entry = TransactionEntry(transactional_id, index, transaction)
+            self.entries[transactional_id] = self._by_partition[index][transactional_id] = entry
+        was_ongoing = transactional_id in self.ongoing
+        entry.transaction = transaction
+        if transaction.state is not TransactionState.ONGOING:
+            self.ongoing.pop(transactional_id, None)
+        elif not was_ongoing:
+            self.ongoing[transactional_id] = entry
+            passed_ms = max(self._clock.wall_ms() - transaction.started_ms, 0)
+            left_ms = max(transaction.timeout_ms - passed_ms, 0)
+            entry.deadline_s = self._clock.monotonic() + left_ms / 1000
+        if not transaction.is_prepared:
+            _wake(entry)
+
+    def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
+        entries = self._by_partition[index]
+        for transactional_id in list(entries):
+            if transactional_id in entries:
+                key, value = _to_record(transactional_id, entries[transactional_id].transaction)
+                assert value is not None
+                yield key, value
+
+    def finish_load(self, index: int) -> None:
+        self.on_loaded(list(self._by_partition[index].values()))
+
+    def unload(self, index: int) -> None:
+        for entry in list(self._by_partition.pop(index, {}).values()):
+            self._remove(entry)
+
+    def _remove(self, entry: TransactionEntry) -> None:
+        self.entries.pop(entry.transactional_id, None)
+        self.ongoing.pop(entry.transactional_id, None)
+        if entry.index in self._by_partition:
+            self._by_partition[entry.index].pop(entry.transactional_id, None)
+        _wake(entry)
+
+
+def _wake(entry: TransactionEntry) -> None:
+    waiters, entry.waiters = entry.waiters, []
+    for promise in waiters:
+        if not promise.done():
+            promise.set_result(None)
+
+
+def _to_record(transactional_id: str, transaction: Transaction) -> KeyValue:
+    indexes: dict[str, list[int]] = defaultdict(list)
+    for topic, index in sorted(transaction.partitions):
+        indexes[topic].append(index)
+    partitions = tuple((topic, tuple(each)) for topic, each in indexes.items())
+    value = TransactionValue(
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        timeout_ms=transaction.timeout_ms,
+        status=transaction.state,
+        partitions=None if transaction.state is TransactionState.EMPTY else partitions,
+        updated_ms=transaction.updated_ms,
+        started_ms=transaction.started_ms,
+        previous_producer_id=transaction.previous_producer_id,
+        next_producer_id=transaction.next_producer_id,
+        client_version=transaction.client_version,
+        last_producer_epoch=transaction.last_producer_epoch,
+    )
+    return encode_key(transactional_id), encode_value(value)
+
+
+def _to_transaction(value: TransactionValue) -> Transaction:
+    """Raises `CorruptLog` for an unknown state: it may be a decision."""
+    try:
+        state = TransactionState(value.status)
+    except ValueError as error:
+        raise CorruptLog(f"{TRANSACTION_STATE_TOPIC}: unknown state {value.status}") from error
+    return Transaction(
+        producer_id=value.producer_id,
+        producer_epoch=value.producer_epoch,
+        timeout_ms=value.timeout_ms,
+        state=state,
+        partitions=frozenset(
+            (topic, index) for topic, indexes in value.partitions or () for index in indexes
+        ),
+        updated_ms=value.updated_ms,
+        started_ms=value.started_ms,
+        last_producer_epoch=value.last_producer_epoch,
+        previous_producer_id=value.previous_producer_id,
+        next_producer_id=value.next_producer_id,
+        client_version=value.client_version,
+    )

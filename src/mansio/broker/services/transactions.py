@@ -1,0 +1,184 @@
+"""Transaction service: transactions of producers with a transactional id, and their description.
+
+All methods that name a transactional id raise `InvalidRequest` for an invalid one, and `NotCoordinator`,
+`CoordinatorNotAvailable` or `CoordinatorLoadInProgress`, on which a client looks up the coordinator and tries again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
+from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.broker.coordinator.group.topic_resolver import compile_pattern
+from mansio.state.transactions.transaction import TransactionState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
+    from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+    from mansio.errors import MansioError
+    from mansio.metadata.model import BrokerState
+    from mansio.ports import Clock
+
+TITLES: Final = {state.title: state for state in TransactionState if state is not TransactionState.DEAD}
+"""Kafka's names of the states."""
+
+NOT_BUMPING_VERSION: Final = 1
+BUMPING_VERSION: Final = 2
+
+TopicPartition = tuple[str, int]
+
+
+class DescribedTransaction(NamedTuple):
+    """A transactional id. `state`: Kafka's name of it; `started_ms`: time of the wall clock, -1 without a
+    transaction."""
+
+    transactional_id: str
+    state: str
+    timeout_ms: int
+    started_ms: int
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...]
+
+
+class ListedTransaction(NamedTuple):
+    """A transactional id in a list. `state`: Kafka's name of it."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+class TransactionService:
+    """Transactions of producers with a transactional id."""
+
+    def __init__(self, coordinator: TransactionCoordinator, groups: GroupCoordinator, clock: Clock) -> None:
+        self._coordinator = coordinator
+        self._groups = groups
+        self._clock = clock
+
+    async def find_coordinator(self, transactional_id: str) -> BrokerState | None:
+        """Return the broker that coordinates a transactional id; None if it is this broker. Creates
+        `__transaction_state` if it does not exist."""
+        return await self._coordinator.find_coordinator(transactional_id)
+
+    async def init_producer_id(
+        self, transactional_id: str, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1
+    ) -> tuple[int, int]:
+        """Fence other producers with this transactional id and abort their transaction. Return producer id and epoch.
+
+        `producer_id`, `producer_epoch`: those that the producer had, to bump the epoch after an error (KIP-360).
+        Raises `InvalidTransactionTimeout`, `ProducerFenced`, `ConcurrentTransactions`."""
+        found = await self._coordinator.initialize(transactional_id, timeout_ms, producer_id, producer_epoch)
+        return found.producer_id, found.producer_epoch
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+        *,
+        client_version: int = NOT_BUMPING_VERSION,
+    ) -> list[MansioError | None]:
+        """Add partitions to the producer's transaction, which begins with the first one: all of them or none. Return
+        None or an error for each.
+
+        `client_version`: transaction version of the request, 2 for a partition that a batch adds (KIP-890).
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`."""
+        return await self._coordinator.add_partitions(
+            transactional_id, producer_id, producer_epoch, partitions, client_version=client_version
+        )
+
+    async def verify_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+    ) -> list[MansioError | None]:
+        """Return None for each partition that is in the ongoing transaction, else `TransactionAbortable`.
+
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`."""
+        return await self._coordinator.verify_partitions(
+            transactional_id, producer_id, producer_epoch, partitions
+        )
+
+    async def add_offsets(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, group_id: str
+    ) -> None:
+        """Add the partition of `__consumer_offsets` that stores the offsets of a group. Raises `InvalidGroupId`, and
+        the errors of `add_partitions`."""
+        check_group_id(group_id)
+        with coordinator_errors():
+            await self._groups.ensure_topic_exists()
+        partition = (OFFSETS_TOPIC, self._groups.store.partition_for(group_id))
+        errors = await self.add_partitions(transactional_id, producer_id, producer_epoch, [partition])
+        for error in errors:
+            if error is not None:
+                with coordinator_errors():
+                    raise error
+
+    async def end(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        is_commit: bool,
+        bumps_epoch: bool,
+    ) -> tuple[int, int]:
+        """Commit or abort the transaction. Return producer id and epoch for the next one when the decision is durable.
+
+        `bumps_epoch`: the end bumps the epoch (KIP-890). Raises `InvalidProducerIdMapping`, `ProducerFenced`,
+        `InvalidTxnState`, `ConcurrentTransactions`."""
+        ended = await self._coordinator.end(
+            transactional_id, producer_id, producer_epoch, is_commit=is_commit, bumps_epoch=bumps_epoch
+        )
+        return ended.next_producer
+
+    async def describe(self, transactional_id: str) -> DescribedTransaction:
+        """Describe a transactional id. Raises `TransactionalIdNotFound`."""
+        found = await self._coordinator.describe(transactional_id)
+        return DescribedTransaction(
+            transactional_id,
+            found.state.title,
+            found.timeout_ms,
+            found.started_ms,
+            found.producer_id,
+            found.producer_epoch,
+            tuple(sorted(found.partitions)),
+        )
+
+    def list_transactions(
+        self,
+        *,
+        states: Collection[str] = (),
+        producer_ids: Collection[int] = (),
+        duration_ms_min: int = -1,
+        pattern: str = "",
+    ) -> list[ListedTransaction]:
+        """List the transactional ids that this broker coordinates.
+
+        An empty filter selects all. `states`: Kafka's names; unknown ones select nothing. `duration_ms_min`: only
+        transactions that are open for longer. `pattern`: RE2 expression for whole ids. Raises
+        `InvalidRegularExpression`, `CoordinatorLoadInProgress`."""
+        is_match = compile_pattern(pattern) if pattern else None
+        now_ms = self._clock.wall_ms()
+        found = []
+        for entry in self._coordinator.list_transactions():
+            transaction = entry.transaction
+            title = transaction.state.title
+            if (states and title not in states) or (
+                producer_ids and transaction.producer_id not in producer_ids
+            ):
+                continue
+            is_open = transaction.state is TransactionState.ONGOING or transaction.is_prepared
+            if duration_ms_min >= 0 and not (is_open and now_ms - transaction.started_ms > duration_ms_min):
+                continue
+            if is_match is None or is_match(entry.transactional_id):
+                found.append(ListedTransaction(entry.transactional_id, transaction.producer_id, title))
+        return found
