@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pytest
 
 import mansio
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.client.consumer import consumer as consumer_module
+from mansio.errors import UnstableOffsetCommit
+from mansio.net.offsets import fetch_offsets
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.end_marker import EndMarker, decode_end_marker, encode_end_marker
 from mansio.wire.batch.record_batch import read_header
@@ -201,3 +204,25 @@ def test_our_consumer_waits_for_stable_offsets(tmp_path: Path, monkeypatch: pyte
             assert found.result(scaled(30)) == b"1"
         assert answers[:2] == [True, True]
         assert answers[-1] is False
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_consumer_gets_its_partitions_when_the_offsets_become_stable_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: Literal["consumer", "classic"]
+) -> None:
+    """Later than its requests are repeated."""
+    failures = [UnstableOffsetCommit(), UnstableOffsetCommit()]
+
+    async def fetch(*args: Any, **options: Any) -> Any:
+        if failures and options["require_stable"]:
+            raise failures.pop()
+        return await fetch_offsets(*args, **options)
+
+    monkeypatch.setattr(consumer_module, "fetch_offsets", fetch)
+    with TransactionalBroker(tmp_path) as broker:
+        broker.create_topic()
+        with mansio.blocking.connect(broker.broker.address) as client:
+            client.publish(TOPIC, b"0", partition=0)
+            with client.consume(TOPIC, group=GROUP, from_="earliest", group_protocol=protocol) as consumer:
+                assert next(iter(consumer)).value == b"0"
+    assert not failures
