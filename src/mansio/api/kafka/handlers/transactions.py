@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.services.transactions import TITLES
 from mansio.errors import (
     InvalidProducerEpoch,
     InvalidRequest,
@@ -24,7 +25,6 @@ from mansio.errors import (
     ProducerFenced,
     TransactionAbortable,
 )
-from mansio.broker.services.transactions import TITLES
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
