@@ -19,6 +19,7 @@ from mansio.errors import (
 )
 from mansio.state.transactions import transaction as machine
 from mansio.state.transactions.transaction import Transaction, TransactionState
+from support.tiers import examples
 
 PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
 FENCED = (ProducerFenced, InvalidProducerIdMapping)
@@ -59,7 +60,9 @@ class TransactionModel(RuleBasedStateMachine):
         self.new_ids += 1
         return self.new_ids
 
-    @initialize(epoch=st.sampled_from([0, machine.EPOCH_MAX - 6, machine.EPOCH_MAX - 2, machine.EPOCH_MAX - 1]))
+    @initialize(
+        epoch=st.sampled_from([0, machine.EPOCH_MAX - 6, machine.EPOCH_MAX - 2, machine.EPOCH_MAX - 1])
+    )
     def begin_at(self, epoch: int) -> None:
         if epoch:
             self.known = Transaction(99, epoch, 1000, updated_ms=0)
@@ -275,5 +278,5 @@ class TransactionModel(RuleBasedStateMachine):
             assert self.known.partitions == self.model.added
 
 
-TransactionModel.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TransactionModel.TestCase.settings = settings(max_examples=examples(80, 500), stateful_step_count=30)
 TestTransactionModel = TransactionModel.TestCase
