@@ -40,7 +40,6 @@ class ApiKey(IntEnum):
     ADD_PARTITIONS_TO_TXN = 24
     ADD_OFFSETS_TO_TXN = 25
     END_TXN = 26
-    WRITE_TXN_MARKERS = 27
     DESCRIBE_ACLS = 29
     CREATE_ACLS = 30
     DELETE_ACLS = 31
@@ -531,7 +530,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.ADD_PARTITIONS_TO_TXN: 3,
     ApiKey.ADD_OFFSETS_TO_TXN: 3,
     ApiKey.END_TXN: 3,
-    ApiKey.WRITE_TXN_MARKERS: 1,
+    27: 1,  # WriteTxnMarkers
     ApiKey.DESCRIBE_ACLS: 2,
     ApiKey.CREATE_ACLS: 2,
     ApiKey.DELETE_ACLS: 2,
