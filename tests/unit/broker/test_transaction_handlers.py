@@ -20,6 +20,8 @@ from unit.broker.transactions_fixtures import CoordinatorRoom
 OK, FENCED_EPOCH, INVALID_STATE, FENCED, NOT_FOUND, ABORTABLE = 0, 47, 48, 90, 105, 120
 UNKNOWN_TOPIC, UNAUTHORIZED, NOT_ATTEMPTED, BAD_REQUEST, NOT_OFFERED = 3, 31, 55, 42, 53
 
+PEER: Any = SimpleNamespace(node_id=7, broker_epoch=1)
+
 
 class Authenticator:
     def require_identity(self, peer: Any, node_id: int, broker_epoch: int, host: str) -> Any:
@@ -43,6 +45,7 @@ class Server:
             require_transactions=lambda: transactions,
             authenticator=Authenticator(),
             producer_ids=self.room,
+            scheduler=self.room.scheduler,
             settings=SimpleNamespace(node_id=0),
         )
 
@@ -113,7 +116,7 @@ def added(
             "topics": wanted,
             **more,
         }
-        response = server.ask(24, version, object(), transactions=[asked])
+        response = server.ask(24, version, PEER, transactions=[asked])
         assert response.error_code == OK
         found = response.results_by_transaction[0].topic_results
     return {topic.name: topic.results_by_partition[0].partition_error_code for topic in found}
@@ -239,7 +242,7 @@ class Peers:
         client_id_bytes = int.from_bytes(request[12:14], "big")
         asked = messages.decode_request(24, 5, request[14 + client_id_bytes + 1 :])
         handler = importlib.import_module("mansio.api.kafka.handlers.transactions").add_partitions_to_txn
-        context = RequestContext(24, 5, 5, "c", "host", ("broker", 1), object())  # type: ignore[arg-type]
+        context = RequestContext(24, 5, 5, "c", "host", ("broker", 1), PEER)
         found = await handler(self.server.service, asked, context)
         return messages.encode_response(24, 5, 5, found)[4:]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.services.transactions import TITLES
 from mansio.errors import (
     InvalidProducerEpoch,
@@ -95,12 +96,15 @@ async def add_partitions_to_txn(service: BrokerServices, request: Struct, contex
         )
     except MansioError as error:
         return {"error_code": error.kafka_code}
-    return {
-        "error_code": 0,
-        "results_by_transaction": [
-            await _batched_result(service, context.api_version, each) for each in request.transactions
-        ],
-    }
+    results: list[Fields] = [{}] * len(request.transactions)
+
+    async def handle(number: int, asked: Struct) -> None:
+        results[number] = await _batched_result(service, context.api_version, asked)
+
+    # Concurrently: one that waits for a completing transaction must not delay the others.
+    work = [handle(number, asked) for number, asked in enumerate(request.transactions)]
+    await gather_results(service.scheduler, work, name="add partitions to transactions")
+    return {"error_code": 0, "results_by_transaction": [each for each in results if each]}
 
 
 async def _batched_result(service: BrokerServices, version: int, asked: Struct) -> Fields:
