@@ -379,6 +379,24 @@ class Settings:
         maximum=1000,
         is_kafka_setting=True,
     )
+    transaction_state_log_num_partitions: int = _count(
+        16,
+        "Partitions of the internal topic of transactions; fixed once it exists.",
+        maximum=1000,
+        is_kafka_setting=True,
+    )
+    transaction_max_timeout_ms: int = _ms(
+        15 * MINUTE_MS,
+        "Longest timeout of a transaction that a producer may ask for.",
+        minimum=1,
+        is_kafka_setting=True,
+    )
+    transactional_id_expiration_ms: int = _ms(
+        7 * 24 * 60 * MINUTE_MS,
+        "Time after its last use at which a transactional id is forgotten.",
+        minimum=1,
+        is_kafka_setting=True,
+    )
     share_coordinator_state_topic_num_partitions: int = _count(
         50,
         "Partitions of the internal topic of share group state; fixed once it exists. A single node uses at most 4, "

@@ -22,7 +22,7 @@ EXPRESSIONS = ("a.*", ".*1", "[ab][0-4]", "c.", ".*")
 def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every name that an expression was held against."""
     names: list[str] = []
-    compiled = topic_resolver._compile_cached
+    compiled = topic_resolver.compile_pattern
 
     def watched(pattern: str) -> Callable[[str], Any]:
         is_match = compiled(pattern)
@@ -33,7 +33,7 @@ def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return noting
 
-    monkeypatch.setattr(topic_resolver, "_compile_cached", watched)
+    monkeypatch.setattr(topic_resolver, "compile_pattern", watched)
     return names
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mansio.errors import TransactionsNotOffered
+
 if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
@@ -56,7 +58,6 @@ class BrokerServices:
     delays: DelayService
     schedules: ScheduleService
     producer_ids: ProducerIdAllocator
-    transactions: TransactionService
     topics: TopicService
     quotas: QuotaService
     configs: ConfigService
@@ -78,3 +79,11 @@ class BrokerServices:
     authenticator: BrokerAuthenticator
     cluster: ClusterServices | None = None
     """None on a single node."""
+    transactions: TransactionService | None = None
+    """None on a broker that does not offer transactions."""
+
+    def require_transactions(self) -> TransactionService:
+        """Return the transaction service. Raises `TransactionsNotOffered`."""
+        if self.transactions is None:
+            raise TransactionsNotOffered
+        return self.transactions

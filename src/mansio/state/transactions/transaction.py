@@ -179,7 +179,7 @@ def _is_beyond_last_epoch(known: Transaction) -> bool:
 
 def _may_initialize(known: Transaction, producer_id: int, producer_epoch: int) -> bool:
     """Whether this is the current producer, or one that repeats its request for the current epoch."""
-    if producer_id == known.producer_id and producer_epoch == known.producer_epoch:
+    if (producer_id, producer_epoch) in ((known.producer_id, known.producer_epoch), known.next_producer):
         return True
     if known.last_producer_epoch == NO_EPOCH or producer_epoch != known.last_producer_epoch:
         return False

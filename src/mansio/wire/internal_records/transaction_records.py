@@ -6,7 +6,7 @@ Invariants:
 * Decoding an encoded key or value returns an equal one. Version 1 of the value is written; versions 0 and 1 are read.
 * Decoding malformed bytes raises `CorruptLog` and nothing else, because they come from the broker's own log.
 
-Mansio adds one tagged field to the value, which Kafka's tools skip: the epoch before the last bump of the epoch, so that
+Mansio adds one tagged field to the value, which Kafka's tools skip: the epoch before its last bump, so that
 a repeated request is recognized after a change of the coordinator, too.
 
 Source: TransactionLogKey/Value.json of Apache Kafka; version 1 is the flexible one (KIP-890).

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.coordinator.share.gather_results import gather_results
+from mansio.broker.services.transactions import TITLES
 from mansio.errors import (
     InvalidProducerEpoch,
     InvalidRequest,
@@ -23,8 +25,8 @@ from mansio.errors import (
     MansioError,
     ProducerFenced,
     TransactionAbortable,
+    TransactionalIdNotFound,
 )
-from mansio.broker.services.transactions import TITLES
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
@@ -55,12 +57,14 @@ async def init_producer_id(service: BrokerServices, request: Struct, context: Re
     if request.transactional_id is None:
         new_id = await service.producer_ids.new_producer_id()
         return {"error_code": 0, "producer_id": new_id, "producer_epoch": 0}
+    if not request.transactional_id:
+        raise InvalidRequest("the transactional id is empty")
     version = context.api_version
     producer_id, epoch = (request.producer_id, request.producer_epoch) if version >= 3 else (-1, -1)
     try:
         if (producer_id == -1) != (epoch == -1) or producer_id < -1:
             raise InvalidRequest("producer id and epoch are given both or not at all")
-        producer_id, epoch = await service.transactions.init_producer_id(
+        producer_id, epoch = await service.require_transactions().init_producer_id(
             request.transactional_id, request.transaction_timeout_ms, producer_id, epoch
         )
     except MansioError as error:
@@ -92,12 +96,15 @@ async def add_partitions_to_txn(service: BrokerServices, request: Struct, contex
         )
     except MansioError as error:
         return {"error_code": error.kafka_code}
-    return {
-        "error_code": 0,
-        "results_by_transaction": [
-            await _batched_result(service, context.api_version, each) for each in request.transactions
-        ],
-    }
+    results: list[Fields] = [{}] * len(request.transactions)
+
+    async def handle(number: int, asked: Struct) -> None:
+        results[number] = await _batched_result(service, context.api_version, asked)
+
+    # Concurrently: one that waits for a completing transaction must not delay the others.
+    work = [handle(number, asked) for number, asked in enumerate(request.transactions)]
+    await gather_results(service.scheduler, work, name="add partitions to transactions")
+    return {"error_code": 0, "results_by_transaction": [each for each in results if each]}
 
 
 async def _batched_result(service: BrokerServices, version: int, asked: Struct) -> Fields:
@@ -128,11 +135,13 @@ async def _add(
     errors: list[MansioError | None]
     try:
         if verifies_only:
-            errors = await service.transactions.verify_partitions(*named)
+            errors = await service.require_transactions().verify_partitions(*named)
         elif version >= BATCHED_VERSION_MIN:
-            errors = await service.transactions.add_partitions(*named, client_version=ADDING_CLIENT_VERSION)
+            errors = await service.require_transactions().add_partitions(
+                *named, client_version=ADDING_CLIENT_VERSION
+            )
         else:
-            errors = await service.transactions.add_partitions(*named)
+            errors = await service.require_transactions().add_partitions(*named)
     except MansioError as error:
         errors = [error] * len(partitions)
     return [_code(each, version, fenced_from=2, abortable_from=5) for each in errors]
@@ -152,7 +161,7 @@ def _topic_results(partitions: list[tuple[str, int]], codes: list[int]) -> list[
 async def add_offsets_to_txn(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Add the partition with the offsets of a group to a transaction."""
     try:
-        await service.transactions.add_offsets(
+        await service.require_transactions().add_offsets(
             request.transactional_id, request.producer_id, request.producer_epoch, request.group_id
         )
     except MansioError as error:
@@ -164,7 +173,7 @@ async def end_txn(service: BrokerServices, request: Struct, context: RequestCont
     """Commit or abort a transaction."""
     version = context.api_version
     try:
-        producer_id, epoch = await service.transactions.end(
+        producer_id, epoch = await service.require_transactions().end(
             request.transactional_id,
             request.producer_id,
             request.producer_epoch,
@@ -187,6 +196,8 @@ async def describe_transactions(service: BrokerServices, request: Struct, contex
 
 async def _described(service: BrokerServices, transactional_id: str) -> Fields:
     try:
+        if service.transactions is None:
+            raise TransactionalIdNotFound
         found = await service.transactions.describe(transactional_id)
     except MansioError as error:
         return {"error_code": error.kafka_code, "transactional_id": transactional_id}
@@ -210,6 +221,8 @@ async def list_transactions(service: BrokerServices, request: Struct, context: R
     version = context.api_version
     states = frozenset(request.state_filters or ())
     unknown = [state for state in dict.fromkeys(request.state_filters or ()) if state not in TITLES]
+    if service.transactions is None:
+        return {"unknown_state_filters": unknown, "transaction_states": []}
     try:
         found = service.transactions.list_transactions(
             states=states,

@@ -151,8 +151,8 @@ def _compared_fields(topic: Topic | None) -> tuple[str, Any, int] | None:
 
 @lru_cache(COMPILED_PATTERNS_MAX)  # `check` compiles an expression shortly before `topics` needs it
 def compile_pattern(pattern: str) -> Callable[[str], Any]:
-    """Return a function that tells whether a text matches an RE2 expression as a whole. Compiled expressions are
-    cached. Raises `InvalidRegularExpression`."""
+    """Return a function that matches whole texts with an RE2 expression. Compiled expressions are cached. Raises
+    `InvalidRegularExpression`."""
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
     import re2  # imported on first use, because the shared library takes a megabyte

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mansio.config.settings import Settings
 
 COMPLETION_WAIT_MS: Final = 100
 """Maximum time for which a request waits for the completion of a transaction, before it gets
@@ -28,3 +31,11 @@ class TransactionSettings:
     )  # transaction.remove.expired.transaction.cleanup.interval.ms
     transactional_ids_max: int = 1_000_000
     partitions_max: int = 100_000
+
+
+def transaction_settings(settings: Settings) -> TransactionSettings:
+    """Return the transaction coordinator's settings, taken from the broker's settings."""
+    return TransactionSettings(
+        timeout_ms_max=settings.transaction_max_timeout_ms,
+        expiration_ms=settings.transactional_id_expiration_ms,
+    )

@@ -503,7 +503,7 @@ def _complete_promise(promise: Promise[None]) -> None:
 
 
 def _ignore_outcome(promise: Promise[None]) -> None:
-    """Retrieve an error of a commit that nobody waits for: the partition reports it."""
+    """Retrieve and log the error of a commit that no request waits for."""
     try:
         promise.result()
     except MansioError as error:
