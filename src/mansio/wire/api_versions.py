@@ -37,6 +37,7 @@ class ApiKey(IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    WRITE_TXN_MARKERS = 27
     DESCRIBE_ACLS = 29
     CREATE_ACLS = 30
     DELETE_ACLS = 31
@@ -199,6 +200,14 @@ _ROWS: Final = (
         newer_unsupported_reason="6 belongs to two-phase commit (KIP-939).",
     ),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch", note=_REPLICAS),
+    Api(
+        ApiKey.WRITE_TXN_MARKERS,
+        1,
+        2,
+        "transaction_markers.write_txn_markers",
+        note=_BROKERS_ONLY,
+        brokers_only=True,
+    ),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.CREATE_ACLS, 1, 3, "acls.create_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.DELETE_ACLS, 1, 3, "acls.delete_acls", note=_NO_AUTHORIZER),

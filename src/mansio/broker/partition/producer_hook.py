@@ -37,8 +37,7 @@ from mansio.wire.batch.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, ite
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from mansio.ports import Background, Clock, Disk
-    from mansio.ports import Buffer
+    from mansio.ports import Background, Buffer, Clock, Disk
     from mansio.state.partition_transactions import AbortedTransaction
     from mansio.storage.log import Log
     from mansio.wire.batch.end_marker import EndMarker
@@ -54,7 +53,9 @@ _VERSION: Final = 1
 _TABLE_LENGTH: Final = struct.Struct(">I")
 
 
-def encode_producer_state(table: ProducerTable, transactions: PartitionTransactions, end_offset: int) -> bytes:
+def encode_producer_state(
+    table: ProducerTable, transactions: PartitionTransactions, end_offset: int
+) -> bytes:
     """Encode a snapshot: the table only if there are no transactions, so that it takes no more space than before."""
     producers = table.to_bytes(end_offset)
     if transactions.is_empty:
@@ -75,7 +76,10 @@ def decode_producer_state(
             raise CorruptLog("snapshot of producers and transactions: damaged")
         (length,) = _TABLE_LENGTH.unpack_from(payload)
         position = _TABLE_LENGTH.size + length
-        data, transactions = payload[_TABLE_LENGTH.size : position], PartitionTransactions.from_bytes(payload[position:])
+        data, transactions = (
+            payload[_TABLE_LENGTH.size : position],
+            PartitionTransactions.from_bytes(payload[position:]),
+        )
     table, end_offset = ProducerTable.from_bytes(data, expiration_ms=expiration_ms)
     return table, transactions, end_offset
 
@@ -281,9 +285,7 @@ class ProducerHook:
         if header.record_count:
             self.transactions.begin(header.producer_id, base_offset)
 
-    def _apply_marker(
-        self, header: BatchHeader, offset: int, marker: EndMarker | None, now_ms: int
-    ) -> None:
+    def _apply_marker(self, header: BatchHeader, offset: int, marker: EndMarker | None, now_ms: int) -> None:
         for verification in self._verifications.pop(header.producer_id, ()):
             verification.is_valid = False
         if marker is None:  # compaction has removed its record

@@ -158,9 +158,7 @@ class Recompressor:
             partition.ensure_leader()
             rules = partition.rules
             if len(records) > rules.message_bytes_max:
-                check_client_batch(
-                    partition.name, rules, check_batch(records), transactional=transactional
-                )
+                check_client_batch(partition.name, rules, check_batch(records), transactional=transactional)
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
@@ -182,7 +180,9 @@ class Recompressor:
             on_appended(error)
             return
         if batch is not None:
-            on_appended(self._append(partition, batch, urgent, transactional, recompressed=target is not None))
+            on_appended(
+                self._append(partition, batch, urgent, transactional, recompressed=target is not None)
+            )
             return
         entry.records = bytes(records)
         if target is None:

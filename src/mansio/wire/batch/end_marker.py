@@ -59,6 +59,4 @@ def decode_end_marker(batch: Buffer) -> EndMarker | None:
     if len(record.value) < _VALUE.size:
         raise CorruptMessage("the marker of a transaction is too short")
     _, coordinator_epoch = _VALUE.unpack_from(record.value)
-    return EndMarker(
-        header.producer_id, header.producer_epoch, record.type == COMMIT_TYPE, coordinator_epoch
-    )
+    return EndMarker(header.producer_id, header.producer_epoch, record.type == COMMIT_TYPE, coordinator_epoch)
