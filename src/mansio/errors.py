@@ -265,6 +265,24 @@ class UnknownProducerId(RequestError):
     kafka_code = 59
 
 
+class InvalidTxnState(RequestError):
+    """The transaction is in a state in which the request is not possible."""
+
+    kafka_code = 48
+
+
+class TransactionCoordinatorFenced(RequestError):
+    """A later transaction coordinator has written a marker for this producer."""
+
+    kafka_code = 52
+
+
+class TransactionalIdMissing(RequestError):
+    """A transactional batch is in a request that names no transactional id."""
+
+    kafka_code = 53
+
+
 class InvalidProducerIdMapping(RequestError):
     """The producer id does not belong to this transactional id."""
 

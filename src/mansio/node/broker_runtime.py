@@ -56,6 +56,7 @@ from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topics import NewTopic, TopicService
+from mansio.broker.services.transaction_markers import TransactionMarkerService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
@@ -446,6 +447,7 @@ class BrokerRuntime:
                 topics=self.topics, settings=settings, cluster=cluster
             ),
             elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
+            transaction_markers=TransactionMarkerService(self.partitions),
             authenticator=authenticator,
             cluster=cluster,
         )

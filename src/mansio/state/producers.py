@@ -10,7 +10,11 @@ Invariants:
 * An unknown producer may start at any sequence (KIP-360, as Kafka since 2.5): retention may have removed its batches.
   Consequence: a producer expires after `expiration_ms` without a batch, or when it is the oldest of more than
   `producers_max`; a duplicate of an earlier batch is then not detected.
-* Producers are ordered by their last batch, so that expiry and eviction only read those that they remove.
+* A producer with an open transaction neither expires nor is evicted: its marker must still end the transaction.
+* Producers are ordered by their last batch, so that expiry and eviction only read those that they remove, and those
+  with open transactions.
+* A marker of a transaction with a higher epoch fences all earlier batches of the producer; its next batch then has
+  sequence 0 (KIP-890).
 """
 
 from __future__ import annotations
@@ -19,12 +23,21 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
+from mansio.errors import (
+    CorruptLog,
+    InvalidProducerEpoch,
+    InvalidRecord,
+    OutOfOrderSequence,
+    TransactionCoordinatorFenced,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from mansio.wire.batch.record_batch import BatchHeader
+
+NO_COORDINATOR: Final = -1
+"""Coordinator epoch of a producer without transaction markers, as in Kafka."""
 
 BATCHES_RETAINED: Final = 5
 """Number of batches kept per producer."""
@@ -33,9 +46,10 @@ DEFAULT_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
 DEFAULT_PRODUCERS_MAX: Final = 20_000
 
 _MAGIC: Final = b"MPRD"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _HEAD = struct.Struct(">4sHqI")  # magic, version, end offset, number of producers
-_PRODUCER = struct.Struct(">qhqB")  # id, epoch, last seen ms, number of batches
+_PRODUCER_V1 = struct.Struct(">qhqB")  # id, epoch, last seen ms, number of batches
+_PRODUCER = struct.Struct(">qhqBi?")  # and coordinator epoch, whether the next sequence is 0
 _BATCH = struct.Struct(">iiqiq")  # first and last sequence, base offset, last offset delta, timestamp ms
 _CHECKSUM = struct.Struct(">I")
 
@@ -60,14 +74,18 @@ class BatchMetadata(NamedTuple):
 
 
 class Producer:
-    """State of one producer id. `batches`: its last batches in the current `epoch`, at most five, oldest first."""
+    """State of one producer id. `batches`: its last batches in the current `epoch`, at most five, oldest first.
+    `coordinator_epoch`: of its last transaction marker, `NO_COORDINATOR` if it has none. `starts_again`: a marker has
+    begun the epoch, so its first sequence is 0."""
 
-    __slots__ = ("batches", "epoch", "last_seen_ms")
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_seen_ms", "starts_again")
 
     def __init__(self, epoch: int, last_seen_ms: int) -> None:
         self.epoch = epoch
         self.last_seen_ms = last_seen_ms
         self.batches: list[BatchMetadata] = []
+        self.coordinator_epoch = NO_COORDINATOR
+        self.starts_again = False
 
 
 def last_sequence(base_sequence: int, last_offset_delta: int) -> int:
@@ -78,11 +96,13 @@ def last_sequence(base_sequence: int, last_offset_delta: int) -> int:
 class ProducerTable:
     """Producer state of one partition, by producer id."""
 
-    __slots__ = ("_producers", "evicted_count", "expiration_ms", "producers_max")
+    __slots__ = ("_producers", "evicted_count", "expiration_ms", "producers_max", "retained")
 
     def __init__(
         self, *, expiration_ms: int = DEFAULT_EXPIRATION_MS, producers_max: int = DEFAULT_PRODUCERS_MAX
     ) -> None:
+        self.retained: Container[int] = ()
+        """Ids of the producers that neither expire nor are evicted, because they have open transactions."""
         self.expiration_ms = expiration_ms
         self.producers_max = producers_max
         self.evicted_count = 0  # producers evicted because there were too many
@@ -126,6 +146,8 @@ class ProducerTable:
             _check_new_epoch(header, producer)
             return None
         if not producer.batches:
+            if producer.starts_again and header.base_sequence != 0:
+                raise _wrong_first_sequence(header)
             return None
         last = last_sequence(header.base_sequence, header.last_offset_delta)
         for batch in producer.batches:
@@ -151,6 +173,27 @@ class ProducerTable:
         if producer is not None and epoch < producer.epoch:
             raise _old_epoch(producer_id, producer.epoch, epoch)
 
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
+        """Check the marker of a transaction. Raises `InvalidProducerEpoch`, and `TransactionCoordinatorFenced` if a
+        later coordinator has written a marker for the producer."""
+        self.check_epoch(producer_id, epoch)
+        producer = self._producers.get(producer_id)
+        if producer is not None and coordinator_epoch < producer.coordinator_epoch:
+            raise TransactionCoordinatorFenced(
+                f"coordinator epoch {coordinator_epoch} is older than {producer.coordinator_epoch}, which has written"
+                f" a marker for producer {producer_id}"
+            )
+
+    def record_marker(self, header: BatchHeader, coordinator_epoch: int, now_ms: int) -> None:
+        """Record the marker of a transaction, which may fence the earlier batches of its producer."""
+        producer = self._producers.get(header.producer_id)
+        is_bumped = producer is not None and producer.epoch < header.producer_epoch
+        self.record(header, header.base_offset, now_ms)
+        producer = self._producers.get(header.producer_id)
+        if producer is not None:
+            producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
+            producer.starts_again = producer.starts_again or is_bumped
+
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Record a batch that was appended at `base_offset`, or that a replay has read there.
 
@@ -167,7 +210,9 @@ class ProducerTable:
         if producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
+            producer.starts_again = False
         if header.base_sequence < 0:
+            self._evict()
             return  # a transaction marker and a batch of a coordinator have an epoch, but no sequence
         batches = producer.batches
         if len(batches) == BATCHES_RETAINED:
@@ -181,8 +226,14 @@ class ProducerTable:
                 header.max_timestamp_ms,
             )
         )
-        if len(self._producers) > self.producers_max:
-            del self._producers[next(iter(self._producers))]
+        self._evict()
+
+    def _evict(self) -> None:
+        if len(self._producers) <= self.producers_max:
+            return
+        oldest = next((one for one in self._producers if one not in self.retained), None)
+        if oldest is not None:
+            del self._producers[oldest]
             self.evicted_count += 1
 
     def replay(self, headers: Iterable[BatchHeader], now_ms: int) -> None:
@@ -197,7 +248,8 @@ class ProducerTable:
         for producer_id, producer in self._producers.items():
             if now_ms - producer.last_seen_ms < self.expiration_ms:
                 break
-            expired.append(producer_id)
+            if producer_id not in self.retained:
+                expired.append(producer_id)
         for producer_id in expired:
             del self._producers[producer_id]
         return len(expired)
@@ -207,7 +259,14 @@ class ProducerTable:
         pieces = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(self._producers))]
         for producer_id, producer in self._producers.items():
             pieces.append(
-                _PRODUCER.pack(producer_id, producer.epoch, producer.last_seen_ms, len(producer.batches))
+                _PRODUCER.pack(
+                    producer_id,
+                    producer.epoch,
+                    producer.last_seen_ms,
+                    len(producer.batches),
+                    producer.coordinator_epoch,
+                    producer.starts_again,
+                )
             )
             pieces += [_BATCH.pack(*batch) for batch in producer.batches]
         body = b"".join(pieces)
@@ -232,14 +291,21 @@ class ProducerTable:
         if zlib.crc32(body) != _CHECKSUM.unpack_from(data, len(body))[0]:
             raise CorruptLog("producer snapshot: wrong checksum")
         magic, version, end_offset, count = _HEAD.unpack_from(body)
-        if magic != _MAGIC or version != _VERSION:
+        if magic != _MAGIC or version not in (1, _VERSION):
             raise CorruptLog(f"producer snapshot: unknown format {magic!r} version {version}")
         table = cls(expiration_ms=expiration_ms, producers_max=producers_max)
         position = _HEAD.size
         for _ in range(count):
-            producer_id, epoch, last_seen_ms, batches = _PRODUCER.unpack_from(body, position)
-            position += _PRODUCER.size
-            producer = Producer(epoch, last_seen_ms)
+            if version == 1:
+                producer_id, epoch, last_seen_ms, batches = _PRODUCER_V1.unpack_from(body, position)
+                position += _PRODUCER_V1.size
+                producer = Producer(epoch, last_seen_ms)
+            else:
+                fields = _PRODUCER.unpack_from(body, position)
+                position += _PRODUCER.size
+                producer_id, epoch, last_seen_ms, batches = fields[:4]
+                producer = Producer(epoch, last_seen_ms)
+                producer.coordinator_epoch, producer.starts_again = fields[4:]
             for _ in range(batches):
                 producer.batches.append(BatchMetadata(*_BATCH.unpack_from(body, position)))
                 position += _BATCH.size
@@ -258,11 +324,15 @@ def _check_new_epoch(header: BatchHeader, producer: Producer) -> None:
     if header.producer_epoch < producer.epoch:
         raise _old_epoch(header.producer_id, producer.epoch, header.producer_epoch)
     if header.base_sequence != 0:
-        raise OutOfOrderSequence(
-            f"producer {header.producer_id} begins epoch {header.producer_epoch} with sequence"
-            f" {header.base_sequence}, expected 0"
-        )
+        raise _wrong_first_sequence(header)
 
 
 def _old_epoch(producer_id: int, known: int, epoch: int) -> InvalidProducerEpoch:
     return InvalidProducerEpoch(f"producer {producer_id} has epoch {known}, the batch has {epoch}")
+
+
+def _wrong_first_sequence(header: BatchHeader) -> OutOfOrderSequence:
+    return OutOfOrderSequence(
+        f"producer {header.producer_id} begins epoch {header.producer_epoch} with sequence"
+        f" {header.base_sequence}, expected 0"
+    )

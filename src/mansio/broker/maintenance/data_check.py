@@ -33,6 +33,7 @@ from mansio.broker.maintenance.orphaned_directories import (
     REMOVED_DIRECTORY,
 )
 from mansio.broker.partition.partition_files import topic_directory
+from mansio.broker.partition.producer_hook import decode_producer_state
 from mansio.config import topic_config
 from mansio.errors import CorruptLog, MansioError, StorageError
 from mansio.host.asyncio_loop import AsyncioScheduler
@@ -42,7 +43,6 @@ from mansio.host.threads import BackgroundThread
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.sqlite.format import verify_store
 from mansio.metadata.sqlite.store import SqliteStore
-from mansio.state.producers import ProducerTable
 from mansio.storage.inspection import (
     INDEX_INTERVAL_BYTES,
     Finding,
@@ -318,7 +318,7 @@ class _DataCheck:
         path = f"{report.directory}/{name}"
         if name.endswith(PRODUCER_SNAPSHOT_SUFFIX):
             try:
-                ProducerTable.from_bytes(self.disk.read_file(path), expiration_ms=PRODUCER_EXPIRATION_MS)
+                decode_producer_state(self.disk.read_file(path), expiration_ms=PRODUCER_EXPIRATION_MS)
             except CorruptLog as error:
                 report.add(
                     Finding(

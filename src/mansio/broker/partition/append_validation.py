@@ -22,6 +22,7 @@ from mansio.errors import (
     MessageTooLarge,
     RequestError,
     StorageError,
+    TransactionalIdMissing,
 )
 from mansio.ports import DISK_FULL_ERRNOS
 from mansio.wire.batch.record_batch import TimestampType
@@ -60,15 +61,17 @@ class AppendRules(NamedTuple):
     """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
 
 
-def reject_batch(name: str, rules: AppendRules, header: BatchHeader) -> NoReturn:
-    """Raise the error for a client's batch that is too large, a control batch or a transactional batch."""
+def check_client_batch(name: str, rules: AppendRules, header: BatchHeader, *, transactional: bool) -> None:
+    """Raise the error for a client's batch that is too large, a control batch or, unless the request is
+    `transactional`, a transactional batch."""
     if header.size > rules.message_bytes_max:
         raise MessageTooLarge(
             f"{name}: a batch of {header.size} bytes exceeds max.message.bytes={rules.message_bytes_max}"
         )
     if header.is_control:
         raise InvalidRecord(f"{name}: clients may not write control batches")
-    raise InvalidRecord(f"{name}: this broker does not support transactional batches")
+    if header.is_transactional and not transactional:
+        raise TransactionalIdMissing(f"{name}: a transactional batch needs a request with a transactional id")
 
 
 def reject_timestamps(
@@ -88,6 +91,17 @@ def reject_timestamps(
         )
     error.record_errors = find_timestamp_errors(batch, header, earliest_ms, latest_ms)
     raise error
+
+
+def reject_delayed(name: str) -> NoReturn:
+    """Raise the error for delayed records in a transaction: they would be delivered after its end, whatever that is."""
+    raise InvalidRecord(f"{name}: records of a transaction cannot be delayed")
+
+
+def reject_ids(name: str) -> NoReturn:
+    """Raise the error for records with deduplication ids in a transaction: if it is aborted, its records are not
+    delivered, but a record that is sent again later would be dropped as a repeat."""
+    raise InvalidRecord(f"{name}: records of a transaction cannot have deduplication ids")
 
 
 def new_log_failed_error(name: str, failed: StorageError) -> LogFailed:

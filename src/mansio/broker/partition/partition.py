@@ -1,7 +1,7 @@
 """Partition replica on this broker: log, role (leader or follower), waits and hooks (Kafka `Partition`).
 
 Features that observe or control a partition (idempotence, retention holds) are hooks (`PartitionHook`) in other
-modules, which the partition does not import. On a single node the partition is the leader from the start, and the
+modules, which the partition does not import, except its producers (`ProducerHook`), who write transactions. On a single node the partition is the leader from the start, and the
 methods for replication are not called.
 
 A follower receives all batches up to the end of the leader's log, flushed on the leader or not, so that all replicas
@@ -41,13 +41,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, TypeVar
 from mansio.broker.partition.append_validation import (
     CONTROL_OR_TRANSACTIONAL_BITS,
     AppendRules,
+    check_client_batch,
     check_keys,
     new_append_error,
     new_log_failed_error,
-    reject_batch,
+    reject_delayed,
+    reject_ids,
     reject_timestamps,
 )
 from mansio.broker.partition.partition_hook import AppendResult
+from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.partition.storage_health import UNKNOWN_OFFSET, StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
@@ -70,8 +73,10 @@ from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.verification import is_unreadable
+from mansio.wire.batch.end_marker import encode_end_marker
 from mansio.wire.batch.record_batch import (
     CONTROL_FLAG,
+    TRANSACTIONAL_FLAG,
     BatchHeader,
     TimestampType,
     check_batch,
@@ -95,6 +100,7 @@ if TYPE_CHECKING:
     from mansio.storage.log import Log
     from mansio.storage.segment import Segment
     from mansio.storage.segment_list import LogSlice
+    from mansio.wire.batch.end_marker import EndMarker
 
 H = TypeVar("H")
 
@@ -167,6 +173,7 @@ class Partition:
         "on_control_batches",
         "on_isr_candidate",
         "priorities",
+        "producers",
         "replica",
         "rules",
         "scheduler",
@@ -228,6 +235,8 @@ class Partition:
         the result with the offset of the first record with its id."""
         self.priorities: PriorityView | None = None
         """The priorities of the records; None if the topic has none."""
+        self.producers: ProducerHook | None = None
+        """The producers of the partition with their transactions; None before their hook is added."""
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
@@ -304,6 +313,9 @@ class Partition:
     def add_hook(self, hook: PartitionHook, *, on_data_path: bool = True) -> None:
         """Attach a hook. With `on_data_path` False, appends and reads do not call it."""
         self._hooks.append(hook)
+        if isinstance(hook, ProducerHook):
+            self.producers = hook
+            hook.on_committed(self.replica.high_watermark)
         if on_data_path:
             self._before_append.append(hook.before_append)
             self._after_append = [*self._after_append, hook.on_append]
@@ -347,11 +359,14 @@ class Partition:
 
     # Append
 
-    def append(self, batch: Buffer, *, internal: bool = False, urgent: bool = True) -> AppendResult:
+    def append(
+        self, batch: Buffer, *, internal: bool = False, urgent: bool = True, transactional: bool = False
+    ) -> AppendResult:
         """Append one encoded batch.
 
         `urgent`: a caller waits for the commit (acks=all), so the flush starts now. `internal`: the batch is written by
         the broker itself, may be larger than the topic's limit, may be a control batch, and needs no sequence.
+        `transactional`: the request of the client is; if the batch is, too, the caller has verified its transaction.
         Raises the `MansioError` for which the batch was rejected.
         """
         header = check_stored_batch(batch) if internal else check_batch(batch)
@@ -361,7 +376,7 @@ class Partition:
             self._check_append(internal=internal, urgent=urgent)
         if not internal:
             if len(batch) > rules.message_bytes_max or header.attributes & CONTROL_OR_TRANSACTIONAL_BITS:
-                reject_batch(self.name, rules, header)
+                check_client_batch(self.name, rules, header, transactional=transactional)
             if by_client:
                 now_ms = self.clock.wall_ms()
                 if (
@@ -392,8 +407,12 @@ class Partition:
                 and self.check_ids is not None
                 and (checked := self.check_ids(batch)) is not None
             ):
+                if header.attributes & TRANSACTIONAL_FLAG:
+                    reject_ids(self.name)
                 return self._append_checked(checked, urgent=urgent)
             elif self.convert_delayed is not None and (converted := self.convert_delayed(batch)) is not None:
+                if header.attributes & TRANSACTIONAL_FLAG:
+                    reject_delayed(self.name)
                 batch = converted
                 header = read_header(converted)
                 by_client = True  # its timestamp stays as it is
@@ -463,7 +482,7 @@ class Partition:
         if self.log.failure is not None:
             raise self._new_log_failed_error(self.log.failure)
         for batch in batches:
-            header = check_batch(batch)
+            header = check_stored_batch(batch)
             try:
                 base_offset = self.log.append(batch, header, self.replica.leader_epoch)
             except StorageError as error:
@@ -475,6 +494,18 @@ class Partition:
         else:
             self.group_commit.request_flush(self.log, urgent=True)
         return self.log.end_offset
+
+    def append_marker(self, marker: EndMarker) -> AppendResult:
+        """End the transaction of a producer in this partition; the caller waits for the commit of the marker.
+
+        A marker without an open transaction is appended, too: it fences the batches of earlier epochs. Raises
+        `InvalidProducerEpoch`, `TransactionCoordinatorFenced`, and the errors of `append`."""
+        producers = self.producers
+        if producers is None or self.closed:
+            raise self._not_leader_error()
+        self._check_append(internal=False, urgent=True)
+        producers.check_marker(marker)
+        return self.append(encode_end_marker(marker, self.clock.wall_ms()), internal=True)
 
     def request_flush(self) -> None:
         """Start the flush of appended batches for which no caller waits (acks other than all)."""
@@ -598,6 +629,11 @@ class Partition:
             if bound is not None and bound < end:
                 end = bound
         return end
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The offset below which all transactions are decided; the high watermark if none is open below it."""
+        return self.readable_end(READ_COMMITTED)
 
     def read(self, offset: int, max_bytes: int, isolation_level: int = READ_UNCOMMITTED) -> LogSlice | None:
         """Return whole batches below the readable end, the first of which contains `offset`; None if there are none.
@@ -983,6 +1019,8 @@ class Partition:
             raise CorruptMessage(f"{self.name}: the leader sent {len(records)} bytes without a whole batch")
         if attributes & CONTROL_FLAG and self.on_control_batches is not None:
             self.on_control_batches(self, records[:size])
+        if attributes & TRANSACTIONAL_FLAG and attributes & CONTROL_FLAG and self.producers is not None:
+            self.producers.stage(records[:size])
         first = headers[0]
         if first.base_offset < log.end_offset <= first.last_offset and log.start_offset == log.end_offset:
             self.reset_to(first.base_offset)  # the leader's log starts inside this batch
@@ -1108,7 +1146,7 @@ class Partition:
         self._advance_start(start_offset)
 
     def delete_records(self, before_offset: int) -> Promise[int]:
-        """Delete the records below an offset (-1: the high watermark) on request (KIP-107).
+        """Delete the records below an offset (-1: the last stable offset) on request (KIP-107).
 
         The promise completes with the new log start offset when it is flushed on every in-sync replica. Records at or
         above `retention_floor` are not deleted. Raises `OffsetOutOfRange`, `OffsetNotAvailable`, `NotLeaderOrFollower`,
@@ -1118,13 +1156,13 @@ class Partition:
         if (failure := self.failure) is not None:
             raise failure
         self.ensure_high_watermark_known()
-        high_watermark = self.high_watermark
+        stable_offset = self.last_stable_offset
         if before_offset == HIGH_WATERMARK:
-            before_offset = high_watermark
-        if not 0 <= before_offset <= high_watermark:
+            before_offset = stable_offset
+        if not 0 <= before_offset <= stable_offset:
+            limit = "high watermark" if stable_offset == self.high_watermark else "last stable offset"
             raise OffsetOutOfRange(
-                f"{self.name}: records can be deleted below {high_watermark}, the high watermark, "
-                f"not {before_offset}"
+                f"{self.name}: records can be deleted below {stable_offset}, the {limit}, not {before_offset}"
             )
         promise: Promise[int] = self.scheduler.promise()
 
@@ -1137,7 +1175,7 @@ class Partition:
             else:
                 promise.set_exception(error)
 
-        start_offset = min(before_offset, *self._retention_floors(), high_watermark)
+        start_offset = min(before_offset, *self._retention_floors(), stable_offset)
         if start_offset > self.log.start_offset:
             self.trim(start_offset)
         self.group_commit.persist_start_offset(self.log, on_persisted)
@@ -1196,7 +1234,7 @@ class Partition:
                 hook.close()
         self.on_control_batches = None
         self.convert_delayed = self.check_ids = self.first_offset_of_repeat = None
-        self.priorities = None
+        self.priorities = self.producers = None
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)

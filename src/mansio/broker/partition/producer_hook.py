@@ -1,9 +1,15 @@
-"""Idempotence of producers as a partition hook: no batch of a producer is stored twice, also not after a restart.
+"""Producers of one partition as a partition hook: no batch is stored twice, and transactions are open, committed or
+aborted (Kafka `ProducerStateManager`), also after a restart, on followers and after a change of leader.
 
-Owns the partition's `ProducerTable` and its snapshots. The table is derived from the batch headers of the log; with a
-snapshot only the headers after it are read at a start.
+Owns the partition's `ProducerTable`, its `PartitionTransactions` and their common snapshots. Both are derived from the
+batch headers and the transaction markers of the log; with a snapshot only those after it are read at a start.
+
+A producer's transaction in the partition is verified with its coordinator before its first batch is appended
+(KIP-890). A marker that is appended meanwhile ends the `Verification`: the batch could belong to the transaction that
+the marker has ended, and would then stay open forever.
 
 Invariants:
+* Batches that are not transactional make the same calls as without transactions.
 * A snapshot contains the state at an offset up to which the log was committed when the snapshot was written, so that a
   crash cannot leave a snapshot with batches that the log has lost. If the log was truncated, snapshots above its end
   are removed before new records are appended.
@@ -14,17 +20,27 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
-from mansio.errors import CorruptLog
+from mansio.errors import CorruptLog, CorruptMessage, InvalidTxnState
 from mansio.logs import fields
+from mansio.state.partition_transactions import PartitionTransactions
 from mansio.state.producers import ProducerTable
+from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
+from mansio.wire.batch.end_marker import decode_end_marker
+from mansio.wire.batch.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, iterate_batches
 
 if TYPE_CHECKING:
-    from mansio.ports import Background, Clock, Disk
+    from collections.abc import Collection
+
+    from mansio.ports import Background, Buffer, Clock, Disk
+    from mansio.state.partition_transactions import AbortedTransaction
     from mansio.storage.log import Log
+    from mansio.wire.batch.end_marker import EndMarker
     from mansio.wire.batch.record_batch import BatchHeader
 
 logger = logging.getLogger(__name__)
@@ -32,13 +48,59 @@ logger = logging.getLogger(__name__)
 EXPIRY_INTERVAL_MS = 10 * 60 * 1000
 _SUFFIX = ".producers"
 
+_MAGIC: Final = b"MPRTX\0\0\n"
+_VERSION: Final = 1
+_TABLE_LENGTH: Final = struct.Struct(">I")
+
+
+def encode_producer_state(
+    table: ProducerTable, transactions: PartitionTransactions, end_offset: int
+) -> bytes:
+    """Encode a snapshot: the table only if there are no transactions, so that it takes no more space than before."""
+    producers = table.to_bytes(end_offset)
+    if transactions.is_empty:
+        return producers
+    payload = _TABLE_LENGTH.pack(len(producers)) + producers + transactions.to_bytes()
+    return encode_checksummed(_MAGIC, _VERSION, payload)
+
+
+def decode_producer_state(
+    data: bytes, *, expiration_ms: int
+) -> tuple[ProducerTable, PartitionTransactions, int]:
+    """Decode a snapshot. Returns producers, transactions, and the offset below which they contain the log. Raises
+    `CorruptLog`."""
+    transactions = PartitionTransactions()
+    if data.startswith(_MAGIC):
+        payload = decode_checksummed(_MAGIC, _VERSION, data)
+        if payload is None:
+            raise CorruptLog("snapshot of producers and transactions: damaged")
+        (length,) = _TABLE_LENGTH.unpack_from(payload)
+        position = _TABLE_LENGTH.size + length
+        data, transactions = (
+            payload[_TABLE_LENGTH.size : position],
+            PartitionTransactions.from_bytes(payload[position:]),
+        )
+    table, end_offset = ProducerTable.from_bytes(data, expiration_ms=expiration_ms)
+    return table, transactions, end_offset
+
+
+class Verification:
+    """The verification of a producer's transaction with its coordinator, before the first batch is appended.
+    `is_valid`: no marker of the producer was appended since it began."""
+
+    __slots__ = ("is_valid",)
+
+    def __init__(self) -> None:
+        self.is_valid = True
+
 
 class ProducerHook:
-    """`PartitionHook` for idempotent producers."""
+    """`PartitionHook` for idempotent and transactional producers."""
 
     __slots__ = (
         "_background",
         "_clock",
+        "_committed_end",
         "_directory",
         "_disk",
         "_expiration_ms",
@@ -46,10 +108,13 @@ class ProducerHook:
         "_log",
         "_saved_end_offset",
         "_snapshots",
+        "_staged",
         "_unsaved_bytes",
+        "_verifications",
         "_waiting_snapshot",
         "has_shorter_batches",
         "table",
+        "transactions",
     )
 
     def __init__(
@@ -74,7 +139,13 @@ class ProducerHook:
         self._expiration_ms = expiration_ms
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
+        self._committed_end = 0
+        self._staged: deque[EndMarker | None] = deque()
+        """The markers of batches that are about to be appended."""
+        self._verifications: dict[int, list[Verification]] = {}
         self.table = ProducerTable(expiration_ms=expiration_ms)
+        self.transactions = PartitionTransactions()
+        """Open and aborted transactions; callers do not change them."""
         self._load()
 
     # Hook methods
@@ -85,6 +156,10 @@ class ProducerHook:
         if header.base_sequence < 0:  # of the broker itself: a marker, or a batch of a coordinator
             self.table.check_epoch(header.producer_id, header.producer_epoch)
             return None
+        if header.producer_id in self.transactions.open and not header.attributes & TRANSACTIONAL_FLAG:
+            raise InvalidTxnState(
+                f"producer {header.producer_id} has an open transaction and sent a batch without one"
+            )
         known = self.table.check(header, may_be_shorter=self.has_shorter_batches)
         if known is None:
             return None
@@ -93,7 +168,14 @@ class ProducerHook:
     def on_append(self, header: BatchHeader, base_offset: int) -> None:
         if header.producer_id >= 0:
             now_ms = self._clock.wall_ms()
-            self.table.record(header, base_offset, now_ms)
+            if not header.attributes & TRANSACTIONAL_FLAG:
+                self.table.record(header, base_offset, now_ms)
+            elif header.attributes & CONTROL_FLAG:
+                marker = self._staged.popleft() if self._staged else self._read_marker(base_offset)
+                self._apply_marker(header, base_offset, marker, now_ms)
+            else:
+                self.table.record(header, base_offset, now_ms)
+                self._begin(header, base_offset)
             if now_ms >= self._expiry_due_ms:
                 self._expiry_due_ms = now_ms + EXPIRY_INTERVAL_MS
                 self.table.expire(now_ms)
@@ -101,27 +183,39 @@ class ProducerHook:
         if self._unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self._waiting_snapshot is None:
             self._unsaved_bytes = 0
             end_offset = base_offset + header.last_offset_delta + 1
-            self._waiting_snapshot = (end_offset, self.table.to_bytes(end_offset))
+            self._waiting_snapshot = (end_offset, self._encode(end_offset))
 
     def on_committed(self, high_watermark: int) -> None:
+        self._committed_end = high_watermark
+        if self.transactions.has_uncommitted_markers:
+            self.transactions.on_committed(high_watermark)
         if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
             end_offset, data = self._waiting_snapshot
             self._waiting_snapshot = None
             self._background.submit(lambda: self._snapshots.save(end_offset, data), self._log_save_error)
 
     def on_trim(self, start_offset: int) -> None:
-        """Do nothing: producers expire by time, not when their batches are deleted."""
+        """Forget the aborted transactions below the start; producers expire by time, not when their batches are
+        deleted."""
+        if self.transactions.aborted_count:
+            self.transactions.trim(start_offset)
 
     def on_truncate(self, end_offset: int) -> None:
         """Remove snapshots above `end_offset`, and load the table again from the latest remaining one and the log."""
         self._waiting_snapshot = None
         self._unsaved_bytes = 0
         self._snapshots.remove_beyond(end_offset)
+        self._committed_end = min(self._committed_end, end_offset)
+        self._staged.clear()
         self.table = ProducerTable(expiration_ms=self._expiration_ms)
+        self.transactions = PartitionTransactions()
         self._load()
 
-    def readable_end(self, isolation_level: int) -> int | None:  # noqa: ARG002 - the hook's signature
-        return None
+    def readable_end(self, isolation_level: int) -> int | None:
+        """Return the last stable offset for readers of committed records, if a transaction is undecided."""
+        if not isolation_level or (first := self.transactions.first_undecided_offset) is None:
+            return None
+        return max(first, self._log.start_offset)
 
     def retention_floor(self) -> int | None:
         return None
@@ -131,7 +225,7 @@ class ProducerHook:
         if end_offset == self._saved_end_offset:  # an idle partition writes no snapshots
             return
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
-            self._snapshots.save(end_offset, self.table.to_bytes(end_offset))
+            self._snapshots.save(end_offset, self._encode(end_offset))
 
     def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid
@@ -139,14 +233,114 @@ class ProducerHook:
                 "producer_snapshot_write_failed", extra=fields(directory=self._directory, reason=error)
             )
 
+    # Transactions
+
+    def aborted_between(self, from_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Return the aborted transactions with records in [from_offset, end_offset)."""
+        return self.transactions.aborted(from_offset, end_offset)
+
+    def is_open(self, header: BatchHeader) -> bool:
+        """Return whether the producer has an open transaction in the epoch of this batch."""
+        if header.producer_id not in self.transactions.open:
+            return False
+        producer = self.table.get(header.producer_id)
+        return producer is not None and producer.epoch == header.producer_epoch
+
+    def begin_verification(self, producer_id: int) -> Verification:
+        """Begin the verification of a producer's transaction; the caller must call `end_verification`."""
+        verification = Verification()
+        self._verifications.setdefault(producer_id, []).append(verification)
+        return verification
+
+    def end_verification(self, producer_id: int, verification: Verification) -> None:
+        """End a verification, whatever its result."""
+        running = self._verifications.get(producer_id)
+        if running is not None and verification in running:
+            running.remove(verification)
+            if not running:
+                del self._verifications[producer_id]
+
+    def check_marker(self, marker: EndMarker) -> None:
+        """Check a marker that is about to be appended, and announce it. Raises `InvalidProducerEpoch`,
+        `TransactionCoordinatorFenced`."""
+        self.table.check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        self._staged.clear()
+        self._staged.append(marker)
+
+    def stage(self, batches: Buffer) -> None:
+        """Announce the markers in stored batches that are about to be appended. Raises `CorruptMessage`."""
+        self._staged.clear()
+        view = memoryview(batches)
+        for position, header in iterate_batches(view):
+            if header.is_control and header.is_transactional:
+                self._staged.append(decode_end_marker(view[position : position + header.size]))
+
+    def remove_aborted(self, marker_offsets: Collection[int]) -> None:
+        """Forget the aborted transactions with these markers: compaction has removed all their records, and may remove
+        the markers. A reader would otherwise take later records of the producer for aborted ones."""
+        if marker_offsets:
+            self.transactions.remove_aborted(marker_offsets)
+
+    def _begin(self, header: BatchHeader, base_offset: int) -> None:
+        if header.record_count:
+            self.transactions.begin(header.producer_id, base_offset)
+
+    def _apply_marker(self, header: BatchHeader, offset: int, marker: EndMarker | None, now_ms: int) -> None:
+        for verification in self._verifications.pop(header.producer_id, ()):
+            verification.is_valid = False
+        if marker is None:  # compaction has removed its record
+            self.table.record(header, offset, now_ms)
+            return
+        self.table.record_marker(header, marker.coordinator_epoch, now_ms)
+        self.transactions.end(header.producer_id, offset, is_commit=marker.is_commit)
+
+    def _read_marker(self, offset: int) -> EndMarker | None:
+        batch = next(self._log.batches(offset), None)
+        try:
+            return None if batch is None else decode_end_marker(batch)
+        except CorruptMessage as error:
+            raise CorruptLog(f"{self._directory} at offset {offset}: {error}") from error
+
+    def _replay(self, from_offset: int) -> None:
+        """Apply the batches of the log from an offset on."""
+        now_ms = self._clock.wall_ms()
+        for header in self._log.batch_headers(from_offset):
+            if header.producer_id < 0:
+                continue
+            offset = header.base_offset
+            if not header.is_transactional:
+                self.table.record(header, offset, now_ms)
+            elif header.is_control:
+                self._apply_marker(header, offset, self._read_marker(offset), now_ms)
+            else:
+                self.table.record(header, offset, now_ms)
+                self._begin(header, offset)
+
+    def _forget_without_marker(self) -> None:
+        """Forget the aborted transactions of a snapshot whose markers compaction has removed since."""
+        if not self.transactions.aborted_count:
+            return
+        sparse_end_offset = self._log.compaction.state.sparse_end_offset
+        gone = set()
+        for one in self.transactions.aborted():
+            if one.last_offset >= sparse_end_offset:
+                break
+            header = next(self._log.batch_headers(one.last_offset), None)
+            if header is None or header.base_offset != one.last_offset or not header.record_count:
+                gone.add(one.last_offset)
+        self.remove_aborted(gone)
+
     # Snapshots
+
+    def _encode(self, end_offset: int) -> bytes:
+        return encode_producer_state(self.table, self.transactions, end_offset)
 
     def _load(self) -> None:
         self._snapshots.remove_beyond(self._log.end_offset)
         from_offset = self._log.start_offset
         for path in self._snapshots.paths():
             try:
-                table, end_offset = ProducerTable.from_bytes(
+                table, transactions, end_offset = decode_producer_state(
                     self._disk.read_file(path), expiration_ms=self._expiration_ms
                 )
             except (CorruptLog, OSError) as error:
@@ -156,7 +350,11 @@ class ProducerHook:
                 )
                 continue
             if self._log.start_offset <= end_offset <= self._log.end_offset:
-                self.table, from_offset = table, end_offset
+                self.table, self.transactions, from_offset = table, transactions, end_offset
+                self.transactions.trim(self._log.start_offset)
                 break
+        self.table.retained = self.transactions.open.keys()
         self._saved_end_offset = from_offset
-        self.table.replay(self._log.batch_headers(from_offset), self._clock.wall_ms())
+        self._forget_without_marker()
+        self._replay(from_offset)
+        self.transactions.on_committed(self._committed_end)

@@ -29,7 +29,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, reject_batch
+from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, check_client_batch
 from mansio.errors import InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
 from mansio.wire.batch.compression import estimate_decompressed_bytes
@@ -83,6 +83,7 @@ class _QueuedAppend:
         "records",
         "result",
         "target",
+        "transactional",
         "urgent",
     )
 
@@ -95,6 +96,7 @@ class _QueuedAppend:
         urgent: bool,
         client: Hashable,
         on_appended: OnAppended,
+        transactional: bool,
     ) -> None:
         self.records = records
         self.target = target
@@ -111,6 +113,7 @@ class _QueuedAppend:
         self.urgent = urgent
         self.client = client
         self.on_appended = on_appended
+        self.transactional = transactional
         self.result: Buffer | MansioError | None = None
         """The batch to append, or the error with which recompression failed; None while neither is known."""
 
@@ -143,6 +146,7 @@ class Recompressor:
         urgent: bool,
         on_appended: OnAppended,
         client: Hashable = None,
+        transactional: bool = False,
     ) -> None:
         """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
         with the result or the error.
@@ -154,7 +158,7 @@ class Recompressor:
             partition.ensure_leader()
             rules = partition.rules
             if len(records) > rules.message_bytes_max:
-                reject_batch(partition.name, rules, check_batch(records))
+                check_client_batch(partition.name, rules, check_batch(records), transactional=transactional)
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
@@ -169,13 +173,16 @@ class Recompressor:
                     urgent=urgent,
                     client=client,
                     on_appended=on_appended,
+                    transactional=transactional,
                 )
                 self._reserve_bytes(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))
         except MansioError as error:
             on_appended(error)
             return
         if batch is not None:
-            on_appended(self._append(partition, batch, urgent, recompressed=target is not None))
+            on_appended(
+                self._append(partition, batch, urgent, transactional, recompressed=target is not None)
+            )
             return
         entry.records = bytes(records)
         if target is None:
@@ -265,7 +272,9 @@ class Recompressor:
         result = entry.result
         assert result is not None
         if not isinstance(result, MansioError):
-            outcome = self._append(partition, result, entry.urgent, recompressed=entry.target is not None)
+            outcome = self._append(
+                partition, result, entry.urgent, entry.transactional, recompressed=entry.target is not None
+            )
         else:
             outcome = result
         try:
@@ -274,10 +283,10 @@ class Recompressor:
             _log_failure(partition, raised)
 
     def _append(
-        self, partition: Partition, batch: Buffer, urgent: bool, *, recompressed: bool
+        self, partition: Partition, batch: Buffer, urgent: bool, transactional: bool, *, recompressed: bool
     ) -> AppendResult | MansioError:
         try:
-            result = partition.append(batch, urgent=urgent)
+            result = partition.append(batch, urgent=urgent, transactional=transactional)
         except MansioError as error:
             return error
         except Exception as error:  # noqa: BLE001  # a defect fails its own batch only

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.topics import TopicService
+    from mansio.broker.services.transaction_markers import TransactionMarkerService
     from mansio.broker.services.transactions import TransactionService
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Scheduler
@@ -76,6 +77,7 @@ class BrokerServices:
     log_scrubber: LogScrubber
     cluster_description: ClusterDescriptionService
     elections: ElectionService
+    transaction_markers: TransactionMarkerService
     authenticator: BrokerAuthenticator
     cluster: ClusterServices | None = None
     """None on a single node."""

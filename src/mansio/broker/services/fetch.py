@@ -85,7 +85,8 @@ class FetchRequest(Protocol):
 
 class PartitionData(NamedTuple):
     """Result of a fetch for one partition. `records` has `size_bytes` bytes. `diverging`: (leader epoch, end offset)
-    from which the follower's log diverges from this one (KIP-595), None if it does not."""
+    from which the follower's log diverges from this one (KIP-595), None if it does not. `aborted`: (producer id, first
+    offset) of the aborted transactions with records in `records`, for a reader of committed records."""
 
     partition: int
     error: MansioError | None = None
@@ -95,6 +96,7 @@ class PartitionData(NamedTuple):
     size_bytes: int = 0
     records: LogSlice | bytes | None = None
     diverging: tuple[int, int] | None = None
+    aborted: Sequence[tuple[int, int]] | None = None
 
 
 class FetchResult(NamedTuple):
@@ -127,7 +129,7 @@ class FetchResult(NamedTuple):
     def without_records(self) -> FetchResult:
         """Return a copy of the result without records, for a client that must pause first (KIP-219)."""
         topics = [
-            (name, topic_id, [one._replace(size_bytes=0, records=None) for one in partitions])
+            (name, topic_id, [one._replace(size_bytes=0, records=None, aborted=None) for one in partitions])
             for name, topic_id, partitions in self.topics
         ]
         return FetchResult(topics, 0, self.is_urgent)
@@ -284,6 +286,9 @@ class FetchService:
                 size = 0 if records is None else records.length
                 if size and total and size > remaining:
                     records, size = None, 0  # the first batch exceeds what remains of the limit
+                aborted = None
+                if isolation_level and records is not None:
+                    aborted = _aborted(partition, want.fetch_offset, records.next_offset)
                 results.append(
                     PartitionData(
                         want.index,
@@ -293,6 +298,8 @@ class FetchService:
                         partition.log.start_offset,
                         size,
                         records,
+                        None,
+                        aborted,
                     )
                 )
                 total += size
@@ -501,6 +508,15 @@ class ParkedFetch:
     def _complete(self, result: FetchResult) -> None:
         self.cancel()
         self._on_done(result)
+
+
+def _aborted(partition: Partition, from_offset: int, end_offset: int) -> list[tuple[int, int]] | None:
+    """Return the aborted transactions with records in [from_offset, end_offset); None if there are none."""
+    producers = partition.producers
+    if producers is None or not producers.transactions.aborted_count:
+        return None
+    found = producers.aborted_between(from_offset, end_offset)
+    return [(one.producer_id, one.first_offset) for one in found] or None
 
 
 def _replica_error(partition: Partition | None, index: int, error: MansioError) -> PartitionData:

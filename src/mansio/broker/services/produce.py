@@ -8,7 +8,11 @@ one object, a `PendingAppend`. `ProduceService.begin_produce` is for requests wi
 whose batches are recompressed. Such batches may be appended later; the request is complete only then, even with acks=0
 or acks=1.
 
+Before the first batch of a producer's transaction in a partition is appended, the `verifier` asks the transaction
+coordinator whether the partition belongs to the transaction (KIP-890). Other batches do not wait for it.
+
 Invariants:
+* No transaction is open in a partition that its coordinator does not know: its marker would never come.
 * The caller's buffers are not read after `append` or `begin_produce` has returned.
 * A pending request completes exactly once: when all batches are committed or failed, or when its timeout expires.
   `cancel` ends the waiting, never the append.
@@ -22,12 +26,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import (
     CorruptMessage,
+    InvalidProducerIdMapping,
     InvalidTopic,
+    InvalidTxnState,
     MansioError,
     RequestTimedOut,
+    TransactionsNotOffered,
     UnsupportedCompression,
 )
 from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import HEADER_BYTES, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -35,8 +43,11 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.partition.producer_hook import ProducerHook, Verification
     from mansio.broker.services.statistics import Statistics, Stopwatch
+    from mansio.broker.services.transaction_verifier import TransactionVerifier
     from mansio.ports import Buffer, Clock, Promise, Scheduler
+    from mansio.wire.batch.record_batch import BatchHeader
 
     TopicBatches = tuple[str | None, bytes | None, Sequence[tuple[int, Buffer | None]]]
     """(topic name or None, topic id or None, [(partition, batch)])."""
@@ -79,6 +90,19 @@ class RecompressionRequired(Exception):
         self.partition = partition
 
 
+class _Unverified(NamedTuple):
+    """The first batch of a producer's transaction in a partition, which waits for the transaction coordinator."""
+
+    partition: Partition
+    producers: ProducerHook
+    producer_id: int
+    producer_epoch: int
+    records: bytes
+    leader_epoch: int
+    wait: _PendingBatch
+    verification: Verification
+
+
 class BatchResult(NamedTuple):
     """Result of the batch of one partition. If it has an `error`, its offsets are -1. `append_time_ms` is -1 unless the
     topic uses log-append time."""
@@ -101,6 +125,7 @@ class ProduceService:
         "_wait_ms_max",
         "counters",
         "pending",
+        "verifier",
     )
 
     def __init__(
@@ -119,6 +144,8 @@ class ProduceService:
         self._wait_ms_max = wait_ms_max
         self._last_check_s = clock.monotonic()
         """Monotonic time of the last check for requests that have timed out."""
+        self.verifier: TransactionVerifier | None = None
+        """Asks the transaction coordinators; without it, transactions are not offered."""
         self.counters = ProduceCounters()
         self.pending: dict[PendingAppend | PendingProduce, None] = {}
         """Requests that wait for a commit, oldest first."""
@@ -132,10 +159,11 @@ class ProduceService:
         *,
         acks: int,
         allow_zstd: bool = True,
+        transactional: bool = False,
     ) -> tuple[Partition, AppendResult]:
         """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id.
 
-        With acks=all the caller must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the
+        `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the
         batch is rejected, and `RecompressionRequired` if the caller must use `begin_produce` instead.
         """
         counters = self.counters
@@ -149,7 +177,7 @@ class ProduceService:
                 raise UnsupportedCompression("zstd needs Produce version 7 or later")
             if partition.rules.compression is not None or partition.is_recompressing:
                 raise RecompressionRequired(partition)
-            appended = partition.append(records, urgent=acks == ACKS_ALL)
+            appended = partition.append(records, urgent=acks == ACKS_ALL, transactional=transactional)
         except MansioError:
             counters.rejected_batches += 1
             raise
@@ -184,7 +212,10 @@ class ProduceService:
                     continue
                 except RecompressionRequired as required:
                     results.append(BatchResult(index))
-                    self._append_recompressed(pending, required.partition, records or b"", acks, client)
+                    waiting = pending.add_pending_batch(
+                        required.partition, NOT_APPENDED_OFFSET, len(pending.results) - 1, len(results) - 1
+                    )
+                    self._append_recompressed(pending, waiting, records or b"", acks, client)
                     continue
                 base_offset, end_offset, append_time_ms, _ = appended
                 if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
@@ -195,13 +226,17 @@ class ProduceService:
         return pending
 
     def _append_recompressed(
-        self, pending: PendingProduce, partition: Partition, records: Buffer, acks: int, client: Hashable
+        self,
+        pending: PendingProduce,
+        waiting: _PendingBatch,
+        records: Buffer,
+        acks: int,
+        client: Hashable,
+        *,
+        transactional: bool = False,
     ) -> None:
-        """Append a batch after its recompression, now or later. Its result is the last one of `pending`."""
+        """Append a batch after its recompression, now or later."""
         pending.is_recompressed = True
-        waiting = pending.add_pending_batch(
-            partition, NOT_APPENDED_OFFSET, len(pending.results) - 1, len(pending.results[-1][2]) - 1
-        )
         size = len(records)
 
         def on_appended(outcome: AppendResult | MansioError) -> None:
@@ -214,7 +249,184 @@ class ProduceService:
 
         urgent = acks == ACKS_ALL
         self._partitions.recompressor.append(
-            partition, records, urgent=urgent, on_appended=on_appended, client=client
+            waiting.partition,
+            records,
+            urgent=urgent,
+            on_appended=on_appended,
+            client=client,
+            transactional=transactional,
+        )
+
+    # Transactions
+
+    def begin_transactional(
+        self,
+        topics: Sequence[TopicBatches],
+        transactional_id: str,
+        *,
+        acks: int,
+        adds: bool,
+        allow_zstd: bool = True,
+        client: Hashable = None,
+    ) -> PendingProduce:
+        """Like `begin_produce`, for a request with a transactional id. A batch that begins a transaction in its
+        partition is appended after the transaction was verified. `adds`: the partition is added to the transaction if
+        it does not belong to it (Produce 12+)."""
+        if self.verifier is None:
+            return self._reject(topics, TransactionsNotOffered())
+        pending = PendingProduce(self)
+        unverified: list[_Unverified] = []
+        producer_ids = set[int]()
+        for name, topic_id, entries in topics:
+            results: list[BatchResult] = []
+            pending.results.append((name, topic_id, results))
+            for index, records in entries:
+                results.append(BatchResult(index))
+                position = len(pending.results) - 1, len(results) - 1
+                header = _transactional_header(records)
+                if header is not None:
+                    producer_ids.add(header.producer_id)
+                    found = self._find_unverified(pending, name, topic_id, index, records or b"", position)
+                    if found is not None:
+                        unverified.append(found)
+                        continue
+                self._append_transactional(
+                    pending, (name, topic_id, index), records, position, acks, allow_zstd, client
+                )
+        if len(producer_ids) > 1:
+            error = InvalidProducerIdMapping("a request has transactional batches of more than one producer")
+            self._end_verification(pending, unverified, [error] * len(unverified), acks, allow_zstd, client)
+        elif unverified:
+            pending.is_verified = True
+            work = self._verify(pending, transactional_id, unverified, acks, adds, allow_zstd, client)
+            self._scheduler.spawn(work, name="transaction verification")
+        return pending
+
+    def _reject(self, topics: Sequence[TopicBatches], error: MansioError) -> PendingProduce:
+        pending = PendingProduce(self)
+        for name, topic_id, entries in topics:
+            pending.results.append((name, topic_id, [BatchResult(index, error) for index, _ in entries]))
+            self.counters.rejected_batches += len(entries)
+        return pending
+
+    def _find_unverified(
+        self,
+        pending: PendingProduce,
+        topic: str | None,
+        topic_id: bytes | None,
+        index: int,
+        records: Buffer,
+        position: tuple[int, int],
+    ) -> _Unverified | None:
+        """Return the batch if its transaction must be verified; None also if the append will be rejected."""
+        try:
+            partition = self._partitions.find(topic, topic_id, index)
+        except MansioError:
+            return None
+        header, producers = read_header(records), partition.producers
+        if producers is None or not partition.is_leader or partition.internal or producers.is_open(header):
+            return None
+        return _Unverified(
+            partition,
+            producers,
+            header.producer_id,
+            header.producer_epoch,
+            bytes(records),
+            partition.leader_epoch,
+            pending.add_pending_batch(partition, NOT_APPENDED_OFFSET, *position),
+            producers.begin_verification(header.producer_id),
+        )
+
+    async def _verify(
+        self,
+        pending: PendingProduce,
+        transactional_id: str,
+        unverified: Sequence[_Unverified],
+        acks: int,
+        adds: bool,
+        allow_zstd: bool,
+        client: Hashable,
+    ) -> None:
+        """Ask the coordinator about the transaction of these batches, and append those that belong to it."""
+        first = unverified[0]
+        partitions = [(one.partition.topic, one.partition.index) for one in unverified]
+        errors: list[MansioError | None] = [RequestTimedOut(NOT_APPENDED_IN_TIME_MESSAGE)] * len(unverified)
+        try:
+            assert self.verifier is not None
+            errors = await self.verifier.verify(
+                transactional_id, first.producer_id, first.producer_epoch, partitions, adds=adds
+            )
+        except MansioError as error:
+            errors = [error] * len(unverified)
+        finally:
+            self._end_verification(pending, unverified, errors, acks, allow_zstd, client)
+
+    def _end_verification(
+        self,
+        pending: PendingProduce,
+        unverified: Sequence[_Unverified],
+        errors: Sequence[MansioError | None],
+        acks: int,
+        allow_zstd: bool,
+        client: Hashable,
+    ) -> None:
+        for one, found in zip(unverified, errors, strict=True):
+            error = found
+            one.producers.end_verification(one.producer_id, one.verification)
+            partition = one.partition
+            if error is None and not (
+                one.verification.is_valid and partition.leader_epoch == one.leader_epoch
+            ):
+                error = InvalidTxnState(f"{partition.name}: the transaction has ended meanwhile")
+            if error is not None:
+                self.counters.rejected_batches += 1
+                pending.record_outcome(one.wait, error, awaits_commit=False)
+                continue
+            try:
+                _, appended = self.append(
+                    partition.topic,
+                    None,
+                    partition.index,
+                    one.records,
+                    acks=acks,
+                    allow_zstd=allow_zstd,
+                    transactional=True,
+                )
+            except MansioError as rejection:
+                pending.record_outcome(one.wait, rejection, awaits_commit=False)
+            except RecompressionRequired:
+                self._append_recompressed(pending, one.wait, one.records, acks, client, transactional=True)
+            else:
+                pending.record_outcome(one.wait, appended, awaits_commit=acks == ACKS_ALL)
+
+    def _append_transactional(
+        self,
+        pending: PendingProduce,
+        wanted: tuple[str | None, bytes | None, int],
+        records: Buffer | None,
+        position: tuple[int, int],
+        acks: int,
+        allow_zstd: bool,
+        client: Hashable,
+    ) -> None:
+        """Append a batch whose transaction is open already, or which is not transactional."""
+        results = pending.results[position[0]][2]
+        try:
+            partition, appended = self.append(
+                *wanted, records, acks=acks, allow_zstd=allow_zstd, transactional=True
+            )
+        except MansioError as error:
+            results[position[1]] = BatchResult(wanted[2], error)
+            return
+        except RecompressionRequired as required:
+            waiting = pending.add_pending_batch(required.partition, NOT_APPENDED_OFFSET, *position)
+            self._append_recompressed(pending, waiting, records or b"", acks, client, transactional=True)
+            return
+        base_offset, end_offset, append_time_ms, _ = appended
+        if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
+            pending.add_pending_batch(partition, end_offset, *position)
+        results[position[1]] = BatchResult(
+            wanted[2], None, base_offset, append_time_ms, partition.log.start_offset
         )
 
     async def produce(
@@ -321,6 +533,7 @@ class PendingProduce:
         "_waits",
         "deadline",
         "is_recompressed",
+        "is_verified",
         "response",
         "results",
     )
@@ -330,6 +543,8 @@ class PendingProduce:
         self._has_ended = False
         self.is_recompressed = False
         """Whether any batch was passed to the `Recompressor`."""
+        self.is_verified = False
+        """Whether a batch waits for a transaction coordinator; the next request of the client must not overtake it."""
         self._waits: dict[_PendingBatch, None] = {}
         self._on_done: Callable[[PendingProduce], None] | None = None
         self._stopwatch: Stopwatch | None = None
@@ -433,6 +648,14 @@ class PendingProduce:
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
             on_done(self)
+
+
+def _transactional_header(records: Buffer | None) -> BatchHeader | None:
+    """Return the header of a transactional batch, None for other ones. Nothing is checked."""
+    if not records or len(records) < HEADER_BYTES:
+        return None
+    header = read_header(records)
+    return header if header.is_transactional and not header.is_control else None
 
 
 def _is_zstd(records: Buffer) -> bool:

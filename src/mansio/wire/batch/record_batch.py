@@ -59,7 +59,7 @@ CODEC_MASK: Final = 0x07
 """The bits of the batch attributes that contain the codec."""
 
 _LOG_APPEND_TIME_FLAG: Final = 0x08
-_TRANSACTIONAL_FLAG: Final = 0x10
+TRANSACTIONAL_FLAG: Final = 0x10
 CONTROL_FLAG: Final = 0x20
 DELETE_HORIZON_FLAG: Final = 0x40
 """Bit of the batch attributes: the base timestamp is the time from which compaction may remove the batch's tombstones
@@ -120,7 +120,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        return bool(self.attributes & _TRANSACTIONAL_FLAG)
+        return bool(self.attributes & TRANSACTIONAL_FLAG)
 
     @property
     def is_control(self) -> bool:
@@ -161,7 +161,7 @@ def check_batch(buffer: Buffer) -> BatchHeader:
     if producer_id >= 0:
         if sequence < 0 and not attributes & CONTROL_FLAG:
             raise InvalidRecord("an idempotent batch without a sequence number")
-    elif attributes & _TRANSACTIONAL_FLAG:
+    elif attributes & TRANSACTIONAL_FLAG:
         raise InvalidRecord("a transactional batch without a producer id")
     return _new_tuple(BatchHeader, fields)
 
@@ -295,7 +295,7 @@ def build_batch(
     """Encode one batch of (timestamp_ms, key, value, headers) records, at least one, with consecutive offsets."""
     if not records:
         raise ValueError("a batch needs at least one record")
-    attributes = codec | (_TRANSACTIONAL_FLAG if transactional else 0) | (CONTROL_FLAG if control else 0)
+    attributes = codec | (TRANSACTIONAL_FLAG if transactional else 0) | (CONTROL_FLAG if control else 0)
     base_timestamp_ms, max_timestamp_ms = records[0][0], max(record[0] for record in records)
     return _encode(
         encode_records(records),

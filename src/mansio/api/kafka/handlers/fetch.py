@@ -147,7 +147,7 @@ def _topics(
                     high_watermark,
                     last_stable_offset,
                     log_start_offset,
-                    None,
+                    aborted,
                     -1,
                     size_bytes,
                     records,
@@ -162,6 +162,7 @@ def _topics(
                     size_bytes,
                     records,
                     diverging,
+                    aborted,
                 ) in partitions
             ],
         )

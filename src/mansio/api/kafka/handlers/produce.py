@@ -8,7 +8,8 @@ Behavior
 
 Version notes
 * 3: first with record batches v2. 7: first that may carry zstd (KIP-110). 8: names the rejected records (KIP-467).
-  9: flexible. 10: current leader (KIP-951, not filled). 13: topics by id.
+  9: flexible. 10: current leader (KIP-951, not filled). 12: adds partitions to transactions (KIP-890). 13: topics
+  by id.
 
 Invariants: the frame's memory is not used after `produce` returns; every request with acks is answered once.
 """
@@ -26,7 +27,7 @@ from mansio.broker.services.produce import (
     PendingAppend,
     RecompressionRequired,
 )
-from mansio.errors import InvalidRequiredAcks, MansioError, TransactionsNotOffered
+from mansio.errors import InvalidRequiredAcks, MansioError
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 API_KEY = int(ApiKey.PRODUCE)
 ZSTD_VERSION_MIN = 7
 """Lowest version of Produce whose batches may be compressed with zstd (KIP-110)."""
+
+ADDING_VERSION_MIN = 12
+"""Lowest version of Produce whose clients do not add partitions to their transactions themselves (KIP-890)."""
 
 CORRELATION_ID_STRUCT = Struct(">i")
 
@@ -66,7 +70,17 @@ def produce(
     acks = request.acks
     rejection = _request_error(request)
     pending: PendingProduce | None = None
-    if rejection is None:
+    if rejection is None and request.transactional_id is not None:
+        pending = service.produce.begin_transactional(
+            request.topics,
+            request.transactional_id,
+            acks=acks,
+            adds=version >= ADDING_VERSION_MIN,
+            allow_zstd=version >= ZSTD_VERSION_MIN,
+            client=connection,
+        )
+        results = pending.results
+    elif rejection is None:
         if connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0:
             connection.template = wire.build_template(header, frame, request)
         connection.template_misses += 1
@@ -102,8 +116,10 @@ def produce(
 
 def _queue_response(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
     """Queue the response. While many batches wait for recompression, the next request of the client does not start
-    before this response is complete, as in Kafka."""
-    if pending.is_recompressed and service.partitions.recompressor.is_congested(connection):
+    before this response is complete, as in Kafka. Nor does it while a transaction is verified: its batches follow."""
+    if pending.is_verified or (
+        pending.is_recompressed and service.partitions.recompressor.is_congested(connection)
+    ):
         connection.queue_exclusive_response(pending)
     else:
         connection.queue_response(pending)
@@ -207,8 +223,6 @@ def _request_error(request: wire.ProduceRequest) -> MansioError | None:
     """Return the error for which the whole request is rejected; None if it is valid."""
     if not -1 <= request.acks <= 1:
         return InvalidRequiredAcks(f"acks={request.acks}: must be 0, 1 or -1 (all)")
-    if request.transactional_id is not None:
-        return TransactionsNotOffered()
     return None
 
 

@@ -1,7 +1,8 @@
 """DescribeProducers (KIP-664).
 
-Behavior: the producers in a partition's producer state are returned. A partition named several times is returned once,
-and a response has at most `PRODUCERS_MAX` producers.
+Behavior: the producers in a partition's producer state are returned, with the start of the open transaction and the
+coordinator epoch of the last marker. A partition named several times is returned once, and a response has at most
+`PRODUCERS_MAX` producers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.state.producers import Producer
@@ -49,19 +52,25 @@ def _partition_fields(service: BrokerServices, topic: str, index: int, remaining
     try:
         hook = service.partitions.find(topic, None, index).find_hook(ProducerHook)
         known = list(hook.table.items()) if hook is not None else []
+        open_transactions = hook.transactions.open if hook is not None else {}
         if len(known) > remaining:
             raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")
     except MansioError as error:
         return {"partition_index": index, "error_code": error.kafka_code, "error_message": error.message}
-    return {"partition_index": index, "active_producers": [_producer_fields(*one) for one in known]}
+    return {
+        "partition_index": index,
+        "active_producers": [_producer_fields(*one, open_transactions) for one in known],
+    }
 
 
-def _producer_fields(producer_id: int, producer: Producer) -> dict[str, Any]:
+def _producer_fields(
+    producer_id: int, producer: Producer, open_transactions: Mapping[int, int]
+) -> dict[str, Any]:
     return {
         "producer_id": producer_id,
         "producer_epoch": producer.epoch,
         "last_sequence": producer.batches[-1].last_sequence if producer.batches else UNKNOWN_VALUE,
         "last_timestamp": producer.last_seen_ms,
-        "coordinator_epoch": UNKNOWN_VALUE,
-        "current_txn_start_offset": UNKNOWN_VALUE,
+        "coordinator_epoch": producer.coordinator_epoch,
+        "current_txn_start_offset": open_transactions.get(producer_id, UNKNOWN_VALUE),
     }
