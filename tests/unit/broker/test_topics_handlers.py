@@ -60,7 +60,11 @@ class Peer:
         configs = ConfigService(topics=admin.topics, groups=groups, brokers=brokers, settings=settings)
         description = ClusterDescriptionService(topics=admin.topics, settings=settings, cluster=None)
         self.service: Any = SimpleNamespace(
-            topics=admin.topics, settings=settings, configs=configs, cluster_description=description
+            topics=admin.topics,
+            settings=settings,
+            configs=configs,
+            cluster_description=description,
+            transactions=None,
         )
 
     async def ask(self, api_key: ApiKey, version: int, fields: dict[str, Any]) -> Struct:
