@@ -289,12 +289,6 @@ class InvalidProducerIdMapping(RequestError):
     kafka_code = 49
 
 
-class InvalidTxnState(RequestError):
-    """The transaction is in a state in which the request is not possible."""
-
-    kafka_code = 48
-
-
 class OperationNotAttempted(RequestError):
     """Nothing was changed, because another part of the request failed."""
 

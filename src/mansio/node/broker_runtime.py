@@ -29,6 +29,10 @@ from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareC
 from mansio.broker.coordinator.share.share_partition_manager import create_share_partition_manager
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
+from mansio.broker.coordinator.transaction.marker_sender import MarkerSender, MetadataPartitionLeaders
+from mansio.broker.coordinator.transaction.settings import transaction_settings
+from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+from mansio.broker.coordinator.transaction.verifier import RoutedVerifier
 from mansio.broker.maintenance.log_cleaner import LogCleaner
 from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
@@ -56,13 +60,15 @@ from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topics import NewTopic, TopicService
-from mansio.broker.services.transaction_markers import TransactionMarkerService
+from mansio.broker.services.transactions.marker_service import TransactionMarkerService
+from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.storage.file_cache import FileCache
 from mansio.storage.flush.group_commit import GroupCommit
+from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -186,6 +192,10 @@ class BrokerRuntime:
         )
         self.groups = self._build_group_coordinator(group_configs.overrides)
         self.share_state = self._build_share_coordinator(group_configs.overrides)
+        self.markers = TransactionMarkerService(self.partitions)
+        self.transactions: TransactionCoordinator | None = None
+        if settings.transactions_preview_enable:
+            self.transactions = self._build_transaction_coordinator()
         self.dead_letters = create_dead_letter_manager(
             settings,
             host_ports,
@@ -297,6 +307,47 @@ class BrokerRuntime:
             remote_client=remote_client,
         )
 
+    def _build_transaction_coordinator(self) -> TransactionCoordinator:
+        settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
+        single_node_id = settings.node_id if cluster_member is None else None
+        return TransactionCoordinator(
+            settings=transaction_settings(settings),
+            node_id=settings.node_id,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            new_producer_id=self.producer_ids.new_producer_id,
+            create_topic=partial(
+                self._create_internal_topic,
+                TRANSACTION_STATE_TOPIC,
+                settings.transaction_state_log_num_partitions,
+            ),
+            markers=MarkerSender(
+                node_id=settings.node_id,
+                scheduler=host_ports.scheduler,
+                leaders=MetadataPartitionLeaders(self.state, single_node_id),
+                local=self.markers,
+                peers=None if cluster_member is None else cluster_member.new_peers(),
+            ),
+            lookup=None
+            if cluster_member is None
+            else ClusterCoordinatorLookup(self.state, TRANSACTION_STATE_TOPIC),
+        )
+
+    def _connect_transactions(
+        self, transactions: TransactionCoordinator, produce: ProduceService, groups: GroupService
+    ) -> None:
+        """Let the services ask the coordinators of transactions, and the group coordinator learn of their ends."""
+        peers = None if self.cluster_member is None else self.cluster_member.new_peers()
+        produce.verifier = groups.verifier = RoutedVerifier(
+            transactions,
+            node_id=self.settings.node_id,
+            scheduler=self.host_ports.scheduler,
+            lookup=transactions.lookup,
+            peers=peers,
+        )
+        self.markers.before_offsets_marker = self.groups.offsets.expect_marker
+        self.markers.on_offsets_marker = self.groups.offsets.apply_marker
+
     def _register_share_callbacks(self) -> None:
         """Register share partitions and dead letters for changes of group settings and topics; in a cluster also the
         resumption of dead letters for loads of share state."""
@@ -365,6 +416,10 @@ class BrokerRuntime:
             random=host_ports.random,
         )
         groups = GroupService(self.groups, node_id=settings.node_id)
+        transactions = None
+        if self.transactions is not None:
+            self._connect_transactions(self.transactions, produce, groups)
+            transactions = TransactionService(self.transactions, self.groups, host_ports.clock)
         return BrokerServices(
             settings=settings,
             clock=host_ports.clock,
@@ -447,7 +502,8 @@ class BrokerRuntime:
                 topics=self.topics, settings=settings, cluster=cluster
             ),
             elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
-            transaction_markers=TransactionMarkerService(self.partitions),
+            transaction_markers=self.markers,
+            transactions=transactions,
             authenticator=authenticator,
             cluster=cluster,
         )
@@ -478,6 +534,8 @@ class BrokerRuntime:
             await self.share_state.start(
                 partitions.partitions_of(SHARE_STATE_TOPIC), self._truncated_share_state_partitions
             )
+            if self.transactions is not None:
+                await self.transactions.start(partitions.partitions_of(TRANSACTION_STATE_TOPIC))
         else:
             self.cluster_member.attach_partitions(
                 partitions,
@@ -489,6 +547,8 @@ class BrokerRuntime:
             self.cluster_member.replication.on_leader_elected = self.service.fetch.complete_follower_fetches
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
+        if self.transactions is not None:
+            stack.push_async_callback(self.transactions.close)
         stack.callback(self.shares.close)
         stack.callback(self.dead_letters.close)
         self.state.on_change(self._delete_offsets_of_deleted_topic)
@@ -539,6 +599,8 @@ class BrokerRuntime:
             self.groups.handle_role_change(partition)
         elif partition.topic == SHARE_STATE_TOPIC:
             self.share_state.handle_role_change(partition)
+        elif partition.topic == TRANSACTION_STATE_TOPIC and self.transactions is not None:
+            self.transactions.handle_role_change(partition)
         self.shares.handle_role_change(partition)
 
     async def _create_internal_topic(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:

@@ -11,7 +11,7 @@ import pytest
 from mansio.api.kafka.handlers.cluster import api_versions
 from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.transaction.verifier import RoutedVerifier
-from mansio.broker.services.transactions import TransactionService
+from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.errors import ClusterAuthorizationFailed, CoordinatorNotAvailable, RequestTimedOut
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages

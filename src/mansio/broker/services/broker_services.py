@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.topics import TopicService
-    from mansio.broker.services.transaction_markers import TransactionMarkerService
-    from mansio.broker.services.transactions import TransactionService
+    from mansio.broker.services.transactions.marker_service import TransactionMarkerService
+    from mansio.broker.services.transactions.transaction_service import TransactionService
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Scheduler
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from mansio.broker.coordinator.group.offset_manager import OffsetToCommit, StableOffsets
     from mansio.broker.coordinator.group.share_groups import DescribedShareGroup
-    from mansio.broker.services.transaction_verifier import TransactionVerifier
+    from mansio.broker.services.transactions.verifier import TransactionVerifier
     from mansio.metadata.model import BrokerState
     from mansio.state.classic_group.types import Join, JoinResponse, Sync, SyncResponse
     from mansio.state.consumer_group.types import Heartbeat, HeartbeatResponse

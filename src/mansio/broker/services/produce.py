@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.partition.producer_hook import ProducerHook, Verification
     from mansio.broker.services.statistics import Statistics, Stopwatch
-    from mansio.broker.services.transaction_verifier import TransactionVerifier
+    from mansio.broker.services.transactions.verifier import TransactionVerifier
     from mansio.ports import Buffer, Clock, Promise, Scheduler
     from mansio.wire.batch.record_batch import BatchHeader
 

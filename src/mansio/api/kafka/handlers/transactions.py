@@ -17,7 +17,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinator.share.gather_results import gather_results
-from mansio.broker.services.transactions import TITLES
+from mansio.broker.services.transactions.transaction_service import TITLES
 from mansio.errors import (
     InvalidProducerEpoch,
     InvalidRequest,

@@ -26,12 +26,14 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 class TransactionMarkerService:
     """Writes transaction markers. All methods run on the broker's event loop."""
 
-    __slots__ = ("_partitions", "on_offsets_marker")
+    __slots__ = ("_partitions", "before_offsets_marker", "on_offsets_marker")
 
     def __init__(self, partitions: PartitionSet) -> None:
         self._partitions = partitions
         self.on_offsets_marker: Callable[[int, EndMarker], None] | None = None
         """Called with the index of a partition of the offsets topic when a marker in it is committed."""
+        self.before_offsets_marker: Callable[[int, int], None] | None = None
+        """Called with the index of a partition of the offsets topic and the producer id before a marker is appended."""
 
     async def write(
         self, marker: EndMarker, partitions: Sequence[tuple[str, int]]
@@ -57,6 +59,8 @@ class TransactionMarkerService:
     def _append(self, marker: EndMarker, topic: str, index: int) -> Promise[None] | MansioError:
         try:
             partition = self._partitions.find(topic, None, index)
+            if topic == OFFSETS_TOPIC and self.before_offsets_marker is not None:
+                self.before_offsets_marker(index, marker.producer_id)
             return partition.commit_promise(partition.append_marker(marker).end_offset)
         except MansioError as error:
             return error

@@ -1,0 +1,1 @@
+"""Transactions: the service of the coordinator, the markers in partitions, and the verification of batches."""
