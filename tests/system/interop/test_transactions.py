@@ -1,0 +1,274 @@
+"""Transactions (KIP-98) as librdkafka uses them, on a broker and on a cluster that offer the preview of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from mansio import blocking
+from support.cluster import cluster
+from support.machine import scaled
+from support.process import served
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.process import ServedBroker
+
+PREVIEW = "transactions_preview_enable=true"
+PARTITIONS = 3
+CALL_S = 30
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    data = tmp_path_factory.mktemp("transactions") / "data"
+    with served(data, arguments=["--set", PREVIEW], http=False) as one:
+        yield one
+
+
+def create(servers: str, *topics: str, partitions: int = PARTITIONS) -> None:
+    with blocking.connect(servers) as client:
+        for topic in topics:
+            client.admin.create_topic(topic, partitions=partitions)
+
+
+def producer(servers: str, transactional_id: str, **more: Any) -> Producer:
+    config = {"bootstrap.servers": servers, "transactional.id": transactional_id, "log_level": 0}
+    one = Producer({**config, "reconnect.backoff.max.ms": 500, **more})
+    one.init_transactions(scaled(CALL_S))
+    return one
+
+
+def read(servers: str, topic: str, isolation: str) -> list[str]:
+    """All values of a topic up to where a consumer of this isolation level reads."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "reader",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    with contextlib.closing(consumer):
+        consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+        found: list[str] = []
+        ended: set[int | None] = set()
+        end = time.monotonic() + scaled(CALL_S)
+        while len(ended) < PARTITIONS:
+            assert time.monotonic() < end, "no end of the partitions"
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            if message.error() is not None:
+                ended.add(message.partition())
+            else:
+                found.append((message.value() or b"").decode())
+        return sorted(found)
+
+
+def publish(one: Producer, topic: str, *values: str) -> None:
+    """Publish each value to the partition of its position."""
+    for position, value in enumerate(values):
+        one.produce(topic, value, partition=position % PARTITIONS)
+    assert one.flush(scaled(CALL_S)) == 0
+
+
+@pytest.mark.row("P4")
+def test_records_are_visible_after_the_commit_and_never_after_an_abort(broker: ServedBroker) -> None:
+    servers = broker.bootstrap_servers
+    create(servers, "visible")
+    one = producer(servers, "visible")
+    one.begin_transaction()
+    publish(one, "visible", "a", "b", "c")
+    assert read(servers, "visible", "read_committed") == []
+    assert read(servers, "visible", "read_uncommitted") == ["a", "b", "c"]
+    one.commit_transaction(scaled(CALL_S))
+    assert read(servers, "visible", "read_committed") == ["a", "b", "c"]
+    one.begin_transaction()
+    publish(one, "visible", "x", "y", "z")
+    one.abort_transaction(scaled(CALL_S))
+    one.begin_transaction()
+    publish(one, "visible", "d")
+    one.commit_transaction(scaled(CALL_S))
+    assert read(servers, "visible", "read_committed") == ["a", "b", "c", "d"]
+    with blocking.connect(servers) as client:  # its consumers read what is committed
+        assert sorted(each.value.decode() for each in client.consume("visible", to_end=True)) == [*"abcd"]
+
+
+@pytest.mark.row("P4")
+def test_offsets_are_committed_with_the_records_and_dropped_with_an_abort(broker: ServedBroker) -> None:
+    servers = broker.bootstrap_servers
+    create(servers, "input", "output")
+    plain = Producer({"bootstrap.servers": servers, "log_level": 0})
+    publish(plain, "input", *map(str, range(9)))
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "mover",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    one = producer(servers, "mover")
+    with contextlib.closing(consumer):
+        consumer.subscribe(["input"])
+        values: list[str] = []
+        end = time.monotonic() + scaled(CALL_S)
+        while len(values) < 9:
+            assert time.monotonic() < end
+            message = consumer.poll(0.5)
+            if message is not None and message.error() is None:
+                values.append((message.value() or b"").decode())
+        assignment = consumer.assignment()
+
+        def move(ending: str) -> list[int]:
+            one.begin_transaction()
+            publish(one, "output", *values)
+            one.send_offsets_to_transaction(
+                consumer.position(assignment), consumer.consumer_group_metadata(), scaled(CALL_S)
+            )
+            getattr(one, ending)(scaled(CALL_S))
+            return [each.offset for each in consumer.committed(assignment, scaled(CALL_S))]
+
+        assert max(move("abort_transaction")) < 0
+        assert read(servers, "output", "read_committed") == []
+        assert move("commit_transaction") == [3] * PARTITIONS
+        assert read(servers, "output", "read_committed") == sorted(values)
+
+
+@pytest.mark.row("P4")
+def test_second_producer_with_a_transactional_id_fences_the_first_one_and_aborts_its_transaction(
+    broker: ServedBroker,
+) -> None:
+    servers = broker.bootstrap_servers
+    create(servers, "fenced")
+    zombie = producer(servers, "fenced")
+    zombie.begin_transaction()
+    publish(zombie, "fenced", "of the zombie")
+    successor = producer(servers, "fenced")
+    with pytest.raises(KafkaException) as raised:
+        zombie.commit_transaction(scaled(CALL_S))
+    assert raised.value.args[0].fatal()
+    successor.begin_transaction()
+    publish(successor, "fenced", "of the successor")
+    successor.commit_transaction(scaled(CALL_S))
+    assert read(servers, "fenced", "read_committed") == ["of the successor"]
+
+
+@pytest.mark.row("P4")
+def test_transaction_that_exceeds_its_timeout_is_aborted(broker: ServedBroker) -> None:
+    servers = broker.bootstrap_servers
+    create(servers, "late")
+    one = producer(servers, "late", **{"transaction.timeout.ms": 1_000})
+    one.begin_transaction()
+    publish(one, "late", "never seen")
+    plain = Producer({"bootstrap.servers": servers, "log_level": 0})
+    publish(plain, "late", "behind it")
+    wait_until(lambda: read(servers, "late", "read_committed") == ["behind it"], 30)
+
+
+class Writer:
+    """A producer that writes transactions of one record to each partition, until it is stopped."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self._servers = servers
+        self._topic = topic
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.committed: set[int] = set()
+        self.aborted: set[int] = set()
+        self.unknown: set[int] = set()
+        self.errors: list[str] = []
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        one: Producer | None = None
+        while not self._is_over.is_set():
+            number += 1
+            try:
+                if one is None:
+                    one = producer(self._servers, self._topic)
+                one.begin_transaction()
+                for index in range(PARTITIONS):
+                    one.produce(self._topic, f"{number}", partition=index)
+                if number % 4 == 0:
+                    one.abort_transaction(scaled(CALL_S))
+                    self.aborted.add(number)
+                else:
+                    one.commit_transaction(scaled(CALL_S))
+                    self.committed.add(number)
+            except KafkaException as error:
+                self.unknown.add(number)
+                with contextlib.suppress(KafkaException):
+                    if one is not None and error.args[0].txn_requires_abort():
+                        one.abort_transaction(scaled(CALL_S))
+                        continue
+                one = None  # a new instance fences this one
+            except BaseException as error:  # noqa: BLE001 - it fails the test
+                self.errors.append(repr(error))
+                return
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join(scaled(4 * CALL_S))
+        assert not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless readers see each committed transaction whole, once, and no aborted one."""
+        assert self.errors == []
+        found = read(self._servers, self._topic, "read_committed")
+        counts = {int(value): found.count(value) for value in set(found)}
+        assert set(counts.values()) <= {PARTITIONS}, {k: n for k, n in counts.items() if n != PARTITIONS}
+        assert self.committed <= set(counts), sorted(self.committed - set(counts))
+        assert not self.aborted & set(counts), sorted(self.aborted & set(counts))
+        assert set(counts) <= self.committed | self.unknown
+
+
+@pytest.mark.full
+@pytest.mark.row("P4", "L5")
+@pytest.mark.timeout(300)
+def test_kills_leave_no_transaction_in_part_or_twice(tmp_path: Path) -> None:
+    with served(tmp_path / "data", arguments=["--set", PREVIEW], http=False) as broker:
+        create(broker.bootstrap_servers, "killed")
+        writer = Writer(broker.bootstrap_servers, "killed")
+        for _ in range(10):
+            begin = len(writer.committed)
+            wait_until(lambda begin=begin: writer.errors or len(writer.committed) >= begin + 7, 60)
+            broker.kill()
+            broker.start()
+        begin = len(writer.committed)
+        wait_until(lambda: writer.errors or len(writer.committed) >= begin + 7, 60)
+        writer.stop()
+        writer.check()
+        assert "Traceback" not in broker.text(), broker.text()
+
+
+@pytest.mark.full
+@pytest.mark.row("P4", "C5")
+@pytest.mark.timeout(300)
+def test_brokers_of_a_cluster_that_die_leave_no_transaction_in_part_or_twice(tmp_path: Path) -> None:
+    with cluster(tmp_path, transactions_preview_enable="true", broker_session_timeout_ms=3000) as one:
+        create(one.bootstrap_servers, "killed")
+        writer = Writer(one.bootstrap_servers, "killed")
+        for node_id in (1, 2, 3):
+            begin = len(writer.committed)
+            wait_until(lambda begin=begin: writer.errors or len(writer.committed) >= begin + 7, 90)
+            one.kill(node_id)
+            begin = len(writer.committed)
+            wait_until(lambda begin=begin: writer.errors or len(writer.committed) >= begin + 3, 90)
+            one.start(node_id)
+        writer.stop()
+        wait_until(lambda: all(one.leader("killed", index) > 0 for index in range(PARTITIONS)), 60)
+        writer.check()
