@@ -122,11 +122,18 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     """The README's broker, started by the README's command."""
+    with started(tmp_path, "README.md") as bench:
+        yield bench
+
+
+@contextmanager
+def started(tmp_path: Path, document: str) -> Iterator[Bench]:
+    """A broker that is started by the command of a document."""
     bench = Bench(tmp_path)
     log = tmp_path / "serve.log"
     with log.open("wb") as output:
         serving = subprocess.Popen(
-            bench.command(examples("README.md")["serve"]),
+            bench.command(examples(document)["serve"]),
             cwd=tmp_path,
             env=bench.environment,
             stdin=subprocess.DEVNULL,
@@ -240,6 +247,14 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"
         assert words in outcome.output, f"{name}:\n{outcome.output}"
+
+
+@pytest.mark.full
+def test_the_example_about_transactions_works(tmp_path: Path) -> None:
+    with started(tmp_path, "docs/TRANSACTIONS.md") as bench:
+        outcome = bench.run(examples("docs/TRANSACTIONS.md")["read-process-write"])
+        assert outcome.code == 0, outcome.output
+        assert outcome.output.endswith("billed 3\n"), outcome.output
 
 
 def test_the_example_about_grpc_works(bench: Bench) -> None:
