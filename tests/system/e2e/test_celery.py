@@ -282,6 +282,7 @@ def test_a_worker_leases_no_more_than_it_prefetches_and_a_purge_deletes_delayed_
         found = leases(broker)
         assert found is not None
         assert found.leased <= 6
+        wait_until(lambda: sum(counts(tmp_path, "begin").values()) == 2, 30, "both processes of the worker")
     assert sum(counts(tmp_path, "begin").values()) == 2
 
 
