@@ -12,7 +12,7 @@ from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.services.groups import GroupService
-from mansio.errors import StorageError
+from mansio.errors import StorageError, TransactionsNotOffered
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
@@ -69,6 +69,9 @@ class Broker:
         )
         self.group_service = GroupService(self.groups, node_id=self.node_id)
         self.scheduler.run(self.groups.start(self.partitions))
+
+    def require_transactions(self) -> Any:
+        raise TransactionsNotOffered
 
     async def create(self) -> list[MemoryPartition]:
         self.partitions = [MemoryPartition(self.scheduler) for _ in range(PARTITIONS)]
