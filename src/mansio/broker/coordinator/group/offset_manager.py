@@ -163,15 +163,15 @@ class OffsetManager:
             entry.group.check_transactional_commit(member_id, instance_id, generation)
             results = [self._commit_error(each) for each in offsets]
             records = self._records(group_id, offsets, results)
-            durable = None
+            stored = None
             if records:
-                durable = self._store.append_in_transaction(
+                stored = self._store.append_in_transaction(
                     group_id, records, producer_id=producer_id, producer_epoch=producer_epoch
                 )
         finally:
             self._store.remove_if_empty(entry)
-        if durable is not None:
-            await durable
+        if stored is not None:
+            await stored
         return results
 
     def expect_marker(self, index: int, producer_id: int) -> None:
@@ -356,9 +356,9 @@ class OffsetManager:
                 continue
             group_id = entry.group.group_id
             try:
-                durable = self._store.append(group_id, tombstones(entry, partitions=unchanged))
+                stored = self._store.append(group_id, tombstones(entry, partitions=unchanged))
                 self._store.remove_if_empty(entry)
-                await durable
+                await stored
             except MansioError as error:  # the next coordinator of the group checks again
                 topics = len({topic for topic, _ in unchanged})
                 logger.warning(
