@@ -381,8 +381,8 @@ class Settings:
     )
     transactions_preview_enable: bool = _setting(
         False,
-        "Whether this broker offers transactions, as a preview for Kafka's clients. In a cluster it must be the same on "
-        "all brokers.",
+        "Whether this broker offers transactions, as a preview for Kafka's clients. In a cluster it must be the same "
+        "on all brokers.",
     )
     transaction_state_log_num_partitions: int = _count(
         16,
