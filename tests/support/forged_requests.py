@@ -148,6 +148,28 @@ def _codes(key: ApiKey, version: int, answer: bytes) -> list[int]:
     return [part.error_code for topic in response.topics for part in topic.partitions]
 
 
+def _markers(target: Target, _: RequestSender) -> Iterator[Forged]:
+    """The end of a transaction; the request does not name its sender."""
+    key = ApiKey.WRITE_TXN_MARKERS
+    for version in range(SUPPORTED_APIS[key].min_version, SUPPORTED_APIS[key].max_version + 1):
+        marker = {
+            "producer_id": 1,
+            "producer_epoch": (1 << 15) - 1,
+            "transaction_result": True,
+            "coordinator_epoch": 1 << 20,
+            "topics": [{"name": target.topic, "partition_indexes": [0]}],
+        }
+        frame = messages.encode_request(key, version, 1, CLIENT_ID, {"markers": [marker]})
+        yield Forged(frame, lambda answer, version=version: _marker_codes(version, answer))
+
+
+def _marker_codes(version: int, answer: bytes) -> list[int]:
+    _, response = messages.decode_response_frame(ApiKey.WRITE_TXN_MARKERS, version, answer)
+    return [
+        part.error_code for marker in response.markers for topic in marker.topics for part in topic.partitions
+    ]
+
+
 def _states(key: ApiKey) -> Callable[[Target, RequestSender], Iterator[Forged]]:
     def forge(target: Target, sender: RequestSender) -> Iterator[Forged]:
         asked = StateRequestEntry(
@@ -193,6 +215,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.FETCH: _fetches,
     ApiKey.LIST_OFFSETS: _list_offsets,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _leader_epochs,
+    ApiKey.WRITE_TXN_MARKERS: _markers,
     ApiKey.INITIALIZE_SHARE_GROUP_STATE: _states(ApiKey.INITIALIZE_SHARE_GROUP_STATE),
     ApiKey.READ_SHARE_GROUP_STATE: _states(ApiKey.READ_SHARE_GROUP_STATE),
     ApiKey.WRITE_SHARE_GROUP_STATE: _states(ApiKey.WRITE_SHARE_GROUP_STATE),

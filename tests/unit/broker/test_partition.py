@@ -18,6 +18,7 @@ from mansio.errors import (
     DiskFull,
     FencedLeaderEpoch,
     InvalidRecord,
+    TransactionalIdMissing,
     InvalidTimestamp,
     LogFailed,
     MansioError,
@@ -211,7 +212,7 @@ def test_parked_readers_are_woken_by_the_commit_and_not_after_they_left() -> Non
             build_batch(
                 [(0, b"k", b"v", ())], transactional=True, producer_id=1, producer_epoch=0, base_sequence=0
             ),
-            InvalidRecord,
+            TransactionalIdMissing,
         ),
     ],
 )

@@ -103,8 +103,8 @@ class FakePartition:
         if not self.is_leader:
             raise NotLeaderOrFollower(self.name)
 
-    def append(self, batch: Buffer, *, urgent: bool = True) -> AppendResult:
-        del urgent
+    def append(self, batch: Buffer, *, urgent: bool = True, transactional: bool = False) -> AppendResult:
+        del urgent, transactional
         self.ensure_leader()
         if self.fails_unexpectedly:
             raise ValueError(self.name)

@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.broker.partition.partition import READ_COMMITTED
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.config.topic_config import TopicSettings
+    from mansio.state.partition_transactions import AbortedTransaction
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
     from mansio.storage.cleaner.compaction import CompactionPlan
     from mansio.storage.cleaner.compaction_run import CompactionRun
@@ -261,6 +263,7 @@ class LogCleaner:
             return CompactionOutcome.ABANDONED
         settings = partition.settings
         floor = self._tombstone_floor(partition)
+        transactions = None if partition.producers is None else _CleanedTransactions(partition.producers)
         run = begin_compaction(
             self._disk,
             partition.log,
@@ -270,6 +273,8 @@ class LogCleaner:
             map_bytes_max=self._map_bytes_max,
             tombstone_floor=INT64_MAX if floor is None else floor,
             is_last_of_producer=_is_last_of_producer(partition),
+            is_aborted=None if transactions is None else transactions.is_aborted,
+            is_obsolete_marker=None if transactions is None else transactions.is_obsolete_marker,
         )
         self._current = _CurrentCompaction(partition, run, self._scheduler.promise())
         before = partition.log.size_bytes
@@ -280,8 +285,12 @@ class LogCleaner:
                     run.stop()
                 elif not partition.settings.compacts:
                     run.pause()
+                if transactions is not None:
+                    transactions.forget()  # before the next segments, which may lack the markers, replace others
                 await self._run_slice(run)
         finally:
+            if transactions is not None:
+                transactions.forget()
             ended, self._current = self._current.ended, None
             ended.set_result(None)
         self._count_and_log(partition, run, before, self._clock.monotonic() - began)
@@ -385,6 +394,70 @@ def compaction_settings(settings: TopicSettings) -> CompactionSettings:
         max_compaction_lag_ms=settings.max_compaction_lag_ms,
         delete_retention_ms=settings.delete_retention_ms,
     )
+
+
+class _CleanedTransactions:
+    """The transactions of a log that is being compacted: which batches are data of aborted ones, and which markers are
+    obsolete.
+
+    A marker is obsolete when the log had no data of its transaction at the begin of the compaction. The predicates are
+    called on another thread with the batches in the order of their offsets, possibly in more than one pass."""
+
+    __slots__ = ("_aborted", "_first_offsets", "_gone", "_last_offset", "_producers", "_with_data")
+
+    def __init__(self, producers: ProducerHook) -> None:
+        self._producers = producers
+        self._aborted: dict[int, list[AbortedTransaction]] = {}
+        for one in producers.transactions.aborted():
+            self._aborted.setdefault(one.producer_id, []).append(one)
+        self._first_offsets = {
+            producer_id: [one.first_offset for one in found] for producer_id, found in self._aborted.items()
+        }
+        self._last_offset = -1
+        self._with_data: set[int] = set()
+        """Producers with data since their last marker."""
+        self._gone: list[int] = []
+        """Offsets of obsolete markers of aborted transactions."""
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Return whether a batch with records is data of an aborted transaction."""
+        if not header.is_transactional:
+            return False
+        self._move_to(header)
+        self._with_data.add(header.producer_id)
+        found = self._find(header)
+        return found is not None and header.base_offset < found.last_offset
+
+    def is_obsolete_marker(self, header: BatchHeader) -> bool:
+        """Return whether a control batch is the marker of a transaction without data."""
+        if not header.is_transactional:
+            return False
+        self._move_to(header)
+        if header.producer_id in self._with_data:
+            self._with_data.discard(header.producer_id)
+            return False
+        found = self._find(header)
+        if found is not None and found.last_offset == header.base_offset:
+            self._gone.append(header.base_offset)
+        return True
+
+    def forget(self) -> None:
+        """Remove the aborted transactions without data from the index. Called on the event loop."""
+        gone, self._gone = self._gone, []
+        self._producers.remove_aborted(frozenset(gone))
+
+    def _find(self, header: BatchHeader) -> AbortedTransaction | None:
+        """Return the last aborted transaction of the producer that begins at or below the batch."""
+        offsets = self._first_offsets.get(header.producer_id)
+        if offsets is None:
+            return None
+        position = bisect_right(offsets, header.base_offset) - 1
+        return None if position < 0 else self._aborted[header.producer_id][position]
+
+    def _move_to(self, header: BatchHeader) -> None:
+        if header.base_offset <= self._last_offset:  # another pass
+            self._with_data.clear()
+        self._last_offset = header.base_offset
 
 
 def _is_last_of_producer(partition: Partition) -> Callable[[BatchHeader], bool]:

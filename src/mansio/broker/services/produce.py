@@ -163,8 +163,9 @@ class ProduceService:
     ) -> tuple[Partition, AppendResult]:
         """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id.
 
-        `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the
-        batch is rejected, and `RecompressionRequired` if the caller must use `begin_produce` instead.
+        `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller
+        must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is rejected, and
+        `RecompressionRequired` if the caller must use `begin_produce` instead.
         """
         counters = self.counters
         try:
