@@ -18,6 +18,7 @@ from mansio.errors import (
     DiskFull,
     FencedLeaderEpoch,
     InvalidRecord,
+    TransactionalIdMissing,
     InvalidTimestamp,
     LogFailed,
     MansioError,

@@ -1,0 +1,337 @@
+"""Transactions of a partition against a model, over random transactions, truncations, deletions and restarts; and the
+rules for batches and markers."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+
+from mansio.broker.partition import producer_hook
+from mansio.broker.partition.partition import READ_COMMITTED
+from mansio.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    TransactionalIdMissing,
+    TransactionCoordinatorFenced,
+)
+from mansio.state.partition_transactions import PartitionTransactions
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.batch.end_marker import EndMarker, decode_end_marker, encode_end_marker
+from mansio.wire.batch.isolation_filter import visible_batches
+from mansio.wire.batch.record_batch import build_batch, read_header
+from mansio.wire.batch.record_reader import read_records
+from support.simulated_partition import DIRECTORY, SimulatedPartition
+
+ROUNDS = 40
+STEPS = 60
+PRODUCERS = range(1, 5)
+
+
+def batch(
+    producer_id: int, sequence: int, *, epoch: int = 0, transactional: bool = True, count: int = 1
+) -> bytes:
+    return build_batch(
+        [(1000, None, b"%d" % producer_id, ())] * count,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+
+
+class Entry(NamedTuple):
+    """What the model keeps of a batch."""
+
+    offset: int
+    end_offset: int
+    producer_id: int
+    kind: str
+    """plain, data, commit or abort."""
+
+
+class Model:
+    """The batches of the log, from which all is computed anew for each question."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.start_offset = 0
+
+    def transactions(self, high_watermark: int) -> tuple[int | None, dict[int, tuple[int, ...]]]:
+        """(first undecided offset, aborted transactions by marker: producer, first offset, last stable offset)."""
+        open_at: dict[int, int] = {}
+        undecided: list[int] = []
+        aborted: dict[int, tuple[int, ...]] = {}
+        for entry in self.entries:
+            if entry.kind == "data":
+                open_at.setdefault(entry.producer_id, entry.offset)
+            elif entry.kind != "plain" and entry.producer_id in open_at:
+                first = open_at.pop(entry.producer_id)
+                if entry.offset >= high_watermark:
+                    undecided.append(first)
+                if entry.kind == "abort":
+                    stable = min(open_at.values(), default=entry.end_offset)
+                    aborted[entry.offset] = (entry.producer_id, first, stable)
+        undecided += open_at.values()
+        return min(undecided, default=None), aborted
+
+    def committed_offsets(self, end_offset: int) -> list[int]:
+        """Offsets of the records that a reader of committed records sees below an offset."""
+        found, open_data = [], dict[int, list[int]]()
+        for entry in self.entries:
+            if entry.kind == "plain":
+                found.append(entry.offset)
+            elif entry.kind == "data":
+                open_data.setdefault(entry.producer_id, []).append(entry.offset)
+            else:
+                data = open_data.pop(entry.producer_id, [])
+                found += data if entry.kind == "commit" else []
+        return sorted(offset for offset in found if self.start_offset <= offset < end_offset)
+
+
+class World:
+    """A partition and its model; a leader that may become a follower whose log is truncated."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.disk = SimulatedDisk()
+        self.bench = SimulatedPartition(self.disk, 1_000.0)
+        self.model = Model()
+        self.sequences: dict[int, int] = {}
+
+    @property
+    def partition(self) -> object:
+        return self.bench.partition
+
+    def append(self, kind: str, producer_id: int) -> None:
+        partition = self.bench.partition
+        if kind in ("commit", "abort"):
+            marker = EndMarker(producer_id, 0, kind == "commit", 3)
+            appended = partition.append_marker(marker)
+        else:
+            plain = kind == "plain"
+            sent = (
+                build_batch([(1000, None, b"p", ())])
+                if plain
+                else batch(producer_id, self.next_sequence(producer_id))
+            )
+            appended = partition.append(sent, transactional=True)
+        self.model.entries.append(Entry(appended.base_offset, appended.end_offset, producer_id, kind))
+
+    def next_sequence(self, producer_id: int) -> int:
+        producer = self.bench.producers.table.get(producer_id)
+        return producer.batches[-1].last_sequence + 1 if producer is not None and producer.batches else 0
+
+    def restart(self, *, crash: bool, damage: bool) -> None:
+        if crash:
+            self.bench.flush()
+            self.disk = self.disk.crash(self.random)
+        else:
+            self.bench.flush()
+            self.bench.partition.close()
+            self.bench.log.close()
+        if damage:
+            for name in self.disk.list_directory(DIRECTORY):
+                if name.endswith(".producers"):
+                    self.disk.put_file(f"{DIRECTORY}/{name}", self.disk.read_file(f"{DIRECTORY}/{name}")[:-3])
+        self.bench = SimulatedPartition(self.disk, 1_000.0)
+
+    def truncate(self) -> None:
+        """As a replica that follows another leader: batches that are not committed are removed."""
+        partition = self.bench.partition
+        end = self.random.choice(
+            [e.offset for e in self.model.entries if e.offset >= partition.high_watermark]
+            or [partition.end_offset]
+        )
+        if end == partition.end_offset:
+            return
+        epoch = partition.leader_epoch
+        partition.become_follower(2, epoch + 1)
+        self.bench.log.truncate_to(end)
+        partition._on_truncated()
+        self.model.entries = [e for e in self.model.entries if e.offset < end]
+        partition.become_leader(epoch + 2, in_sync={1}, replicas={1})
+
+    def trim(self) -> None:
+        partition = self.bench.partition
+        stable = partition.last_stable_offset
+        offset = self.random.choice(
+            [e.offset for e in self.model.entries if self.model.start_offset < e.offset <= stable] or [0]
+        )
+        if offset:
+            partition.delete_records(offset)
+            self.model.start_offset = offset
+
+    def check(self) -> None:
+        partition = self.bench.partition
+        high_watermark = partition.high_watermark
+        first, aborted = self.model.transactions(high_watermark)
+        stable = high_watermark if first is None else min(first, high_watermark)
+        assert partition.last_stable_offset == stable
+        start = self.model.start_offset
+        known = {
+            one.last_offset: (one.producer_id, one.first_offset, one.last_stable_offset)
+            for one in self.bench.producers.transactions.aborted()
+        }
+        wanted = {offset: fields for offset, fields in aborted.items() if offset >= start}
+        assert known.keys() == wanted.keys()
+        for offset, (producer_id, first_offset, last_stable) in wanted.items():
+            assert known[offset][0] == producer_id
+            assert max(known[offset][1], start) == max(first_offset, start)
+            assert known[offset][2] == last_stable
+        assert self.seen() == self.model.committed_offsets(stable)
+
+    def seen(self) -> list[int]:
+        """Offsets that a reader of committed records gets, reading in small parts."""
+        partition = self.bench.partition
+        offset, found = partition.start_offset, []
+        while (part := partition.read(offset, 200, READ_COMMITTED)) is not None:
+            aborted = [
+                (one.producer_id, one.first_offset)
+                for one in self.bench.producers.aborted_between(offset, part.next_offset)
+            ]
+            data = memoryview(part.read())
+            for position, header, visible in visible_batches(data, ("t", 0), offset, aborted):
+                if visible:
+                    records = read_records(data[position : position + header.size], output_bytes_max=1 << 20)
+                    found += [record.offset for record in records if record.offset >= offset]
+            offset = part.next_offset
+        return found
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_readers_of_committed_records_see_exactly_those(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_hook, "SNAPSHOT_INTERVAL_BYTES", 400)
+    world = World(seed)
+    for _ in range(STEPS):
+        kind = world.random.choices(
+            ("data", "plain", "commit", "abort", "flush", "trim", "truncate", "restart"),
+            (12, 3, 4, 4, 6, 1, 2, 1),
+        )[0]
+        if kind == "flush":
+            world.bench.flush()
+        elif kind == "trim":
+            world.trim()
+        elif kind == "truncate":
+            world.truncate()
+        elif kind == "restart":
+            world.restart(crash=world.random.random() < 0.5, damage=world.random.random() < 0.3)
+        else:
+            world.append(kind, world.random.choice(PRODUCERS))
+        world.check()
+
+
+def test_a_follower_knows_open_and_aborted_transactions() -> None:
+    leader = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    for producer_id in (1, 2, 3):
+        leader.partition.append(batch(producer_id, 0), transactional=True)
+    leader.partition.append_marker(EndMarker(1, 0, False, 5))
+    leader.partition.append_marker(EndMarker(2, 0, True, 5))
+    leader.flush()
+    follower = SimulatedPartition(SimulatedDisk(), 1_000.0, is_follower=True)
+    follower.partition.become_follower(2, leader.partition.leader_epoch)
+    data = b"".join(leader.log.batches(0))
+    follower.partition.append_from_leader(memoryview(data), 0)
+    for one in (leader, follower):
+        assert one.producers.transactions.open == {3: 2}
+        assert [tuple(each) for each in one.producers.transactions.aborted()] == [(1, 0, 3, 1)]
+    assert follower.producers.table.to_bytes(5) == leader.producers.table.to_bytes(5)
+
+
+def test_a_marker_of_an_older_epoch_or_coordinator_is_fenced() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench.partition.append(batch(1, 0, epoch=4), transactional=True)
+    with pytest.raises(InvalidProducerEpoch):
+        bench.partition.append_marker(EndMarker(1, 3, True, 7))
+    bench.partition.append_marker(EndMarker(1, 4, True, 7))
+    with pytest.raises(TransactionCoordinatorFenced):
+        bench.partition.append_marker(EndMarker(1, 4, False, 6))
+    assert bench.log.end_offset == 2
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_marker_with_a_bumped_epoch_fences_older_batches_and_sequences_start_again(restarts: bool) -> None:
+    disk = SimulatedDisk()
+    bench = SimulatedPartition(disk, 1_000.0)
+    bench.partition.append(batch(1, 0, epoch=4), transactional=True)
+    bench.partition.append_marker(EndMarker(1, 5, False, 7))
+    if restarts:
+        bench.flush()
+        bench.partition.close()
+        bench.log.close()
+        bench = SimulatedPartition(disk, 1_000.0)
+        with pytest.raises(TransactionCoordinatorFenced):
+            bench.partition.append_marker(EndMarker(1, 5, False, 6))
+    with pytest.raises(InvalidProducerEpoch):
+        bench.partition.append(batch(1, 1, epoch=4), transactional=True)
+    with pytest.raises(OutOfOrderSequence):
+        bench.partition.append(batch(1, 1, epoch=5), transactional=True)
+    bench.partition.append(batch(1, 0, epoch=5), transactional=True)
+
+
+def test_a_batch_outside_of_the_open_transaction_of_its_producer_is_refused() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    with pytest.raises(TransactionalIdMissing):
+        bench.partition.append(batch(1, 0))
+    bench.partition.append(batch(1, 0), transactional=True)
+    with pytest.raises(InvalidTxnState):
+        bench.partition.append(batch(1, 1, transactional=False))
+
+
+def test_records_of_an_open_transaction_cannot_be_deleted() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench.partition.append(build_batch([(1000, None, b"p", ())]))
+    bench.partition.append(batch(1, 0), transactional=True)
+    bench.partition.append(build_batch([(1000, None, b"p", ())]))
+    bench.flush()
+    assert (bench.partition.high_watermark, bench.partition.last_stable_offset) == (3, 1)
+    with pytest.raises(OffsetOutOfRange, match="last stable offset"):
+        bench.partition.delete_records(2)
+    bench.partition.delete_records(-1)
+    assert bench.partition.start_offset == 1
+
+
+def test_a_producer_with_an_open_transaction_neither_expires_nor_is_evicted() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    table = bench.producers.table
+    table.producers_max = 2
+    bench.partition.append(batch(1, 0), transactional=True)
+    for producer_id in (2, 3, 4):
+        bench.partition.append(batch(producer_id, 0, transactional=False))
+    assert [producer_id for producer_id, _ in table.items()] == [1, 4]
+    table.expire(1 << 60)
+    assert [producer_id for producer_id, _ in table.items()] == [1]
+
+
+def test_an_open_transaction_takes_the_same_memory_for_any_number_of_records() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench.partition.append(batch(1, 0), transactional=True)
+    size = len(bench.producers.transactions.to_bytes())
+    for sequence in range(1, 201, 10):
+        bench.partition.append(batch(1, sequence, count=10), transactional=True)
+    assert len(bench.producers.transactions.to_bytes()) == size
+
+
+def test_a_marker_has_kafkas_format() -> None:
+    marker = EndMarker(4711, 3, False, 12)
+    encoded = encode_end_marker(marker, 1234)
+    header = read_header(encoded)
+    assert (header.attributes, header.base_sequence, header.record_count) == (0x30, -1, 1)
+    (record,) = read_records(encoded, output_bytes_max=1 << 10)
+    assert (record.key, record.value) == (b"\0\0\0\0", b"\0\0\0\0\0\x0c")
+    assert decode_end_marker(encoded) == marker
+    assert decode_end_marker(build_batch([(0, b"\0\0\0\1", b"", ())], control=True)) is None
+
+
+def test_only_the_aborted_transactions_of_a_range_are_found() -> None:
+    transactions = PartitionTransactions()
+    for number in range(100):
+        transactions.begin(number, 2 * number)
+        transactions.end(number, 2 * number + 1, is_commit=False)
+    assert [one.producer_id for one in transactions.aborted(10, 20)] == [5, 6, 7, 8, 9]
+    transactions.remove_aborted({11, 15})
+    assert [one.producer_id for one in transactions.aborted(10, 20)] == [6, 8, 9]
+    assert PartitionTransactions.from_bytes(transactions.to_bytes()).aborted() == transactions.aborted()
