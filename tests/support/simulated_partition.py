@@ -38,7 +38,13 @@ class _Promise:
     def done(self) -> bool:
         return self._is_done
 
+    def done(self) -> bool:
+        return self._is_done
+
     def set_result(self, _: object) -> None:
+        self._is_done = True
+
+    def set_exception(self, _: BaseException) -> None:
         self._is_done = True
 
     def __await__(self) -> Iterator[None]:

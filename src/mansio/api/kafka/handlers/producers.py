@@ -1,8 +1,8 @@
 """DescribeProducers, ListTransactions, DescribeTransactions (KIP-664).
 
 Behavior: the producers in a partition's producer state are returned, with the start of the open transaction and the
-coordinator epoch of the last marker. No transaction is listed and none is found. A partition named several times is returned once, and a response has at most `PRODUCERS_MAX`
-producers.
+coordinator epoch of the last marker. No transaction is listed and none is found. A partition named several times is
+returned once, and a response has at most `PRODUCERS_MAX` producers.
 
 Not obvious: state filters that Kafka does not know are returned, so that a tool can report them.
 """
