@@ -41,6 +41,9 @@ class _Promise:
     def set_result(self, _: object) -> None:
         self._is_done = True
 
+    def set_exception(self, _: BaseException) -> None:
+        self._is_done = True
+
     def __await__(self) -> Iterator[None]:
         while not self._is_done:
             yield

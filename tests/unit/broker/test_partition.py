@@ -18,7 +18,6 @@ from mansio.errors import (
     DiskFull,
     FencedLeaderEpoch,
     InvalidRecord,
-    TransactionalIdMissing,
     InvalidTimestamp,
     LogFailed,
     MansioError,

@@ -102,10 +102,6 @@ class World:
         self.model = Model()
         self.sequences: dict[int, int] = {}
 
-    @property
-    def partition(self) -> object:
-        return self.bench.partition
-
     def append(self, kind: str, producer_id: int) -> None:
         partition = self.bench.partition
         if kind in ("commit", "abort"):
@@ -139,21 +135,28 @@ class World:
                     self.disk.put_file(f"{DIRECTORY}/{name}", self.disk.read_file(f"{DIRECTORY}/{name}")[:-3])
         self.bench = SimulatedPartition(self.disk, 1_000.0)
 
-    def truncate(self) -> None:
-        """As a replica that follows another leader: batches that are not committed are removed."""
+    def lag(self) -> None:
+        """Begin an epoch in which another replica has to flush, too, so that nothing more is committed."""
         partition = self.bench.partition
-        end = self.random.choice(
-            [e.offset for e in self.model.entries if e.offset >= partition.high_watermark]
-            or [partition.end_offset]
-        )
-        if end == partition.end_offset:
-            return
+        self.bench.flush()
+        partition.become_leader(partition.leader_epoch + 1, in_sync={1, 2}, replicas={1, 2})
+        self.bench.flush()
+
+    def truncate(self) -> None:
+        """Follow another leader, whose log ends at the high watermark or later, and lead again."""
+        partition = self.bench.partition
+        self.bench.flush()
+        ends = [e.offset for e in self.model.entries if e.offset >= partition.high_watermark]
+        end = self.random.choice([*ends, partition.end_offset])
         epoch = partition.leader_epoch
         partition.become_follower(2, epoch + 1)
-        self.bench.log.truncate_to(end)
-        partition._on_truncated()
-        self.model.entries = [e for e in self.model.entries if e.offset < end]
+        self.bench.flush()
+        if end < partition.end_offset:
+            self.bench.log.truncate_to(end)
+            partition._on_truncated()
+            self.model.entries = [e for e in self.model.entries if e.offset < end]
         partition.become_leader(epoch + 2, in_sync={1}, replicas={1})
+        self.bench.flush()
 
     def trim(self) -> None:
         partition = self.bench.partition
@@ -208,13 +211,15 @@ def test_readers_of_committed_records_see_exactly_those(seed: int, monkeypatch: 
     world = World(seed)
     for _ in range(STEPS):
         kind = world.random.choices(
-            ("data", "plain", "commit", "abort", "flush", "trim", "truncate", "restart"),
-            (12, 3, 4, 4, 6, 1, 2, 1),
+            ("data", "plain", "commit", "abort", "flush", "trim", "lag", "truncate", "restart"),
+            (12, 3, 4, 4, 6, 1, 2, 3, 1),
         )[0]
         if kind == "flush":
             world.bench.flush()
         elif kind == "trim":
             world.trim()
+        elif kind == "lag":
+            world.lag()
         elif kind == "truncate":
             world.truncate()
         elif kind == "restart":

@@ -1,9 +1,8 @@
 """Partition replica on this broker: log, role (leader or follower), waits and hooks (Kafka `Partition`).
 
 Features that observe or control a partition (idempotence, retention holds) are hooks (`PartitionHook`) in other
-modules, which the partition does not import, except its producers (`ProducerHook`), who write transactions. On a single
-node the partition is the leader from the start, and the
-methods for replication are not called.
+modules, which the partition does not import, except its producers (`ProducerHook`), who write transactions. On a
+single node the partition is the leader from the start, and the methods for replication are not called.
 
 A follower receives all batches up to the end of the leader's log, flushed on the leader or not, so that all replicas
 flush at the same time. This does not weaken durability: the high watermark is the smallest flushed end offset of all
