@@ -38,9 +38,6 @@ class _Promise:
     def done(self) -> bool:
         return self._is_done
 
-    def done(self) -> bool:
-        return self._is_done
-
     def set_result(self, _: object) -> None:
         self._is_done = True
 

@@ -18,7 +18,6 @@ from mansio.errors import (
     DiskFull,
     FencedLeaderEpoch,
     InvalidRecord,
-    TransactionalIdMissing,
     InvalidTimestamp,
     LogFailed,
     MansioError,
@@ -26,6 +25,7 @@ from mansio.errors import (
     NotLeaderOrFollower,
     OffsetOutOfRange,
     StorageError,
+    TransactionalIdMissing,
     UnknownLeaderEpoch,
 )
 from mansio.state.replica import ReplicationProgress

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.config.topic_config import TopicSettings
-    from mansio.state.partition_transactions import AbortedTransaction
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
+    from mansio.state.partition_transactions import AbortedTransaction
     from mansio.storage.cleaner.compaction import CompactionPlan
     from mansio.storage.cleaner.compaction_run import CompactionRun
     from mansio.storage.log import Log
