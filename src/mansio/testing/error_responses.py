@@ -19,7 +19,8 @@ from kio.serial import entity_reader, entity_writer
 
 from mansio.wire.headers import framed_response
 
-ERROR_CODE: Final = "error_code"
+ERROR_CODES: Final = ("error_code", "partition_error_code")
+"""Names of fields with an error code."""
 
 ALIASES: Final = {
     "partition_index": ("partition", "index"),
@@ -69,7 +70,7 @@ def _failed(entity: Any, request: Any, code: ErrorCode) -> Any:
     values = {}
     for field in dataclasses.fields(entity):
         kind, is_nullable = _without_none(field.type)
-        if field.name == ERROR_CODE:
+        if field.name in ERROR_CODES:
             values[field.name] = code
         elif get_origin(kind) is tuple:
             item, _ = _without_none(get_args(kind)[0])
@@ -105,7 +106,8 @@ def _has_error_code(kind: Any) -> bool:
     if not dataclasses.is_dataclass(kind):
         return False
     return any(
-        field.name == ERROR_CODE or any(_has_error_code(part) for part in (field.type, *get_args(field.type)))
+        field.name in ERROR_CODES
+        or any(_has_error_code(part) for part in (field.type, *get_args(field.type)))
         for field in dataclasses.fields(kind)
     )
 
