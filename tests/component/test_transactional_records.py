@@ -128,7 +128,7 @@ class Bench:
 def bench(directory: Path) -> Iterator[Bench]:
     with mansio.Broker(directory) as broker, RawPeer(int(broker.address.rpartition(":")[2])) as peer:
         with mansio.blocking.connect(broker.address) as client:
-            if "t" not in {topic.name for topic in client.admin.list_topics()}:
+            if "t" not in client.admin.list_topics():
                 client.admin.create_topic("t", partitions=1)
                 client.admin.create_topic("delayed", partitions=1, config={"mansio.delay.enable": "true"})
         yield Bench(broker, peer)
