@@ -312,7 +312,7 @@ _ROWS: Final = (
         0,
         2,
         "cluster.update_features",
-        note="There are no finalized features, and no metadata version: each update gets INVALID_UPDATE_VERSION.",
+        note="No feature can be changed, and there is no metadata version: each update gets INVALID_UPDATE_VERSION.",
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
@@ -502,7 +502,6 @@ _ROWS: Final = (
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
 """All supported APIs by key, in ascending order of the keys."""
 
-_TRANSACTIONS: Final = "transactions are not implemented yet"
 _SECURITY: Final = "authentication is not implemented yet"
 _RAFT: Final = "brokers use a metadata store, not a KRaft quorum"
 _STREAMS: Final = "streams groups (KIP-1071) are not planned"
@@ -550,7 +549,6 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.ALTER_REPLICA_LOG_DIRS: 2,
     ApiKey.DESCRIBE_LOG_DIRS: 2,
     ApiKey.CREATE_PARTITIONS: 2,
-    ApiKey.WRITE_TXN_MARKERS: 1,
     ApiKey.DELETE_GROUPS: 2,
     ApiKey.ELECT_LEADERS: 2,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.coordinator.transaction.marker_sender import WRITE_TXN_MARKERS
 from mansio.errors import (
     ConcurrentTransactions,
     InvalidProducerEpoch,
@@ -26,6 +25,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
+from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from unit.broker.groups_fixtures import MemoryPartition
 from unit.broker.transactions_fixtures import CoordinatorRoom
@@ -404,7 +404,7 @@ class OtherBroker:
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         assert node_id == 1
-        asked = messages.decode_request(WRITE_TXN_MARKERS, 1, _body(request))
+        asked = messages.decode_request(ApiKey.WRITE_TXN_MARKERS, 1, _body(request))
         self.requests.append(asked)
         if self.failures:
             self.failures -= 1
@@ -427,7 +427,7 @@ class OtherBroker:
                 for marker in asked.markers
             ]
         }
-        return messages.encode_response(WRITE_TXN_MARKERS, 1, 0, fields)[4:]
+        return messages.encode_response(ApiKey.WRITE_TXN_MARKERS, 1, 0, fields)[4:]
 
 
 def _body(request: bytes) -> bytes:

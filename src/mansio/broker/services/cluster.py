@@ -160,10 +160,10 @@ class ClusterDescriptionService:
         return QuorumDescription(controller.node_id, controller.epoch & EPOCH_MASK, state.revision, observer)
 
     def update_feature(self, name: str, version: int) -> None:
-        """Raise `InvalidUpdateVersion`, because the cluster has no finalized features (KIP-584)."""
+        """Raise `InvalidUpdateVersion`, because no feature can be changed (KIP-584)."""
         raise InvalidUpdateVersion(
-            f"feature {name!r} cannot have version {version}: this cluster has no finalized features and no "
-            "metadata version"
+            f"feature {name!r} cannot have version {version}: no feature of this cluster can be changed, and it "
+            "has no metadata version"
         )
 
     def controller_request_target(self, described: ClusterDescription) -> int:

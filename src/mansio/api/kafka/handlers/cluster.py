@@ -175,7 +175,7 @@ def _quorum_partition_fields(service: BrokerServices, topic: str, index: int) ->
 async def update_features(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Reject the whole request if it contains an update, because there are no finalized features (KIP-584)."""
+    """Reject the whole request if it contains an update, because no feature can be changed (KIP-584)."""
     for update in request.feature_updates:
         try:
             service.cluster_description.update_feature(update.feature, update.max_version_level)

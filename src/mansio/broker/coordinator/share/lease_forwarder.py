@@ -50,7 +50,7 @@ WAITS_MAX: Final = 192
 """Maximum number of requests in progress to each broker that wait for records."""
 
 WOKEN_MAX: Final = 4
-"""Number of callers that are told of available records at a time; the others are told if there are still some."""
+"""Maximum number of waiting callers that one response with available records wakes."""
 
 WAIT_MS: Final = 5_000
 """Duration of such a request."""
@@ -194,8 +194,8 @@ class LeaseForwarder:
                 callers.remove(promise)
 
     async def _send_waits(self, key: _WaitKey, callers: list[Promise[bool]]) -> None:
-        """Send requests that wait as long as there are callers. Of available records the first `WOKEN_MAX` callers are
-        told: one record must not make all of them ask for it."""
+        """Send requests that wait as long as there are callers. If records are available, at most `WOKEN_MAX` callers
+        are woken, so that a single record does not lead to a request of every caller."""
         node_id, group_id, topics = key
         fields = {
             "group_id": group_id,

@@ -24,6 +24,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.ports import Backoff
+from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLIENT_ID: Final = "mansio-transactions"
-WRITE_TXN_MARKERS: Final = 27
 WRITE_TXN_MARKERS_VERSION: Final = 1
 TRANSACTION_COORDINATOR_FENCED: Final = 52
 """Kafka's error code."""
@@ -243,14 +243,16 @@ class _BrokerQueue:
 
     async def _request(self, sent: list[_Waiting]) -> dict[tuple[int, str, int], int]:
         request = messages.encode_request(
-            WRITE_TXN_MARKERS,
+            ApiKey.WRITE_TXN_MARKERS,
             WRITE_TXN_MARKERS_VERSION,
             0,
             CLIENT_ID,
             {"markers": [_marker_fields(each.marker, each.partitions) for each in sent]},
         )
         frame = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
-        _, response = messages.decode_response_frame(WRITE_TXN_MARKERS, WRITE_TXN_MARKERS_VERSION, frame)
+        _, response = messages.decode_response_frame(
+            ApiKey.WRITE_TXN_MARKERS, WRITE_TXN_MARKERS_VERSION, frame
+        )
         return {
             (marker.producer_id, topic.name, each.partition_index): each.error_code
             for marker in response.markers

@@ -41,6 +41,9 @@ REQUEST_MS_MIN: Final = 2_000
 FURTHER_MS_MAX: Final = 500
 """Maximum time that a broker has to answer when others have given records already, because their leases run."""
 
+FURTHER_MS_MIN: Final = 50
+"""Minimum of this time, also for leases of 0 ms."""
+
 BUSY_MS: Final = 500
 """Time between two rounds if too many calls wait for records of other brokers."""
 
@@ -143,7 +146,7 @@ class ClusterReceive:
     def _timeout_ms(self, deadline: float) -> float:
         """Return the time that the next broker has to answer."""
         if self._records:
-            return min(FURTHER_MS_MAX, self._lock_ms / 4)
+            return min(FURTHER_MS_MAX, max(self._lock_ms / 4, FURTHER_MS_MIN))
         left_ms = (deadline - self._clock.monotonic()) * 1000
         return min(max(left_ms, REQUEST_MS_MIN), REQUEST_TIMEOUT_MS)
 
@@ -194,7 +197,7 @@ class ClusterReceive:
                 each.cancel()
 
     async def _ask(self, node_id: int, timeout_ms: float) -> ReceiveResult:
-        """Ask one broker, which may be this one, for what is left of the request."""
+        """Request the records that are still wanted from one broker, which may be this one."""
         if node_id in self._lost:
             raise ConnectionLost(f"broker {node_id} did not answer")
         self._asked.add(node_id)
