@@ -225,14 +225,6 @@ class PolicyViolation(RequestError):
     http_status = 403
 
 
-class TransactionsNotOffered(RequestError):
-    """This broker does not support transactions; use an idempotent producer."""
-
-    kafka_code = 53  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the one that clients do not try again
-    grpc_status = "UNIMPLEMENTED"
-    http_status = 501
-
-
 class LogDirNotFound(RequestError):
     """The broker has no such data directory."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.mark.row("L7", "P4")
 def test_compaction_keeps_the_latest_committed_record_of_each_key(tmp_path: Path) -> None:
     chance = random.Random(7)
-    with broker_in(tmp_path / "data", transactions_preview_enable=True) as broker:
+    with broker_in(tmp_path / "data") as broker:
         world = World(broker)
         config = {"bootstrap.servers": broker.address, "transactional.id": "writer", **QUIET}
         writer = Producer(config)
@@ -56,6 +56,6 @@ def test_compaction_keeps_the_latest_committed_record_of_each_key(tmp_path: Path
         world.wait_compacted()
         assert values(world.read())[b"0"] == b"open"
         assert world.partition.log.size_bytes <= size + 500
-    with broker_in(tmp_path / "data", transactions_preview_enable=True) as broker:
+    with broker_in(tmp_path / "data") as broker:
         world.move_to(broker)
         assert values(world.read()) == {key: value * 100 for key, value in latest.items()} | {b"0": b"open"}

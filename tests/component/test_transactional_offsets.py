@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.row("P4")
 
 GROUP, TOPIC, PRODUCER = "g", "t", 70_001
-INVALID_PRODUCER_EPOCH, TRANSACTIONS_NOT_OFFERED, UNSTABLE, ILLEGAL_GENERATION = 47, 53, 88, 22
+INVALID_PRODUCER_EPOCH, UNSTABLE, ILLEGAL_GENERATION = 47, 88, 22
 COORDINATOR_EPOCH = 5
 
 
@@ -167,13 +167,6 @@ def test_a_fenced_member_cannot_commit_offsets(tmp_path: Path) -> None:
         broker.create_topic()
         assert broker.commit(3, generation_id=2, member_id="m") == [ILLEGAL_GENERATION]
         assert broker.fetch(require_stable=True) == [(0, -1)] * 2
-
-
-def test_without_a_transaction_coordinator_commits_in_transactions_are_refused(tmp_path: Path) -> None:
-    with TransactionalBroker(tmp_path) as broker:
-        broker.create_topic()
-        broker.services.group_service.verifier = None
-        assert broker.commit(3) == [TRANSACTIONS_NOT_OFFERED]
 
 
 def test_our_consumer_waits_for_stable_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

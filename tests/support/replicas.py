@@ -42,6 +42,7 @@ from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, Simula
 from mansio.wire.batch.record_batch import TimestampType, build_batch
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.headers import read_request_header
+from support.no_transactions import NoCoordinator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -232,7 +233,12 @@ class Node:
         partitions: Any = self  # it only finds
         statistics = Statistics(self.clock)
         produce = ProduceService(
-            partitions, clock=self.clock, scheduler=self.scheduler, statistics=statistics, wait_ms_max=30_000
+            partitions,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            statistics=statistics,
+            verifier=NoCoordinator(),
+            wait_ms_max=30_000,
         )
         registry: Any = SimpleNamespace(epoch_of=lambda other: cluster.epochs.get(other, 0))
         authenticator = BrokerAuthenticator(node_id, registry, random)

@@ -379,11 +379,6 @@ class Settings:
         maximum=1000,
         is_kafka_setting=True,
     )
-    transactions_preview_enable: bool = _setting(
-        False,
-        "Whether this broker offers transactions, as a preview for Kafka's clients. In a cluster it must be the same "
-        "on all brokers.",
-    )
     transaction_state_log_num_partitions: int = _count(
         16,
         "Partitions of the internal topic of transactions; fixed once it exists.",

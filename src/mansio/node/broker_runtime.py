@@ -193,9 +193,9 @@ class BrokerRuntime:
         self.groups = self._build_group_coordinator(group_configs.overrides)
         self.share_state = self._build_share_coordinator(group_configs.overrides)
         self.markers = TransactionMarkerService(self.partitions)
-        self.transactions: TransactionCoordinator | None = None
-        if settings.transactions_preview_enable:
-            self.transactions = self._build_transaction_coordinator()
+        self.markers.before_offsets_marker = self.groups.offsets.expect_marker
+        self.markers.on_offsets_marker = self.groups.offsets.apply_marker
+        self.transactions = self._build_transaction_coordinator()
         self.dead_letters = create_dead_letter_manager(
             settings,
             host_ports,
@@ -333,21 +333,6 @@ class BrokerRuntime:
             else ClusterCoordinatorLookup(self.state, TRANSACTION_STATE_TOPIC),
         )
 
-    def _connect_transactions(
-        self, transactions: TransactionCoordinator, produce: ProduceService, groups: GroupService
-    ) -> None:
-        """Let the services ask the coordinators of transactions, and the group coordinator learn of their ends."""
-        peers = None if self.cluster_member is None else self.cluster_member.new_peers()
-        produce.verifier = groups.verifier = RoutedVerifier(
-            transactions,
-            node_id=self.settings.node_id,
-            scheduler=self.host_ports.scheduler,
-            lookup=transactions.lookup,
-            peers=peers,
-        )
-        self.markers.before_offsets_marker = self.groups.offsets.expect_marker
-        self.markers.on_offsets_marker = self.groups.offsets.apply_marker
-
     def _register_share_callbacks(self) -> None:
         """Register share partitions and dead letters for changes of group settings and topics; in a cluster also the
         resumption of dead letters for loads of share state."""
@@ -379,8 +364,16 @@ class BrokerRuntime:
         authenticator = BrokerAuthenticator(
             settings.node_id, None if cluster_member is None else self.state, host_ports.random
         )
+        verifier = RoutedVerifier(
+            self.transactions,
+            node_id=settings.node_id,
+            scheduler=host_ports.scheduler,
+            lookup=self.transactions.lookup,
+            peers=None if cluster_member is None else cluster_member.new_peers(),
+        )
         produce = ProduceService(
             self.partitions,
+            verifier=verifier,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             statistics=self.statistics,
@@ -415,11 +408,7 @@ class BrokerRuntime:
             scheduler=host_ports.scheduler,
             random=host_ports.random,
         )
-        groups = GroupService(self.groups, node_id=settings.node_id)
-        transactions = None
-        if self.transactions is not None:
-            self._connect_transactions(self.transactions, produce, groups)
-            transactions = TransactionService(self.transactions, self.groups, host_ports.clock)
+        groups = GroupService(self.groups, node_id=settings.node_id, verifier=verifier)
         return BrokerServices(
             settings=settings,
             clock=host_ports.clock,
@@ -503,7 +492,7 @@ class BrokerRuntime:
             ),
             elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
             transaction_markers=self.markers,
-            transactions=transactions,
+            transactions=TransactionService(self.transactions, self.groups, host_ports.clock),
             authenticator=authenticator,
             cluster=cluster,
         )
@@ -534,8 +523,7 @@ class BrokerRuntime:
             await self.share_state.start(
                 partitions.partitions_of(SHARE_STATE_TOPIC), self._truncated_share_state_partitions
             )
-            if self.transactions is not None:
-                await self.transactions.start(partitions.partitions_of(TRANSACTION_STATE_TOPIC))
+            await self.transactions.start(partitions.partitions_of(TRANSACTION_STATE_TOPIC))
         else:
             self.cluster_member.attach_partitions(
                 partitions,
@@ -547,8 +535,7 @@ class BrokerRuntime:
             self.cluster_member.replication.on_leader_elected = self.service.fetch.complete_follower_fetches
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
-        if self.transactions is not None:
-            stack.push_async_callback(self.transactions.close)
+        stack.push_async_callback(self.transactions.close)
         stack.callback(self.shares.close)
         stack.callback(self.dead_letters.close)
         self.state.on_change(self._delete_offsets_of_deleted_topic)
@@ -599,7 +586,7 @@ class BrokerRuntime:
             self.groups.handle_role_change(partition)
         elif partition.topic == SHARE_STATE_TOPIC:
             self.share_state.handle_role_change(partition)
-        elif partition.topic == TRANSACTION_STATE_TOPIC and self.transactions is not None:
+        elif partition.topic == TRANSACTION_STATE_TOPIC:
             self.transactions.handle_role_change(partition)
         self.shares.handle_role_change(partition)
 

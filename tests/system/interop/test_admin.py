@@ -11,7 +11,6 @@ from confluent_kafka import (
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
-    Producer,
     TopicCollection,
     TopicPartition,
 )
@@ -311,12 +310,3 @@ def test_offsets_are_listed_by_their_special_names(
     ):
         found = confluent.list_offsets({place: specification})[place].result(scaled(10))
         assert found.offset == offset, specification
-
-
-def test_transactional_producer_is_refused_at_once_and_for_good(bootstrap_servers: str) -> None:
-    producer = Producer({**QUIET, "bootstrap.servers": bootstrap_servers, "transactional.id": "t"})
-    with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(20)
-    error = refused.value.args[0]
-    assert error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert not error.retriable()

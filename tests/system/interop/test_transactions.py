@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from support.process import ServedBroker
 
-PREVIEW = "transactions_preview_enable=true"
 PARTITIONS = 3
 CALL_S = 30
 
@@ -30,7 +29,7 @@ CALL_S = 30
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     data = tmp_path_factory.mktemp("transactions") / "data"
-    with served(data, arguments=["--set", PREVIEW], http=False) as one:
+    with served(data, http=False) as one:
         yield one
 
 
@@ -240,7 +239,7 @@ class Writer:
 @pytest.mark.row("P4", "L5")
 @pytest.mark.timeout(300)
 def test_kills_leave_no_transaction_in_part_or_twice(tmp_path: Path) -> None:
-    with served(tmp_path / "data", arguments=["--set", PREVIEW], http=False) as broker:
+    with served(tmp_path / "data", http=False) as broker:
         create(broker.bootstrap_servers, "killed")
         writer = Writer(broker.bootstrap_servers, "killed")
         for _ in range(10):
@@ -259,7 +258,7 @@ def test_kills_leave_no_transaction_in_part_or_twice(tmp_path: Path) -> None:
 @pytest.mark.row("P4", "C5")
 @pytest.mark.timeout(300)
 def test_brokers_of_a_cluster_that_die_leave_no_transaction_in_part_or_twice(tmp_path: Path) -> None:
-    with cluster(tmp_path, transactions_preview_enable="true", broker_session_timeout_ms=3000) as one:
+    with cluster(tmp_path, broker_session_timeout_ms=3000) as one:
         create(one.bootstrap_servers, "killed")
         writer = Writer(one.bootstrap_servers, "killed")
         for node_id in (1, 2, 3):

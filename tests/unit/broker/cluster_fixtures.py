@@ -11,6 +11,7 @@ from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.services.groups import GroupService
 from mansio.errors import NotLeaderOrFollower
 from mansio.metadata.model import BrokerState
+from support.no_transactions import NoCoordinator
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 from unit.broker.test_groups import Broker, Chance
 
@@ -75,7 +76,7 @@ class ClusterBroker(Broker):
             lookup=cluster,
             topic_resolver=TopicResolver(cluster.live),
         )
-        self.group_service = GroupService(self.groups, node_id=self.node_id)
+        self.group_service = GroupService(self.groups, node_id=self.node_id, verifier=NoCoordinator())
         self.scheduler.run(self.groups.start(()))
 
     async def create(self) -> list[MemoryPartition]:

@@ -16,6 +16,7 @@ from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.services.groups import GroupService
 from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic, TopicChange
 from mansio.wire.api_versions import ApiKey
+from support.no_transactions import NoCoordinator
 from unit.broker import test_groups
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 from unit.broker.test_groups import Broker, Chance
@@ -92,7 +93,7 @@ class ConsumerBroker(Broker):
             topic_resolver=subscriptions,
             overrides=lambda group_id: self.overrides.get(group_id, {}),
         )
-        self.group_service = GroupService(self.groups, node_id=self.node_id)
+        self.group_service = GroupService(self.groups, node_id=self.node_id, verifier=NoCoordinator())
         self.scheduler.run(self.groups.start(self.partitions))
 
     def restarted(self) -> ConsumerBroker:

@@ -12,9 +12,10 @@ from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.services.groups import GroupService
-from mansio.errors import StorageError, TransactionsNotOffered
+from mansio.errors import StorageError
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
+from support.no_transactions import NoCoordinator
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 
 GROUP_APIS = {
@@ -67,11 +68,8 @@ class Broker:
             create_topic=self.create,
             end_offset=lambda topic, partition: 100 if (topic, partition) in (("t", 0), ("t", 1)) else None,
         )
-        self.group_service = GroupService(self.groups, node_id=self.node_id)
+        self.group_service = GroupService(self.groups, node_id=self.node_id, verifier=NoCoordinator())
         self.scheduler.run(self.groups.start(self.partitions))
-
-    def require_transactions(self) -> Any:
-        raise TransactionsNotOffered
 
     async def create(self) -> list[MemoryPartition]:
         self.partitions = [MemoryPartition(self.scheduler) for _ in range(PARTITIONS)]
@@ -419,19 +417,14 @@ def test_what_is_shown_of_a_group() -> None:
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_find_coordinator_names_this_broker_for_groups_and_nobody_for_transactions(version: int) -> None:
+def test_find_coordinator_names_this_broker_for_groups(version: int) -> None:
     broker = Broker()
-    for key_type, expected in ((0, 0), (1, 53)):
-        if version == 0 and key_type == 1:
-            continue  # version 0 has no key type
-        keys = {"coordinator_keys": ["g"]} if version >= 4 else {"key": "g"}
-        kind = {"key_type": key_type} if version >= 1 else {}
-        answer = broker.call(ApiKey.FIND_COORDINATOR, version, **keys, **kind)
-        found = answer.coordinators[0] if version >= 4 else answer
-        assert found.error_code == expected
-        assert (found.node_id, found.host, found.port) == (
-            (1, "broker", 9092) if expected == 0 else (-1, "", -1)
-        )
+    keys = {"coordinator_keys": ["g"]} if version >= 4 else {"key": "g"}
+    kind = {"key_type": 0} if version >= 1 else {}
+    answer = broker.call(ApiKey.FIND_COORDINATOR, version, **keys, **kind)
+    found = answer.coordinators[0] if version >= 4 else answer
+    assert found.error_code == 0
+    assert (found.node_id, found.host, found.port) == (1, "broker", 9092)
 
 
 @pytest.mark.parametrize("version", range(10))

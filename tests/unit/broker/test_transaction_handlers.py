@@ -42,7 +42,6 @@ class Server:
         transactions = TransactionService(self.room.coordinator, groups, self.room.scheduler)
         self.service: Any = SimpleNamespace(
             transactions=transactions,
-            require_transactions=lambda: transactions,
             authenticator=Authenticator(),
             producer_ids=self.room,
             scheduler=self.room.scheduler,
@@ -215,7 +214,7 @@ def test_the_coordinator_of_a_transactional_id_is_found(version: int) -> None:
     assert (found.error_code, found.node_id, found.port) == (OK, 0, 1)
 
 
-def test_the_transaction_version_is_announced_where_transactions_are_offered() -> None:
+def test_the_transaction_version_is_announced() -> None:
     server = Server()
     context: Any = None
     request: Any = None
@@ -223,8 +222,6 @@ def test_the_transaction_version_is_announced_where_transactions_are_offered() -
     assert found["finalized_features"] == [
         {"name": "transaction.version", "min_version_level": 2, "max_version_level": 2}
     ]
-    server.service.transactions = None
-    assert server.room.run(api_versions(server.service, request, context))["finalized_features"] == []
 
 
 class Peers:

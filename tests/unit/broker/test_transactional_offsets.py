@@ -20,7 +20,6 @@ from mansio.errors import (
     MansioError,
     NotCoordinator,
     OffsetMetadataTooLarge,
-    TransactionsNotOffered,
     UnknownMember,
     UnknownTopicOrPartition,
 )
@@ -241,13 +240,6 @@ def test_a_share_group_has_no_offsets_and_a_group_with_pending_ones_becomes_no_s
 
 
 # Verification
-
-
-def test_transactions_are_refused_without_a_verifier() -> None:
-    room = OffsetsRoom()
-    room.service.verifier = None
-    with pytest.raises(TransactionsNotOffered):
-        room.run(commit(room))
 
 
 @pytest.mark.parametrize("adds", [False, True])

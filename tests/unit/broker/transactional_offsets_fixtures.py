@@ -149,7 +149,7 @@ class OffsetsRoom:
             if disk is None
             else CheckpointStorage(disk, self.scheduler, "data/views", interval_bytes),
         )
-        self.service = GroupService(self.groups, node_id=1)
+        self.service = GroupService(self.groups, node_id=1, verifier=Verifier())
         self.verifier = self.service.verifier = Verifier()
         self.run(self.groups.start(self.partitions))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mansio.errors import TransactionsNotOffered
-
 if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
@@ -77,15 +75,8 @@ class BrokerServices:
     log_scrubber: LogScrubber
     cluster_description: ClusterDescriptionService
     elections: ElectionService
+    transactions: TransactionService
     transaction_markers: TransactionMarkerService
     authenticator: BrokerAuthenticator
     cluster: ClusterServices | None = None
     """None on a single node."""
-    transactions: TransactionService | None = None
-    """None on a broker that does not offer transactions."""
-
-    def require_transactions(self) -> TransactionService:
-        """Return the transaction service. Raises `TransactionsNotOffered`."""
-        if self.transactions is None:
-            raise TransactionsNotOffered
-        return self.transactions

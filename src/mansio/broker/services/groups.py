@@ -20,7 +20,6 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     InvalidRequest,
     MansioError,
-    TransactionsNotOffered,
 )
 from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
@@ -64,11 +63,11 @@ class LeavingMember:
 class GroupService:
     """Membership, committed offsets and administration of groups."""
 
-    def __init__(self, coordinator: GroupCoordinator, *, node_id: int) -> None:
+    def __init__(self, coordinator: GroupCoordinator, *, node_id: int, verifier: TransactionVerifier) -> None:
+        """`verifier`: verifies transactional commits with the transaction coordinators."""
         self._coordinator = coordinator
         self._node_id = node_id
-        self.verifier: TransactionVerifier | None = None
-        """Verifies transactional commits with the transaction coordinator. While it is None, they are refused."""
+        self.verifier = verifier
 
     async def find_coordinator(self, group_id: str) -> BrokerState | None:
         """Return the broker that coordinates a group; None if it is this broker. Creates `__consumer_offsets` if it
@@ -176,8 +175,6 @@ class GroupService:
         verification; a verification that may succeed later raises `CoordinatorLoadInProgress`, after which clients
         retry without another look-up of the coordinator.
         """
-        if self.verifier is None:
-            raise TransactionsNotOffered("this broker does not offer transactions")
         manager = self._coordinator.offsets
         with coordinator_errors():
             index, verification = await manager.begin_verification(group_id, producer_id, producer_epoch)

@@ -31,7 +31,6 @@ from mansio.errors import (
     InvalidTxnState,
     MansioError,
     RequestTimedOut,
-    TransactionsNotOffered,
     UnsupportedCompression,
 )
 from mansio.wire.batch.compression import Codec
@@ -135,17 +134,17 @@ class ProduceService:
         clock: Clock,
         scheduler: Scheduler,
         statistics: Statistics,
+        verifier: TransactionVerifier,
         wait_ms_max: int,
     ) -> None:
-        """`wait_ms_max`: upper bound of the timeout of a request."""
+        """`verifier`: asks the transaction coordinators. `wait_ms_max`: upper bound of the timeout of a request."""
         self._partitions = partitions
         self._scheduler = scheduler
         self._statistics = statistics
+        self.verifier = verifier
         self._wait_ms_max = wait_ms_max
         self._last_check_s = clock.monotonic()
         """Monotonic time of the last check for requests that have timed out."""
-        self.verifier: TransactionVerifier | None = None
-        """Asks the transaction coordinators; without it, transactions are not offered."""
         self.counters = ProduceCounters()
         self.pending: dict[PendingAppend | PendingProduce, None] = {}
         """Requests that wait for a commit, oldest first."""
@@ -273,8 +272,6 @@ class ProduceService:
         """Like `begin_produce`, for a request with a transactional id. A batch that begins a transaction in its
         partition is appended after the transaction was verified. `adds`: the partition is added to the transaction if
         it does not belong to it (Produce 12+)."""
-        if self.verifier is None:
-            return self._reject(topics, TransactionsNotOffered())
         pending = PendingProduce(self)
         unverified: list[_Unverified] = []
         producer_ids = set[int]()
@@ -353,7 +350,6 @@ class ProduceService:
         partitions = [(one.partition.topic, one.partition.index) for one in unverified]
         errors: list[MansioError | None] = [RequestTimedOut(NOT_APPENDED_IN_TIME_MESSAGE)] * len(unverified)
         try:
-            assert self.verifier is not None
             errors = await self.verifier.verify(
                 transactional_id, first.producer_id, first.producer_epoch, partitions, adds=adds
             )

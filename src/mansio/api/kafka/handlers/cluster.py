@@ -53,15 +53,14 @@ METADATA_PARTITION: Final = ("__cluster_metadata", 0)
 async def api_versions(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Return the API versions that this broker supports, from the versions table, and the finalized features."""
     del request, context
-    features = FEATURES if service.transactions is not None else {}
     return {
         "supported_features": [
-            {"name": name, "min_version": 0, "max_version": level} for name, level in features.items()
+            {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
         ],
-        "finalized_features_epoch": FEATURES_EPOCH if features else -1,
+        "finalized_features_epoch": FEATURES_EPOCH,
         "finalized_features": [
             {"name": name, "min_version_level": level, "max_version_level": level}
-            for name, level in features.items()
+            for name, level in FEATURES.items()
         ],
         "api_keys": [
             {"api_key": key, "min_version": lowest, "max_version": highest}

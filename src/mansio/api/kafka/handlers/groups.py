@@ -53,7 +53,7 @@ async def find_coordinator(service: BrokerServices, request: Struct, context: Re
 async def _coordinator(service: BrokerServices, key_type: int, key: str, context: RequestContext) -> Fields:
     try:
         if key_type == KEY_TYPE_TRANSACTION:
-            broker = await service.require_transactions().find_coordinator(key)
+            broker = await service.transactions.find_coordinator(key)
         elif key_type == KEY_TYPE_SHARE:
             broker = await _share_coordinator(service, key)
         elif key_type == KEY_TYPE_GROUP:

@@ -64,7 +64,7 @@ async def init_producer_id(service: BrokerServices, request: Struct, context: Re
     try:
         if (producer_id == -1) != (epoch == -1) or producer_id < -1:
             raise InvalidRequest("producer id and epoch are given both or not at all")
-        producer_id, epoch = await service.require_transactions().init_producer_id(
+        producer_id, epoch = await service.transactions.init_producer_id(
             request.transactional_id, request.transaction_timeout_ms, producer_id, epoch
         )
     except MansioError as error:
@@ -135,13 +135,11 @@ async def _add(
     errors: list[MansioError | None]
     try:
         if verifies_only:
-            errors = await service.require_transactions().verify_partitions(*named)
+            errors = await service.transactions.verify_partitions(*named)
         elif version >= BATCHED_VERSION_MIN:
-            errors = await service.require_transactions().add_partitions(
-                *named, client_version=ADDING_CLIENT_VERSION
-            )
+            errors = await service.transactions.add_partitions(*named, client_version=ADDING_CLIENT_VERSION)
         else:
-            errors = await service.require_transactions().add_partitions(*named)
+            errors = await service.transactions.add_partitions(*named)
     except MansioError as error:
         errors = [error] * len(partitions)
     return [_code(each, version, fenced_from=2, abortable_from=5) for each in errors]
@@ -161,7 +159,7 @@ def _topic_results(partitions: list[tuple[str, int]], codes: list[int]) -> list[
 async def add_offsets_to_txn(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Add the partition with the offsets of a group to a transaction."""
     try:
-        await service.require_transactions().add_offsets(
+        await service.transactions.add_offsets(
             request.transactional_id, request.producer_id, request.producer_epoch, request.group_id
         )
     except MansioError as error:
@@ -173,7 +171,7 @@ async def end_txn(service: BrokerServices, request: Struct, context: RequestCont
     """Commit or abort a transaction."""
     version = context.api_version
     try:
-        producer_id, epoch = await service.require_transactions().end(
+        producer_id, epoch = await service.transactions.end(
             request.transactional_id,
             request.producer_id,
             request.producer_epoch,
@@ -221,8 +219,6 @@ async def list_transactions(service: BrokerServices, request: Struct, context: R
     version = context.api_version
     states = frozenset(request.state_filters or ())
     unknown = [state for state in dict.fromkeys(request.state_filters or ()) if state not in TITLES]
-    if service.transactions is None:
-        return {"unknown_state_filters": unknown, "transaction_states": []}
     try:
         found = service.transactions.list_transactions(
             states=states,
