@@ -528,7 +528,7 @@ def test_the_metadata_of_a_single_broker_are_described_as_its_own(
 def test_there_are_no_features_to_update(kafka_python: KafkaAdminClient, raw: RawPeer) -> None:
     """What `kafka-features` requests."""
     features = kafka_python.describe_features()
-    assert list(features) == [["transaction.version"]]
+    assert list(features) == ["transaction.version"]
     with pytest.raises(InvalidUpdateVersionError):
         kafka_python.update_features({"metadata.version": 17})
     update = {"feature": "metadata.version", "max_version_level": 17}
