@@ -17,6 +17,7 @@ from mansio.wire.batch.end_marker import EndMarker
 from mansio.wire.batch.isolation_filter import visible_batches
 from mansio.wire.batch.record_batch import build_batch
 from support.raw_peer import RawPeer
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +62,7 @@ class Bench:
         started = broker._broker
         assert started is not None
         self.loop, self.services, self.peer = started.server.loop, started.service, peer
+        self.address = broker.address
         self.verifier = Verifier()
         self.verifier.markers = self.services.transaction_markers
         self.services.produce.verifier = self.verifier
@@ -216,3 +218,22 @@ def test_what_does_not_belong_into_a_transaction_is_refused(tmp_path: Path) -> N
         assert one.send(control) == INVALID_RECORD
         assert one.send(batch(1)) == 0
         assert one.send(batch(1, 1, transactional=False)) == INVALID_TXN_STATE
+
+
+def test_retention_keeps_what_readers_of_committed_records_could_not_read_yet(tmp_path: Path) -> None:
+    with bench(tmp_path) as one:
+        with mansio.blocking.connect(one.address) as client:
+            client.admin.alter_topic_config("t", {"retention.ms": "1"})
+
+        def start_after_check() -> int:
+            async def check() -> int:
+                partition = one.services.partitions.get("t", 0)
+                one.services.retention.check_partition(partition)
+                return int(partition.start_offset)
+
+            return asyncio.run_coroutine_threadsafe(check(), one.loop).result(30)
+
+        assert one.send(batch(7)) == 0
+        assert start_after_check() == 0
+        one.end(7, is_commit=True)
+        wait_until(lambda: start_after_check() > 0, 10)

@@ -122,7 +122,7 @@ SHARE_CONFIG_KEYS: Final = (
         ISOLATION_LEVEL,
         ConfigType.STRING,
         "read_uncommitted",
-        "Isolation level. Without effect: records of open and aborted transactions are delivered, too.",
+        "Isolation level: with read_committed, records of open and aborted transactions are not delivered.",
         choice_parser("read_uncommitted", "read_committed", ignore_case=True),
     ),
     _share_key(

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import Producer
+
 from component.conformance.protocol import (
     ATTEMPTS,
     DEDUPLICATION,
@@ -17,8 +19,10 @@ from component.conformance.protocol import (
     PRIORITY,
     TOO_LARGE,
     UNKNOWN_TOPIC,
+    WAIT_S,
     Refused,
 )
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -189,6 +193,33 @@ def replay_by_time(one: Protocol, topic: str) -> list[Any]:
     return [one.read_from(topic, between_ms), one.read_from(topic, 0)]
 
 
+def only_committed(one: Protocol, topic: str) -> list[Any]:
+    one.create(topic)
+    one.admin.admin.alter_group_config(one.group(topic), {"share.isolation.level": "read_committed"})
+    producer = Producer(
+        {"bootstrap.servers": one.broker.bootstrap_servers, "transactional.id": topic, "linger.ms": 0}
+    )
+    producer.init_transactions(scaled(WAIT_S))
+
+    def write(*values: str) -> None:
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, partition=0)
+            producer.flush(scaled(WAIT_S))
+
+    write("aborted", "aborted, too")
+    producer.abort_transaction(scaled(WAIT_S))
+    write("a", "b")
+    one.publish(topic, "c")
+    during = one.is_empty(topic)
+    producer.commit_transaction(scaled(WAIT_S))
+    taken = one.take(topic, 3, "accept")
+    write("aborted")
+    producer.abort_transaction(scaled(WAIT_S))
+    one.broker.clock.advance(seconds=LEASE_S + 1)
+    return [during, seen(taken), one.is_empty(topic)]
+
+
 def errors(one: Protocol, topic: str) -> list[Any]:
     one.create(topic)
     return [
@@ -232,6 +263,11 @@ SCENARIOS = (
     Scenario("delayed records", delay, [[("now", 1)], True, [("later", 1)]]),
     Scenario("deduplication by id", deduplication, [["a", "b"], True, "later"], ("dedup",)),
     Scenario("replay by time", replay_by_time, [["late"], ["early", "late"]], ("replay",)),
+    Scenario(
+        "a group with read_committed",
+        only_committed,
+        [True, [("a", 1), ("b", 1), ("c", 1)], True],
+    ),
     Scenario("errors: topic, size", errors, [UNKNOWN_TOPIC, UNKNOWN_TOPIC, TOO_LARGE, True]),
     Scenario("errors: a delay out of range", invalid_argument, [INVALID, True]),
 )

@@ -65,6 +65,9 @@ class Sqs(Protocol):
                 raise Refused(TOO_LARGE) from error
             raise Refused(NAMES.get(code, f"{code}: {text}")) from error
 
+    def group(self, topic: str) -> str:
+        return f"sqs.{self._names[topic]}"
+
     def create(self, topic: str, *, by_key: bool = False, attempts: int = ATTEMPTS, **config: str) -> None:
         is_fifo = by_key or DEDUPLICATION in config
         suffix = ".fifo" if is_fifo else ""

@@ -100,6 +100,7 @@ class Room:
         )
         self.partition.start_offset, self.partition.end_offset, self.partition.high_watermark = 0, 100, 100
         self.partition.ensure_high_watermark_known = lambda: None
+        self.partition.readable_end = lambda isolation_level=0: self.partition.high_watermark
         self.partition.ensure_leader = self._check_leads
         self.shares = SharePartitionManager(
             find_partition=lambda *_: self.partition,

@@ -108,6 +108,33 @@ class Leases:
         ]
 
 
+@pytest.mark.parametrize(
+    "kind", [{}, {"is_ordered": True}, {"is_ordered_by_key": True}], ids=["unordered", "ordered", "by key"]
+)
+def test_aborted_records_are_passed_without_a_delivery_also_after_a_restart(kind: dict[str, bool]) -> None:
+    leases = Leases()
+    settings = SETTINGS._replace(**kind)
+
+    def acquire(records_max: int) -> list[AcquiredRange]:
+        if settings.is_ordered_by_key:
+            leases.state_machine.add_keys(10, {offset: offset for offset in range(10)})
+        planned = leases.state_machine.acquirable_ranges("a", 10, 10, leases.now)
+        acquired, update = leases.state_machine.acquire(
+            "a", planned, records_max, strict=True, batch_ends=(), now_ms=leases.now, aborted=[(0, 2), (4, 4)]
+        )
+        leases.put(update)
+        return acquired
+
+    leases.state_machine.reconfigure(settings)
+    acquired = acquire(2)
+    assert [(each.first, each.last, each.deliveries) for each in acquired] == [(3, 3, 1), (5, 5, 1)]
+    for offset in (3, 5):
+        leases.put(leases.say("a", offset, offset, ACCEPT))
+    leases.load()
+    leases.state_machine.reconfigure(settings)
+    assert [(each.first, each.last) for each in acquire(10)] == [(6, 9)]
+
+
 def test_late_ack_counts_no_more_once_another_has_the_lease() -> None:
     leases = Leases()
     leases.lease("a", 0, 3)

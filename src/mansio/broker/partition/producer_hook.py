@@ -218,7 +218,8 @@ class ProducerHook:
         return max(first, self._log.start_offset)
 
     def retention_floor(self) -> int | None:
-        return None
+        """Return the last stable offset: no reader of committed records has had a chance to read what follows it."""
+        return self.transactions.first_undecided_offset
 
     def close(self) -> None:
         end_offset = self._log.end_offset

@@ -232,7 +232,8 @@ class SharePartition:
         wall_ms: int,
         own: PriorityOffsets | None = None,
     ) -> None:
-        """Restore the in-flight batches from stored state. `log_end`: current end offset of this broker's log, at or
+        """Restore the in-flight batches from stored state. `high_watermark`: offset below which the group may read the
+        log. `log_end`: current end offset of this broker's log, at or
         above the high watermark of any earlier leader. `own`: the offsets of the share partition, on a topic with
         priorities; None if it has all."""
         self.key = key
@@ -269,15 +270,15 @@ class SharePartition:
         self,
         member: str,
         max_records: int,
-        high_watermark: int,
+        readable_end: int,
         now_ms: float,
         unreadable: Sequence[tuple[int, int]] = (),
     ) -> list[tuple[int, int]]:
-        """Return offset ranges (first, last) to read for this member: offsets that it could acquire now, without the
-        `unreadable` ranges (ascending)."""
-        self.high_watermark = max(self.high_watermark, high_watermark)
+        """Return offset ranges (first, last) to read for this member: offsets below `readable_end` that it could
+        acquire now, without the `unreadable` ranges (ascending)."""
+        self.high_watermark = max(self.high_watermark, readable_end)
         space = min(max_records, self.settings.record_locks_max - self._in_flight.leased_count)
-        stop = min(self._lease_end, self.high_watermark)
+        stop = min(self._lease_end, readable_end)
         key_order = self._in_flight.key_order
         if key_order is not None:
             if key_order.scanned_end < self._keys_needed_until:
@@ -305,16 +306,23 @@ class SharePartition:
         batch_ends: Sequence[int],
         now_ms: float,
         lease_ms: int = -1,
+        aborted: Sequence[tuple[int, int]] = (),
     ) -> tuple[list[AcquiredRange], Update | None]:
         """Lease available offsets within the ranges `read`, whose records are in the response and below the high
         watermark.
 
         `strict`: lease at most `max_records`; otherwise all available records of the last record batch. `batch_ends`:
         ascending last offsets of the record batches in `read`. `lease_ms`: duration of the leases, -1 for the group's.
-        Returns the leased ranges, and the update that stores
-        the leases: the caller must call `mark_persisted` before the member receives the records.
+        `aborted`: ascending ranges in `read` that nobody may receive; they are passed without a delivery. Returns the
+        leased ranges, and the update that stores the leases: the caller must call `mark_persisted` before the member
+        receives the records.
         """
         in_flight, policy = self._in_flight, self._policy
+        token = NOT_PENDING
+        changed: list[InFlightBatch] = []
+        if aborted and (free := self._free_parts(aborted)):
+            token = in_flight.begin_update()
+            changed += self._pass(free, token, member)
         picked: Iterable[tuple[int, int]]
         if in_flight.key_order is None:
             picked = policy.pick(in_flight.ranges, member, now_ms)
@@ -335,12 +343,12 @@ class SharePartition:
             strict=strict,
             batch_ends=batch_ends,
         )
-        if not chosen and not self.is_lease_bound_due:
+        if not chosen and not changed and not self.is_lease_bound_due:
             return [], None
-        token = in_flight.begin_update()
+        if token == NOT_PENDING:
+            token = in_flight.begin_update()
         lock_ms = self.settings.lock_ms
         deadline_ms = now_ms + (lock_ms if lease_ms < 0 else lease_ms)
-        changed: list[InFlightBatch] = []
         for first, last in chosen:
             if self._own is not None:
                 changed += self._pass_others(self._own, first, token, member)
@@ -361,22 +369,32 @@ class SharePartition:
         return acquired, self._update(token, changed, durable=durable, lease_bound=True)
 
     def _pass_others(self, own: PriorityOffsets, before: int, token: int, member: str) -> list[InFlightBatch]:
-        """Pass the offsets of other priorities below `before`, as if `member` had acknowledged them at their first
-        delivery, so that they become one range with own ones."""
-        in_flight, ranges = self._in_flight, self._in_flight.ranges
+        """Pass the offsets of other priorities below `before`, so that they become one range with own ones."""
+        ranges = self._in_flight.ranges
         free = [
             (batch.first, min(batch.last, before - 1))
             for batch in takewhile(lambda batch: batch.first < before, ranges.free_batches())
         ]
         if before > ranges.end:
             free.append((ranges.end, before - 1))
+        others = (part for each in free for part in difference([each], [*own.within(*each)]))
+        return self._pass([*others], token, member)
+
+    def _pass(self, free: Iterable[tuple[int, int]], token: int, member: str) -> list[InFlightBatch]:
+        """Pass free offsets, as if `member` had acknowledged them at their first delivery."""
         passed = []
-        for each in free:
-            for first, last in difference([each], [*own.within(*each)]):
-                for batch in ranges.split(first, last):
-                    in_flight.change_state(batch, ACKNOWLEDGED, token, deliveries=1, holder=member)
-                    passed.append(batch)
+        for first, last in free:
+            for batch in self._in_flight.ranges.split(first, last):
+                self._in_flight.change_state(batch, ACKNOWLEDGED, token, deliveries=1, holder=member)
+                passed.append(batch)
         return passed
+
+    def _free_parts(self, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the parts of ascending ranges that can be leased at once."""
+        ranges, stop = self._in_flight.ranges, self._lease_end
+        free = [(batch.first, batch.last) for batch in ranges.free_batches()]
+        free.append((ranges.end, acquisition.UNBOUNDED_LAST))
+        return [(first, min(last, stop - 1)) for first, last in intersection(free, offsets) if first < stop]
 
     # ------------------------------------------------------------------ order by key
 
@@ -902,7 +920,7 @@ class SharePartition:
         )
 
     def _lag(self) -> int:
-        """Return the number of records below the high watermark that are not done."""
+        """Return the number of records below the known end of the readable log that are not done."""
         ranges = self._in_flight.ranges
         if self._own is None:
             return max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count

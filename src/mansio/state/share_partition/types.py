@@ -95,7 +95,8 @@ class ShareSettings(NamedTuple):
     number of records of a share partition that are leased at the same time. `in_flight_batches_max`: maximum number of
     in-flight batches. `lease_bound_step`: number of offsets by which the lease bound advances. `is_ordered`: a record
     is offered only when all records at lower offsets are done. `is_ordered_by_key`: it is offered only when no other
-    record of its key is in flight. `renewal_enabled`: members can renew leases.
+    record of its key is in flight. `is_committed_only`: records of open and aborted transactions are not offered.
+    `renewal_enabled`: members can renew leases.
     `dead_letters_enabled`: rejected records and those that reached `delivery_limit` are copied to the dead-letter
     topic. `backoff`: delay before a released or expired record is offered again.
     """
@@ -110,6 +111,7 @@ class ShareSettings(NamedTuple):
     dead_letters_enabled: bool
     backoff: Backoff
     is_ordered_by_key: bool = False
+    is_committed_only: bool = False
 
 
 class DeadLetterReservation(NamedTuple):
@@ -292,9 +294,9 @@ class LeaseHolder(NamedTuple):
 class ShareCounts(NamedTuple):
     """Numbers of records of one share partition, by state.
 
-    `start_offset` and `end_offset`: bounds of the in-flight batches. `lag`: number of records below the high watermark
-    that are not done. `dead`: number of dead-lettered records that no redrive has offered again. `holders`: the members
-    that have leased records.
+    `start_offset` and `end_offset`: bounds of the in-flight batches. `lag`: number of records that are not done, up
+    to the end of the log that the group may read. `dead`: number of dead-lettered records that no redrive has offered
+    again. `holders`: the members that have leased records.
     """
 
     start_offset: int

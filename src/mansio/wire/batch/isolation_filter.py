@@ -22,7 +22,7 @@ from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -69,6 +69,24 @@ def visible_batches(
             yield position, header, False
         else:
             yield position, header, not (header.is_transactional and header.producer_id in aborting)
+
+
+def aborted_batches(
+    batches: memoryview, aborted: Iterable[tuple[int, int, int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the offset range (first, last) of each complete batch of an aborted transaction.
+
+    `aborted`: (producer id, first offset, offset of the marker, last stable offset) of aborted transactions. Raises the
+    errors of `iterate_batches`.
+    """
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for producer_id, first, last, _ in aborted:
+        ranges.setdefault(producer_id, []).append((first, last))
+    for _, header in iterate_batches(batches):
+        if header.is_transactional and not header.is_control and header.producer_id in ranges:
+            offset = header.base_offset
+            if any(first <= offset < last for first, last in ranges[header.producer_id]):
+                yield offset, header.last_offset
 
 
 def _is_abort(batch: memoryview) -> bool:

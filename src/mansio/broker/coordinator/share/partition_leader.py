@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
+from mansio.broker.partition.partition import READ_COMMITTED, READ_UNCOMMITTED
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -42,6 +43,7 @@ from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, Shar
 from mansio.state.share_partition.priority_shares import PriorityShares
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import RENEW, LoadedState
+from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.priority_header import Priority
 from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import read_keys
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         AcquiredRange,
         ArchivingRange,
         Producer,
+        ShareCounts,
         ShareKey,
         ShareSettings,
         Update,
@@ -149,6 +152,10 @@ class ShareDependencies:
     normal_start: Callable[[ShareKey], Awaitable[int]]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
+
+
+def _isolation_level(settings: ShareSettings) -> int:
+    return READ_COMMITTED if settings.is_committed_only else READ_UNCOMMITTED
 
 
 class _KeyReader:
@@ -319,7 +326,7 @@ class SharePartitionLeader:
             leader_epoch=self.leader_epoch,
             log_start=partition.start_offset,
             log_end=partition.end_offset,
-            high_watermark=partition.high_watermark,
+            high_watermark=partition.readable_end(_isolation_level(settings)),
             now_ms=now_ms,
             wall_ms=dependencies.clock.wall_ms(),
             own=own,
@@ -433,7 +440,7 @@ class SharePartitionLeader:
         if machine is None:
             return 0
         self.ensure_leader()
-        end = self._readable_end()
+        end = self._readable_end(machine.settings)
         keys = _KeyReader(self.partition)
         while machine.free_key_count < max_records and keys.add_batch(machine, end):
             pass
@@ -444,9 +451,18 @@ class SharePartitionLeader:
             self._end_key_search(keys)
         return max_records if len(ranges) >= SCATTERED_READ_RANGES_MAX else count_offsets(ranges)
 
-    def _readable_end(self) -> int:
-        """Return the offset below which records can be leased: committed, and with known priorities."""
-        end = self.partition.readable_end()
+    def counts(self) -> ShareCounts:
+        """Count the records per state, up to the end of the log that the group may read now. The state must be
+        loaded."""
+        machine = self.ready_state_machine() or self.state_machine
+        end = self.partition.readable_end(_isolation_level(machine.settings))
+        machine.high_watermark = max(machine.high_watermark, end)
+        return machine.counts(self.now_ms())
+
+    def _readable_end(self, settings: ShareSettings) -> int:
+        """Return the offset below which records can be leased: committed, with known priorities, and without records
+        of open transactions if the group reads only committed ones."""
+        end = self.partition.readable_end(_isolation_level(settings))
         return end if self._priorities is None else min(end, self._priorities.index.end)
 
     def acquire(
@@ -470,7 +486,7 @@ class SharePartitionLeader:
             return None
         self.ensure_leader()
         now_ms = self.now_ms()
-        end = self.partition.readable_end() if self._priorities is None else self._readable_end()
+        end = self._readable_end(machine.settings)
         damage: list[DamagedRange] = []
         keys = _KeyReader(self.partition)
         while True:
@@ -501,6 +517,7 @@ class SharePartitionLeader:
             batch_ends=[last for _, last in read],
             now_ms=now_ms,
             lease_ms=lease_ms,
+            aborted=self._aborted_ranges(read, slices) if machine.settings.is_committed_only else (),
         )
         if not acquired and update is None:
             if damage:
@@ -514,6 +531,22 @@ class SharePartitionLeader:
                 if any(each.first <= last and each.last >= first for each in acquired)
             ]
         return AcquiredRecords(acquired, update, slices, sum(each.length for each in slices))
+
+    def _aborted_ranges(
+        self, read: Sequence[tuple[int, int]], slices: Sequence[LogSlice]
+    ) -> list[tuple[int, int]]:
+        """Return the ranges of offsets in `read` with records of aborted transactions. Their batches are read only if
+        there are such transactions between these offsets."""
+        producers = self.partition.producers
+        if not read or producers is None or not producers.transactions.aborted_count:
+            return []
+        found: list[tuple[int, int]] = []
+        for (first, last), part in zip(read, slices, strict=True):
+            aborted = producers.aborted_between(first, last + 1)
+            if aborted:
+                batches = aborted_batches(memoryview(part.read()), aborted)
+                found += [(max(low, first), min(high, last)) for low, high in batches if high >= first]
+        return found
 
     def _end_key_search(self, keys: _KeyReader) -> None:
         """Continue a search for keys that found no record to offer in a later turn of the event loop. Raises its

@@ -27,6 +27,7 @@ from mansio.config.share_group_config import (
     DEAD_LETTERS_ENABLE,
     DELIVERY_COUNT_LIMIT,
     EARLIEST,
+    ISOLATION_LEVEL,
     RECORD_LOCK_DURATION,
     RECORD_LOCKS_MAX,
     RENEW_ACKNOWLEDGE_ENABLE,
@@ -449,6 +450,7 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
             effective_value(RETRY_JITTER, configs),
         ),
         is_ordered_by_key=order == "key",
+        is_committed_only=effective_value(ISOLATION_LEVEL, configs) == "read_committed",
     )
 
 

@@ -368,8 +368,7 @@ class ShareService:
         counts: list[tuple[Priority, ShareCounts]] = []
         for leader in leaders:
             machine = leader.ready_state_machine() or leader.state_machine
-            machine.high_watermark = max(machine.high_watermark, leader.partition.high_watermark)
-            counts.append((leader.key.priority, machine.counts(leader.now_ms())))
+            counts.append((leader.key.priority, leader.counts()))
             ranges += _leased_ranges(machine, leader.now_ms(), ranges_max)
         key = leaders[0].key
         errors = (self._dead_letters.last_error_of(leader.key) for leader in leaders)

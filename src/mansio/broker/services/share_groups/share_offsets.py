@@ -143,9 +143,8 @@ class ShareOffsetService:
         if partition is not None and partition.is_leader:
             lag = 0
             for leader in manager.find_all(manager.find(*key)).values():
-                machine = await leader.wait_until_loaded()
-                machine.high_watermark = max(machine.high_watermark, partition.high_watermark)
-                lag += machine.counts(leader.now_ms()).lag
+                await leader.wait_until_loaded()
+                lag += leader.counts().lag
         return ShareOffset(key.partition, start, max(normal.leader_epoch, 0), lag)
 
     def _lag(self, name: str, key: ShareKey, summary: ShareSummary) -> int:
