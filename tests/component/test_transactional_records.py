@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import mansio
 from mansio.errors import InvalidTxnState, MansioError
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
+from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.end_marker import EndMarker
 from mansio.wire.batch.isolation_filter import visible_batches
 from mansio.wire.batch.record_batch import build_batch
@@ -62,7 +64,7 @@ class Bench:
         started = broker._broker
         assert started is not None
         self.loop, self.services, self.peer = started.server.loop, started.service, peer
-        self.address = broker.address
+        self.broker, self.address = broker, broker.address
         self.verifier = Verifier()
         self.verifier.markers = self.services.transaction_markers
         self.services.produce.verifier = self.verifier
@@ -91,6 +93,10 @@ class Bench:
 
     def read(self, isolation_level: int) -> tuple[list[int], int, list[tuple[int, int]]]:
         """(base offsets of the visible batches, last stable offset, aborted transactions)."""
+        self.request_fetch(isolation_level, max_wait_ms=0, min_bytes=0)
+        return self.fetched(isolation_level)
+
+    def request_fetch(self, isolation_level: int, *, max_wait_ms: int, min_bytes: int) -> None:
         wanted = fetch.FetchPartition(0, -1, 0, -1, -1, 1 << 20)
         self.peer.send(
             fetch.encode_request(
@@ -98,12 +104,14 @@ class Bench:
                 next(self._ids),
                 "c",
                 [("t", None, [wanted])],
-                max_wait_ms=0,
-                min_bytes=0,
+                max_wait_ms=max_wait_ms,
+                min_bytes=min_bytes,
                 max_bytes=1 << 20,
                 isolation_level=isolation_level,
             )
         )
+
+    def fetched(self, isolation_level: int) -> tuple[list[int], int, list[tuple[int, int]]]:
         answer = self.peer.frame()
         assert answer is not None
         part = fetch.decode_response(11, answer).topics[0][2][0]
@@ -132,7 +140,12 @@ def bench(directory: Path) -> Iterator[Bench]:
         with mansio.blocking.connect(broker.address) as client:
             if "t" not in client.admin.list_topics():
                 client.admin.create_topic("t", partitions=1)
-                client.admin.create_topic("delayed", partitions=1, config={"mansio.delay.enable": "true"})
+                for topic, setting, value in (
+                    ("delayed", "mansio.delay.enable", "true"),
+                    ("unique", "mansio.dedup.ms", "60000"),
+                    ("small", "compression.type", "gzip"),
+                ):
+                    client.admin.create_topic(topic, partitions=1, config={setting: value})
         yield Bench(broker, peer)
 
 
@@ -208,6 +221,7 @@ def test_what_does_not_belong_into_a_transaction_is_refused(tmp_path: Path) -> N
     with bench(tmp_path) as one:
         assert one.send(batch(1), transactional_id=None) == TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         assert one.send(batch(1, mansio_delay_ms="60000"), topic="delayed") == INVALID_RECORD
+        assert one.send(batch(1, mansio_dedup_id="a"), topic="unique") == INVALID_RECORD
         control = build_batch(
             [(1, b"\0\0\0\1", b"\0\0\0\0\0\0", ())],
             producer_id=1,
@@ -237,3 +251,26 @@ def test_retention_keeps_what_readers_of_committed_records_could_not_read_yet(tm
         assert start_after_check() == 0
         one.end(7, is_commit=True)
         wait_until(lambda: start_after_check() > 0, 10)
+
+
+def test_a_waiting_reader_of_committed_records_is_answered_when_the_transaction_ends(tmp_path: Path) -> None:
+    with bench(tmp_path) as one, RawPeer(int(one.address.rpartition(":")[2])) as reader:
+        other = Bench(one.broker, reader)
+        other.services.produce.verifier = one.verifier
+        other.request_fetch(1, max_wait_ms=30_000, min_bytes=1)
+        assert one.send(batch(1)) == 0
+        assert one.read(0)[0] == [0]
+        one.end(1, is_commit=True)
+        began = time.monotonic()
+        assert other.fetched(1)[0] == [0]
+        assert time.monotonic() - began < 20, "the answer came at the end of the wait"
+
+
+def test_a_batch_that_waits_for_its_verification_is_stored_in_the_codec_of_the_topic(tmp_path: Path) -> None:
+    with bench(tmp_path) as one:
+        assert one.send(batch(1), topic="small") == 0
+        log = one.services.partitions.get("small", 0).log
+        (header,) = log.batch_headers(0)
+        assert header.codec == Codec.GZIP
+        assert (header.producer_id, header.is_transactional) == (1, True)
+        assert one.verifier.asked == [(1, (("small", 0),), True)]
