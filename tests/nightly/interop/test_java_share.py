@@ -7,8 +7,6 @@ test fails; it is gone when the test ends.
 
 from __future__ import annotations
 
-import subprocess
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ import pytest
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.share_fetch import RECORD_LIMIT, decode_request
 from mansio.wire.headers import read_request_header
-from nightly.interop.java_client import compiled
+from nightly.interop.java_client import Conversation, compiled
 from support.machine import scaled
 from support.paths import free_port
 from support.process import served
@@ -37,7 +35,7 @@ DEADLINE_S = 60.0
 LOCK_MS = 8_000
 
 
-class JavaMember:
+class JavaMember(Conversation):
     """See the module."""
 
     def __init__(
@@ -50,29 +48,7 @@ class JavaMember:
             **settings,
         }
         arguments = [f"{name}={value}" for name, value in told.items()]
-        self._process = subprocess.Popen(
-            [*command, topic, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def ask(self, line: str) -> str:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        watch = threading.Timer(scaled(DEADLINE_S), process.kill)
-        watch.start()
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        finally:
-            watch.cancel()
-        word, _, rest = answer.strip().partition(" ")
-        assert word in ("ok", "closed"), f"{line}: {answer or 'no answer'}"
-        return rest
+        super().__init__([*command, topic, *arguments])
 
     def poll_once(self, wait_ms: int) -> list[Given]:
         found = [part.split(":", 3) for part in self.ask(f"poll {wait_ms}").split()]
@@ -99,13 +75,6 @@ class JavaMember:
 
     def commit_well(self) -> None:
         assert self.commit() == {"0": "-"}
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(scaled(DEADLINE_S))
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
 
 
 @pytest.fixture(scope="module")

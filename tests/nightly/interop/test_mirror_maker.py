@@ -5,35 +5,30 @@ Nightly: needs Java and Maven. The configuration is that of docs/COMPATIBILITY.m
 
 from __future__ import annotations
 
-import fcntl
-import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import mansio
 from mansio.client.types import OutgoingRecord
+from nightly.interop.java_client import fetched
 from support.machine import scaled
-from support.paths import ROOT
 from support.process import served
 from support.waiting import wait_until
 from system.interop.conftest import ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from mansio.client.types import Message
     from support.process import ServedBroker
 
 pytestmark = pytest.mark.timeout(1200)
 
-JARS = ROOT / ".tools" / "mirror-maker"
-POM = Path(__file__).parent / "mirror_maker.pom.xml"
 MAIN = "org.apache.kafka.connect.mirror.MirrorMaker"
 QUICK_JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-FETCH_DEADLINE_S = 600
 DEADLINE_S = 180.0
 """Longer than the session timeout of Connect's group, for which the tasks of a killed process wait."""
 CONFIG = """
@@ -60,21 +55,7 @@ refresh.groups.interval.seconds = 2
 @pytest.fixture(scope="module")
 def jars() -> Path:
     """The jars of MirrorMaker, fetched once."""
-    for program in ("java", "mvn"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not on the PATH")
-    JARS.parent.mkdir(exist_ok=True)
-    with open(JARS.with_suffix(".lock"), "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (JARS / ".fetched").exists():
-            command = ["mvn", "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"]
-            subprocess.run(
-                [*command, "-DincludeScope=runtime", f"-DoutputDirectory={JARS}"],
-                check=True,
-                timeout=scaled(FETCH_DEADLINE_S),
-            )
-            (JARS / ".fetched").touch()
-    return JARS
+    return fetched("mirror_maker")
 
 
 @pytest.fixture
