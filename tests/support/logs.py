@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.wire.batch.record_batch import build_batch, check_batch, read_header
+from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def make_batch(timestamps_ms: Sequence[int], value_bytes: int = 20, tag: int = 0
 
 def append(log: Log, batch: bytes, leader_epoch: int = 0) -> tuple[int, bytes]:
     """Append; (base offset, the bytes that must be found on disk)."""
-    base_offset = log.append(batch, check_batch(batch), leader_epoch)
+    base_offset = log.append(batch, check_stored_batch(batch), leader_epoch)
     return base_offset, as_stored(batch, base_offset, leader_epoch)
 
 

@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from mansio.errors import CorruptLog, RequestError
 from mansio.storage.segment import BATCH_MAGIC, PREFIX_BYTES, read_exactly
-from mansio.wire.batch.record_batch import HEADER_BYTES, check_batch, check_stored_batch, read_header
+from mansio.wire.batch.record_batch import HEADER_BYTES, check_stored_batch, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,10 +213,18 @@ def checked_batches(
             chunk_start, at = position, 0
             chunk = read_exactly(file, min(max(CHUNK_BYTES, length), size - position), position)
         try:
-            check = check_stored_batch if unchecked.base_offset < sparse_end_offset else check_batch
-            header = check(memoryview(chunk)[at : at + length])
+            header = check_stored_batch(memoryview(chunk)[at : at + length])
         except RequestError as error:
             yield position, error.message
+            return
+        if (
+            header.base_offset >= sparse_end_offset
+            and not header.record_count == header.last_offset_delta + 1 > 0
+        ):
+            yield (
+                position,
+                f"a batch of {header.record_count} records that spans {header.last_offset_delta + 1} offsets",
+            )
             return
         yield position, header
         position += length

@@ -13,6 +13,7 @@ from mansio.storage.file_cache import FileCache
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
+from mansio.wire.batch.record_batch import build_batch
 from support.logs import ManualClock, append, check_contents, make_batch
 
 DIRECTORY = "/p"
@@ -49,6 +50,18 @@ def test_preallocated_space_is_no_torn_tail(caplog: pytest.LogCaptureFixture) ->
     assert again.recovery.truncated_bytes == 0
     assert not caplog.records
     assert sum(len(data) for path, data in disk.files().items() if path.endswith(".log")) == again.size_bytes
+
+
+def test_batches_of_transactions_that_a_coordinator_wrote_survive_a_crash() -> None:
+    """They have a producer id without a sequence number, which is refused of clients."""
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    batch = build_batch([(5, b"key", b"offset", ())], producer_id=7, producer_epoch=2, transactional=True)
+    kept = [append(log, one)[1] for one in (make_batch([1]), batch, make_batch([9]))]
+    log.sync()
+    again = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    check_contents(again, kept)
+    assert again.recovery.truncated_bytes == 0
 
 
 def test_closed_log_has_no_preallocated_space() -> None:
