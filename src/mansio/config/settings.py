@@ -391,6 +391,12 @@ class Settings:
         minimum=1,
         is_kafka_setting=True,
     )
+    transaction_prepared_max_ms: int = _ms(
+        24 * 60 * MINUTE_MS,
+        "Time for which a transaction that was prepared for the commit of a batch waits for the decision, before it is "
+        "aborted. Readers of committed records wait at it.",
+        minimum=1,
+    )
     transactional_id_expiration_ms: int = _ms(
         7 * 24 * 60 * MINUTE_MS,
         "Time after its last use at which a transactional id is forgotten.",

@@ -29,7 +29,9 @@ from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareC
 from mansio.broker.coordinator.share.share_partition_manager import create_share_partition_manager
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
+from mansio.broker.coordinator.transaction.batch_committer import BatchCommitter
 from mansio.broker.coordinator.transaction.marker_sender import MarkerSender, MetadataPartitionLeaders
+from mansio.broker.coordinator.transaction.routed_ender import RoutedEnder
 from mansio.broker.coordinator.transaction.settings import transaction_settings
 from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
 from mansio.broker.coordinator.transaction.verifier import RoutedVerifier
@@ -196,6 +198,7 @@ class BrokerRuntime:
         self.markers.before_offsets_marker = self.groups.offsets.expect_marker
         self.markers.on_offsets_marker = self.groups.offsets.apply_marker
         self.transactions = self._build_transaction_coordinator()
+        self.batch_commits = self._build_batch_committer()
         self.dead_letters = create_dead_letter_manager(
             settings,
             host_ports,
@@ -332,6 +335,23 @@ class BrokerRuntime:
             if cluster_member is None
             else ClusterCoordinatorLookup(self.state, TRANSACTION_STATE_TOPIC),
         )
+
+    def _build_batch_committer(self) -> BatchCommitter:
+        cluster_member, node_id = self.cluster_member, self.settings.node_id
+        committer = BatchCommitter(
+            store=self.transactions.store,
+            ender=RoutedEnder(
+                self.transactions,
+                node_id=node_id,
+                lookup=self.transactions.lookup,
+                peers=None if cluster_member is None else cluster_member.new_peers(),
+            ),
+            settings=transaction_settings(self.settings),
+            clock=self.host_ports.clock,
+            scheduler=self.host_ports.scheduler,
+        )
+        self.transactions.on_expiry = committer.remove_expired
+        return committer
 
     def _register_share_callbacks(self) -> None:
         """Register share partitions and dead letters for changes of group settings and topics; in a cluster also the
@@ -492,7 +512,9 @@ class BrokerRuntime:
             ),
             elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
             transaction_markers=self.markers,
-            transactions=TransactionService(self.transactions, self.groups, host_ports.clock),
+            transactions=TransactionService(
+                self.transactions, self.groups, host_ports.clock, self.batch_commits
+            ),
             authenticator=authenticator,
             cluster=cluster,
         )
@@ -536,6 +558,7 @@ class BrokerRuntime:
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
         stack.push_async_callback(self.transactions.close)
+        stack.callback(self.batch_commits.close)
         stack.callback(self.shares.close)
         stack.callback(self.dead_letters.close)
         self.state.on_change(self._delete_offsets_of_deleted_topic)

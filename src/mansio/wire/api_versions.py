@@ -93,6 +93,8 @@ class ApiKey(IntEnum):
     RECEIVE_RECORDS = 20109
     RELEASE_LEASES = 20110
     REGISTER_SHARE_GROUP = 20111
+    PREPARE_TRANSACTION = 20112
+    COMMIT_BATCH = 20113
 
 
 class Api(NamedTuple):
@@ -497,6 +499,20 @@ _ROWS: Final = (
         brokers_only=True,
         is_advertised=False,
     ),
+    Api(
+        ApiKey.PREPARE_TRANSACTION,
+        0,
+        0,
+        "batch_commits.prepare_transaction",
+        note="Mansio's own. Lets a transaction wait for the decision about its batch, past its timeout; idempotent.",
+    ),
+    Api(
+        ApiKey.COMMIT_BATCH,
+        0,
+        0,
+        "batch_commits.commit_batch",
+        note="Mansio's own. Commits or aborts the transactions of all tasks of a batch, all or none; idempotent.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -591,6 +607,8 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.RECEIVE_RECORDS: 0,
     ApiKey.RELEASE_LEASES: 0,
     ApiKey.REGISTER_SHARE_GROUP: 0,
+    ApiKey.PREPARE_TRANSACTION: 0,
+    ApiKey.COMMIT_BATCH: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -39,7 +39,9 @@ class Server:
         groups: Any = SimpleNamespace(
             ensure_topic_exists=self.do_nothing, store=SimpleNamespace(partition_for=lambda _: 3)
         )
-        transactions = TransactionService(self.room.coordinator, groups, self.room.scheduler)
+        transactions = TransactionService(
+            self.room.coordinator, groups, self.room.scheduler, self.room.batches
+        )
         self.service: Any = SimpleNamespace(
             transactions=transactions,
             authenticator=Authenticator(),
@@ -278,3 +280,63 @@ def test_the_local_coordinator_is_asked_without_a_request() -> None:
     assert room.run(verifier.verify("orders", *producer, [("a", 0)], adds=False)) == [None]
     found = room.run(verifier.verify("orders", producer[0], 9, [("a", 0)], adds=False))
     assert [error.kafka_code for error in found] == [FENCED]
+
+
+# -- PrepareTransaction and CommitBatch --------
+
+
+def task_fields(name: str, producer: tuple[int, int]) -> dict[str, Any]:
+    return {"transactional_id": name, "producer_id": producer[0], "producer_epoch": producer[1]}
+
+
+def test_a_transaction_is_prepared_and_its_batch_committed() -> None:
+    server = Server()
+    producer = server.room.begin()
+    server.room.add(producer)
+    named = task_fields("orders", producer)
+    for _ in range(2):
+        assert server.ask(20_112, 0, **named).error_code == OK
+    [described] = server.ask(65, 0, transactional_ids=["orders"]).transaction_states
+    assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", 2**31 - 1)
+    for _ in range(2):
+        answer = server.ask(
+            20_113, 0, query_id="q", batch_id=0, committed=True, transactions=[named], abandoned=[]
+        )
+        assert answer.error_code == OK
+    server.room.settle()
+    assert server.room.state() == "CompleteCommit"
+    [described] = server.ask(65, 0, transactional_ids=["orders"]).transaction_states
+    assert described.transaction_timeout_ms == 60_000
+
+
+def test_a_batch_is_aborted() -> None:
+    server = Server()
+    producer = server.room.begin()
+    server.room.add(producer)
+    named = task_fields("orders", producer)
+    answer = server.ask(
+        20_113, 0, query_id="q", batch_id=0, committed=False, transactions=[], abandoned=[named]
+    )
+    assert answer.error_code == OK
+    server.room.settle()
+    assert server.room.state() == "CompleteAbort"
+
+
+def test_refused_preparations_and_commits_say_why() -> None:
+    server = Server()
+    producer = server.room.begin()
+    named = task_fields("orders", producer)
+    answer = server.ask(20_112, 0, **named)
+    assert (answer.error_code, answer.error_message) == (
+        INVALID_STATE,
+        "the transaction is in state Empty",
+    )
+    answer = server.ask(20_112, 0, **task_fields("orders", (producer[0], 7)))
+    assert answer.error_code == FENCED
+    answer = server.ask(
+        20_113, 0, query_id="q", batch_id=3, committed=True, transactions=[named], abandoned=[]
+    )
+    assert answer.error_code == INVALID_STATE
+    assert "batch 3 is not committed" in answer.error_message
+    answer = server.ask(20_113, 0, query_id="", batch_id=3, committed=True, transactions=[], abandoned=[])
+    assert answer.error_code == BAD_REQUEST

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mansio.broker.coordinator.transaction.batch_committer import BatchCommitter
 from mansio.broker.coordinator.transaction.marker_sender import MarkerSender
+from mansio.broker.coordinator.transaction.routed_ender import RoutedEnder
 from mansio.broker.coordinator.transaction.settings import TransactionSettings
 from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
 from mansio.errors import NotLeaderOrFollower
@@ -109,6 +111,15 @@ class CoordinatorRoom:
             markers=self.sender,
             lookup=Lookup() if cluster else None,
         )
+        self.ender = RoutedEnder(self.coordinator, node_id=0, lookup=self.coordinator.lookup, peers=peers)
+        self.batches = BatchCommitter(
+            store=self.coordinator.store,
+            ender=self.ender,
+            settings=TransactionSettings(**settings),
+            clock=self.scheduler,
+            scheduler=self.scheduler,
+        )
+        self.coordinator.on_expiry = self.batches.remove_expired
         if not cluster:
             self.run(self.coordinator.start(self.partitions))
 

@@ -39,6 +39,7 @@ TAGGED = {
     "client_version": INT16,
     "next_producer_epoch": INT16,
     "last_producer_epoch": INT16,
+    "held_ms": INT64,
 }
 BASE = st.fixed_dictionaries(REQUIRED).map(lambda fields: TransactionValue(**fields))
 VALUES = st.fixed_dictionaries(REQUIRED, optional=TAGGED).map(lambda fields: TransactionValue(**fields))

@@ -8,16 +8,22 @@ nothing to change. The caller stores it and answers when it is durable. Time is 
 
 `initialize` leads from Empty and the complete states to Empty with the next epoch. An unused transactional id expires.
 
+An ongoing transaction that is *held* (`hold`) has all its records and waits for the decision of another system, as in a
+two-phase commit: its own timeout no longer applies, and only its producer and epoch, or the end of the time for which
+it may be held, end it.
+
 Invariants:
 * A decision (PrepareCommit, PrepareAbort) does not change until all partitions have its marker.
 * A producer with a lower epoch, or with another producer id, changes nothing, unless it repeats the request that led to
   the current state: it then gets the same answer.
+* A held transaction gets no further partition, and a new producer with the transactional id does not abort it.
 * The pair (producer id, epoch) of a transactional id is never used by two producers: each initialization bumps the
   epoch, and a new producer id follows an exhausted epoch. A fenced or timed-out transaction ends with a bumped epoch.
 * From transaction version 2 on each end bumps the epoch, so that a late batch or request of one transaction cannot
   become part of the next one.
 
-Sources: KIP-98, KIP-360 (repeated initialization), KIP-890 (transaction version 2).
+Sources: KIP-98, KIP-360 (repeated initialization), KIP-890 (transaction version 2). KIP-939 (two-phase commit) calls a
+held transaction "prepared"; here, as in Kafka's names of the states, a prepared one is decided.
 """
 
 from __future__ import annotations
@@ -78,7 +84,8 @@ class Transaction(NamedTuple):
 
     `last_producer_epoch`: the epoch with which a request that led to the current epoch may be repeated, -1 for none.
     `previous_producer_id`: the producer id before the current one, if its epoch was exhausted. `next_producer_id`: the
-    producer id after the completion, if the epoch is exhausted. `updated_ms`, `started_ms`: times of the wall clock.
+    producer id after the completion, if the epoch is exhausted. `updated_ms`, `started_ms`: times of the wall clock;
+    `held_ms`: the time since which the transaction is held, -1 if it is not.
     """
 
     producer_id: int
@@ -92,6 +99,12 @@ class Transaction(NamedTuple):
     previous_producer_id: int = NO_ID
     next_producer_id: int = NO_ID
     client_version: int = 0
+    held_ms: int = NO_TIME
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the transaction is ongoing and waits for the decision of another system."""
+        return self.held_ms != NO_TIME
 
     @property
     def is_prepared(self) -> bool:
@@ -140,7 +153,7 @@ def initialize(
     `producer_id`, `producer_epoch`: what the producer had, -1 if it is new (KIP-360). `new_producer_id`: used if there
     is no transactional id yet, or if its epoch is exhausted.
 
-    Raises `ProducerFenced`, `ConcurrentTransactions`.
+    Raises `ProducerFenced`, and `ConcurrentTransactions`, for a held transaction, too.
     """
     if known is None:
         return Transaction(new_producer_id, 0, timeout_ms, updated_ms=now_ms)
@@ -149,6 +162,8 @@ def initialize(
         raise ProducerFenced("another producer with the same transactional id has a newer epoch")
     if known.is_prepared:
         raise ConcurrentTransactions("the transaction is being completed")
+    if known.is_held:
+        raise ConcurrentTransactions("the transaction waits for the decision to commit or abort it")
     if known.state is TransactionState.ONGOING:
         if not is_new and (known.producer_id, known.producer_epoch) != (producer_id, producer_epoch):
             raise ProducerFenced("another producer has begun a transaction")
@@ -209,13 +224,15 @@ def add_partitions(
 ) -> Transaction:
     """Return the ongoing transaction with these partitions; begins it if there is none.
 
-    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`.
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` for a held one.
     """
     known = _check_not_completing(known, producer_id, producer_epoch)
     if known.state is TransactionState.ONGOING:
         added = known.partitions.union(partitions)
         if added == known.partitions:
             return known
+        if known.is_held:
+            raise InvalidTxnState("no partition can be added to the transaction: it waits for its decision")
         return known._replace(partitions=added, updated_ms=now_ms)
     return known._replace(
         state=TransactionState.ONGOING,
@@ -250,6 +267,18 @@ def _check_not_completing(known: Transaction | None, producer_id: int, producer_
     if known.is_prepared:
         raise ConcurrentTransactions("the transaction is being completed")
     return known
+
+
+def hold(known: Transaction | None, producer_id: int, producer_epoch: int, *, now_ms: int) -> Transaction:
+    """Return the ongoing transaction as held; the same object if it is held.
+
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` without an ongoing
+    transaction.
+    """
+    known = _check_not_completing(known, producer_id, producer_epoch)
+    if known.state is not TransactionState.ONGOING:
+        raise InvalidTxnState(f"the transaction is in state {known.state.title}")
+    return known if known.is_held else known._replace(held_ms=now_ms, updated_ms=now_ms)
 
 
 def end(
@@ -309,6 +338,7 @@ def _decide(known: Transaction, *, is_commit: bool, bumps: bool, new_id: int, no
     decided = known._replace(
         state=TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
+        held_ms=NO_TIME,
         last_producer_epoch=known.producer_epoch if bumps else NO_EPOCH,
         client_version=BUMPING_VERSION if bumps else min(known.client_version, BUMPING_VERSION - 1),
     )
@@ -330,6 +360,7 @@ def _fence(known: Transaction, now_ms: int, *, may_repeat: bool) -> Transaction:
     return known._replace(
         state=TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
+        held_ms=NO_TIME,
         producer_epoch=known.producer_epoch + 1,
         last_producer_epoch=known.producer_epoch if may_repeat else NO_EPOCH,
         client_version=0,

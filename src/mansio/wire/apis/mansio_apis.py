@@ -1,5 +1,5 @@
 """Schemas of Mansio's own APIs in Kafka's framing: operations on leases, delayed records and schedules, which Kafka's
-protocol lacks, and the authentication of brokers.
+protocol lacks, the commit of batches, and the authentication of brokers.
 
 `AcknowledgeRecords` acknowledges leased records like ShareAcknowledge, and in addition with the delay of a release, the
 reason of a rejection and the delivery count; it needs no session. `DescribeLeases` returns leases and counts of share
@@ -8,6 +8,10 @@ partitions that a broker leads. `RedriveRecords` makes dead-lettered records ava
 `ListSchedules` returns the recurring schedules of partitions, `AlterSchedules` creates, pauses, resumes or deletes one.
 All of these go to the leader of the partition and are advertised in ApiVersions: other clients skip unknown keys
 (KIP-35).
+
+`PrepareTransaction` lets a transaction wait for a decision instead of timing out, `CommitBatch` decides about the
+transactions of all tasks of a batch. They go to the coordinator of the transactional id or of the query id, found by
+FindCoordinator with the key type of transactional ids, and are advertised, too.
 
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
@@ -32,6 +36,7 @@ REQUEST: Final = "request"
 
 _BOOL: Final = {"kafka_type": "bool"}
 _INT8: Final = {"kafka_type": "int8"}
+_INT16: Final = {"kafka_type": "int16"}
 _INT32: Final = {"kafka_type": "int32"}
 _INT64: Final = {"kafka_type": "int64"}
 _TEXT: Final = {"kafka_type": "string"}
@@ -545,6 +550,51 @@ class RegisterShareGroupResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareTransactionRequest(_Flexible):
+    """Request of a producer whose batches in the transaction are all acknowledged."""
+
+    transactional_id: str = field(metadata=_TEXT)
+    producer_id: int = field(metadata=_INT64)
+    producer_epoch: int = field(metadata=_INT16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareTransactionResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTransaction(_Flexible):
+    """A prepared transaction of one task."""
+
+    transactional_id: str = field(metadata=_TEXT)
+    producer_id: int = field(metadata=_INT64)
+    producer_epoch: int = field(metadata=_INT16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitBatchRequest(_Flexible):
+    """Request. `batch_id`: ascending within the query; `committed`: false aborts the transactions, except those that a
+    decision commits; `transactions`: those of the tasks of the batch; `abandoned`: further ones to abort, of tasks that
+    were repeated."""
+
+    query_id: str = field(metadata=_TEXT)
+    batch_id: int = field(metadata=_INT64)
+    committed: bool = field(metadata=_BOOL)
+    transactions: tuple[BatchTransaction, ...]
+    abandoned: tuple[BatchTransaction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitBatchResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChallengeBrokerRequest(_Flexible):
     """Request. `nonce`: random bytes of the broker that connects."""
 
@@ -595,6 +645,8 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.RECEIVE_RECORDS: (ReceiveRecordsRequest, ReceiveRecordsResponse),
     ApiKey.RELEASE_LEASES: (ReleaseLeasesRequest, ReleaseLeasesResponse),
     ApiKey.REGISTER_SHARE_GROUP: (RegisterShareGroupRequest, RegisterShareGroupResponse),
+    ApiKey.PREPARE_TRANSACTION: (PrepareTransactionRequest, PrepareTransactionResponse),
+    ApiKey.COMMIT_BATCH: (CommitBatchRequest, CommitBatchResponse),
 }
 
 

@@ -1,13 +1,16 @@
 """Codec of the records of `__transaction_state`, in Kafka's formats.
 
-The key is the transactional id (key version 0); a record without a value deletes the transactional id.
+The key is the transactional id (key version 0); a record without a value deletes the transactional id. Key version
+20113 is Mansio's own (`batch_decision_records`): Kafka's tools skip keys of unknown versions.
 
 Invariants:
 * Decoding an encoded key or value returns an equal one. Version 1 of the value is written; versions 0 and 1 are read.
 * Decoding malformed bytes raises `CorruptLog` and nothing else, because they come from the broker's own log.
 
-Mansio adds one tagged field to the value, which Kafka's tools skip: the epoch before its last bump, so that
-a repeated request is recognized after a change of the coordinator, too.
+Mansio adds tagged fields to the value, which Kafka's tools skip: the epoch before its last bump, so that a repeated
+request is recognized after a change of the coordinator, too; of a held transaction the time since which it is held, and
+its timeout. The timeout of a held transaction is stored as `HELD_TIMEOUT_MS`, as Kafka stores one of a two-phase commit
+(KIP-939).
 
 Source: TransactionLogKey/Value.json of Apache Kafka; version 1 is the flexible one (KIP-890).
 """
@@ -37,7 +40,12 @@ NEXT_PRODUCER_ID_TAG: Final = 1
 CLIENT_VERSION_TAG: Final = 2
 NEXT_PRODUCER_EPOCH_TAG: Final = 3
 LAST_PRODUCER_EPOCH_TAG: Final = 20_100
-"""Mansio's own tagged field."""
+HELD_MS_TAG: Final = 20_101
+HELD_TRANSACTION_TIMEOUT_TAG: Final = 20_102
+"""Mansio's own tagged fields: these and `LAST_PRODUCER_EPOCH_TAG`."""
+
+HELD_TIMEOUT_MS: Final = (1 << 31) - 1
+NO_TIME: Final = -1
 
 NO_ID: Final = -1
 NO_EPOCH: Final = -1
@@ -51,7 +59,8 @@ class TransactionValue(NamedTuple):
 
     `status`: number of the state, as in Kafka; `partitions`: topic -> partition indexes, None if the transaction has
     ended or has not begun; `updated_ms`, `started_ms`: times of the wall clock, `started_ms` -1 without a transaction;
-    `client_version`: transaction version of the client (KIP-890).
+    `client_version`: transaction version of the client (KIP-890); `held_ms`: time since which the transaction is held,
+    -1 if it is not.
     """
 
     producer_id: int
@@ -66,6 +75,7 @@ class TransactionValue(NamedTuple):
     client_version: int = 0
     next_producer_epoch: int = NO_EPOCH
     last_producer_epoch: int = NO_EPOCH
+    held_ms: int = NO_TIME
 
 
 def encode_key(transactional_id: str) -> bytes:
@@ -85,8 +95,10 @@ def decode_key(data: bytes) -> str | None:
 
 def encode_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes:
     """Encode a value. Version 0 has no fields from `previous_producer_id` on."""
+    is_held = value.held_ms != NO_TIME
+    timeout_ms = HELD_TIMEOUT_MS if is_held and version >= _FLEXIBLE else value.timeout_ms
     head = encode_integer(version, 2) + _FIXED.pack(
-        value.producer_id, value.producer_epoch, value.timeout_ms, value.status
+        value.producer_id, value.producer_epoch, timeout_ms, value.status
     )
     times = _TIMES.pack(value.updated_ms, value.started_ms)
     if version < _FLEXIBLE:
@@ -107,9 +119,12 @@ def encode_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes
             (CLIENT_VERSION_TAG, value.client_version, 0, 2),
             (NEXT_PRODUCER_EPOCH_TAG, value.next_producer_epoch, NO_EPOCH, 2),
             (LAST_PRODUCER_EPOCH_TAG, value.last_producer_epoch, NO_EPOCH, 2),
+            (HELD_MS_TAG, value.held_ms, NO_TIME, 8),
         )
         if number != default
     }
+    if is_held:
+        tagged[HELD_TRANSACTION_TIMEOUT_TAG] = encode_integer(value.timeout_ms, 4)
     return head + partitions + times + encode_tagged_fields(tagged)
 
 
@@ -149,7 +164,7 @@ def decode_value(data: bytes) -> TransactionValue:
     return TransactionValue(
         producer_id,
         epoch,
-        timeout_ms,
+        number(HELD_TRANSACTION_TIMEOUT_TAG, timeout_ms, 4),
         status,
         partitions,
         updated_ms,
@@ -159,6 +174,7 @@ def decode_value(data: bytes) -> TransactionValue:
         number(CLIENT_VERSION_TAG, 0, 2),
         number(NEXT_PRODUCER_EPOCH_TAG, NO_EPOCH, 2),
         number(LAST_PRODUCER_EPOCH_TAG, NO_EPOCH, 2),
+        number(HELD_MS_TAG, NO_TIME, 8),
     )
 
 

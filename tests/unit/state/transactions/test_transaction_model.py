@@ -43,6 +43,7 @@ class Model:
     phase: str = "idle"  # idle, open, deciding
     added: set[tuple[str, int]] = field(default_factory=set)
     is_commit: bool = False
+    is_held: bool = False
 
 
 class TransactionModel(RuleBasedStateMachine):
@@ -82,8 +83,9 @@ class TransactionModel(RuleBasedStateMachine):
         try:
             found = self._initialize(-1, -1)
         except ConcurrentTransactions:
-            assert self.model.phase == "deciding"
+            assert self.model.phase == "deciding" or self.model.is_held
             return
+        assert not self.model.is_held, "a held transaction was aborted"
         if self.model.phase == "open":
             assert found.state is State.PREPARE_ABORT
             self._replace_owner(None)
@@ -104,8 +106,9 @@ class TransactionModel(RuleBasedStateMachine):
         try:
             found = self._initialize(*owner.identity)
         except ConcurrentTransactions:
-            assert before == "deciding"
+            assert before == "deciding" or self.model.is_held
             return
+        assert not self.model.is_held, "a held transaction was aborted"
         if before == "open":
             assert found.state is State.PREPARE_ABORT
             self.model.phase, self.model.is_commit = "deciding", False
@@ -136,10 +139,33 @@ class TransactionModel(RuleBasedStateMachine):
         except ConcurrentTransactions:
             assert self.model.phase == "deciding"
             return
+        except InvalidTxnState:
+            assert self.model.is_held
+            assert not wanted <= self.model.added
+            return
+        assert not self.model.is_held or wanted <= self.model.added
         assert self.model.phase in ("idle", "open")
         self.model.added |= wanted
         self.model.phase = "open"
         owner.last_end = None
+
+    @precondition(lambda self: self.model.owner is not None)
+    @rule(is_repeated=st.booleans())
+    def the_transaction_is_held(self, is_repeated: bool) -> None:
+        owner = self.model.owner
+        assert owner is not None
+        try:
+            self.known = machine.hold(self.known, *owner.identity, now_ms=self.now_ms)
+        except ConcurrentTransactions:
+            assert self.model.phase == "deciding"
+            return
+        except InvalidTxnState:
+            assert self.model.phase == "idle"
+            return
+        assert self.model.phase == "open"
+        self.model.is_held = True
+        if is_repeated:
+            assert machine.hold(self.known, *owner.identity, now_ms=self.now_ms + 1) is self.known
 
     @precondition(lambda self: self.model.owner is not None)
     @rule()
@@ -245,12 +271,14 @@ class TransactionModel(RuleBasedStateMachine):
         self.model.owner = producer
 
     @precondition(lambda self: self.replaced)
-    @rule(which=st.randoms(use_true_random=False), is_commit=st.booleans(), request=st.integers(0, 3))
+    @rule(which=st.randoms(use_true_random=False), is_commit=st.booleans(), request=st.integers(0, 4))
     def a_replaced_producer_changes_nothing(self, which: object, is_commit: bool, request: int) -> None:
         producer = which.choice(self.replaced)  # type: ignore[attr-defined]  # a random.Random
         outcome: MansioError | None = None
         try:
-            if request == 0:
+            if request == 4:
+                machine.hold(self.known, *producer.identity, now_ms=self.now_ms)
+            elif request == 0:
                 self._end(producer.identity, is_commit, producer.version == 2)
             elif request == 1:
                 machine.add_partitions(
@@ -268,6 +296,9 @@ class TransactionModel(RuleBasedStateMachine):
     def the_state_is_that_of_the_model(self) -> None:
         if self.known is None:
             return
+        if self.model.phase != "open":
+            self.model.is_held = False
+        assert self.known.is_held == self.model.is_held
         assert not self.known.lacks_producer_id
         assert self.known.producer_epoch <= machine.EPOCH_MAX
         assert (self.known.state is State.ONGOING) == (self.model.phase == "open")

@@ -21,7 +21,9 @@ class TransactionSettings:
     """Limits and timeouts of the transaction coordinator.
 
     `transactional_ids_max` and `partitions_max` bound the memory: transactional ids of this broker, and partitions of
-    one transaction.
+    one transaction. `held_ms_max`: time after which a held transaction is aborted. `queries_max`: queries of this
+    broker with a decided batch; a query is forgotten when it has not committed a batch for `query_expiration_ms`.
+    `batch_commit_wait_ms`: maximum time for which the commit of a batch waits for its transactions.
     """
 
     timeout_ms_max: int = 15 * 60_000  # transaction.max.timeout.ms
@@ -31,6 +33,10 @@ class TransactionSettings:
     )  # transaction.remove.expired.transaction.cleanup.interval.ms
     transactional_ids_max: int = 1_000_000
     partitions_max: int = 100_000
+    held_ms_max: int = 24 * 60 * 60_000
+    queries_max: int = 100_000
+    query_expiration_ms: int = 365 * 24 * 60 * 60_000
+    batch_commit_wait_ms: int = 20_000
 
 
 def transaction_settings(settings: Settings) -> TransactionSettings:
@@ -38,4 +44,5 @@ def transaction_settings(settings: Settings) -> TransactionSettings:
     return TransactionSettings(
         timeout_ms_max=settings.transaction_max_timeout_ms,
         expiration_ms=settings.transactional_id_expiration_ms,
+        held_ms_max=settings.transaction_prepared_max_ms,
     )

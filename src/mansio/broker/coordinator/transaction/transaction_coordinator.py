@@ -98,7 +98,9 @@ class TransactionCoordinator:
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
         self._expiry_due_s = 0.0
-        self.store = TransactionStore(clock)
+        self.on_expiry: Callable[[], None] = lambda: None
+        """Called in the interval in which transactional ids expire."""
+        self.store = TransactionStore(clock, held_ms_max=settings.held_ms_max)
         self.topic = CoordinatorRuntime(
             TRANSACTION_STATE_TOPIC,
             view=self.store,
@@ -248,6 +250,17 @@ class TransactionCoordinator:
         await self._change(transactional_id, verify)
         return outcomes
 
+    async def hold(self, transactional_id: str, producer_id: int, producer_epoch: int) -> Transaction:
+        """Let an ongoing transaction, whose records are all acknowledged, wait for a decision: it no longer times out
+        by its own timeout, but after `held_ms_max`. Idempotent. See `transaction.hold`.
+
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `InvalidTxnState`, `ConcurrentTransactions`."""
+        _check_id(transactional_id)
+        return await self._change(
+            transactional_id,
+            lambda known: machine.hold(known, producer_id, producer_epoch, now_ms=self._clock.wall_ms()),
+        )
+
     async def end(
         self,
         transactional_id: str,
@@ -327,7 +340,7 @@ class TransactionCoordinator:
                 changed = transition(known)
                 break
             except ConcurrentTransactions:
-                if entry is None:
+                if entry is None or entry.transaction.is_held:
                     raise
                 await self._wait_for_completion(entry, end_s)
         with coordinator_errors():
@@ -452,6 +465,7 @@ class TransactionCoordinator:
         if self._expiry_due_s and self._expiry_due_s <= now_s:
             self._expiry_due_s = 0.0
             self._remove_expired()
+            self.on_expiry()
         if self.store.ongoing:
             self._arm(min(each.deadline_s for each in self.store.ongoing.values()))
         if self.store.entries:
@@ -459,6 +473,7 @@ class TransactionCoordinator:
 
     def _time_out(self, entry: TransactionEntry) -> None:
         """Abort a transaction whose time is over. After an error the next check tries again."""
+        was_held = entry.transaction.is_held
         try:
             timed_out = machine.time_out(entry.transaction, now_ms=self._clock.wall_ms())
             self._append(entry.transactional_id, timed_out).add_done_callback(_ignore_outcome)
@@ -469,7 +484,7 @@ class TransactionCoordinator:
         known = fields(
             transactional_id=entry.transactional_id,
             producer_id=timed_out.producer_id,
-            timeout_ms=timed_out.timeout_ms,
+            timeout_ms=self._settings.held_ms_max if was_held else timed_out.timeout_ms,
         )
         logger.info("transaction_timed_out", extra=known)
 

@@ -3,7 +3,8 @@
 Invariants:
 * A transactional id changes only by a record of the log, so that the next leader of the partition has the same state.
 * The deadline of an ongoing transaction is by the monotonic clock from its begin on, or, after a load, from the load on
-  with what the wall clock says is left of its timeout, at most the whole timeout.
+  with what the wall clock says is left of its timeout, at most the whole timeout. The time of a held transaction begins
+  when it is held.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.coordinator.transaction.decision_store import DecisionStore
 from mansio.errors import CorruptLog
 from mansio.logs import fields
 from mansio.state.transactions.transaction import Transaction, TransactionState
+from mansio.wire.internal_records.batch_decision_records import decode_decision_key
 from mansio.wire.internal_records.transaction_records import (
     TRANSACTION_STATE_TOPIC,
     TransactionValue,
@@ -29,11 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
+    from mansio.broker.coordinator.transaction.decision_store import DecisionEntry
     from mansio.ports import Clock, Promise
 
 logger = logging.getLogger(__name__)
 
 _HASH_MASK: Final = 0x7FFFFFFF
+HELD_MS_MAX: Final = 24 * 60 * 60_000
 
 
 class TransactionEntry:
@@ -58,8 +63,10 @@ class TransactionStore:
     `topic`: the coordinator runtime; set right after construction, because the two objects refer to each other.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, held_ms_max: int = HELD_MS_MAX) -> None:
+        """`held_ms_max`: time after which a held transaction is aborted."""
         self._clock = clock
+        self._held_ms_max = held_ms_max
         self.topic: CoordinatorRuntime
         self.entries: dict[str, TransactionEntry] = {}
         self.ongoing: dict[str, TransactionEntry] = {}
@@ -67,6 +74,9 @@ class TransactionStore:
         self._by_partition: dict[int, dict[str, TransactionEntry]] = defaultdict(dict)
         self.on_loaded: Callable[[list[TransactionEntry]], None] = lambda _: None
         """Called with the entries of a partition when it is loaded."""
+        self.decisions = DecisionStore()
+        self.on_decisions_loaded: Callable[[list[DecisionEntry]], None] = lambda _: None
+        """Called with the queries of a partition when it is loaded."""
 
     def partition_for(self, transactional_id: str) -> int:
         """Return the partition of the topic that stores a transactional id."""
@@ -79,6 +89,13 @@ class TransactionStore:
         if self.topic.partition_count:
             self.topic.check_loaded(self.partition_for(transactional_id))
         return self.entries.get(transactional_id)
+
+    def find_decision(self, query_id: str) -> DecisionEntry | None:
+        """Return the entry of a query, or None. Raises the errors of `find`."""
+        self.topic.check_available()
+        if self.topic.partition_count:
+            self.topic.check_loaded(self.partition_for(query_id))
+        return self.decisions.entries.get(query_id)
 
     def append(self, transactional_id: str, transaction: Transaction) -> Promise[None]:
         """Append and apply the new state of a transactional id. Returns the promise of its commit. Raises the errors of
@@ -97,6 +114,10 @@ class TransactionStore:
     def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
         transactional_id = decode_key(key)
         if transactional_id is None:
+            query_id = decode_decision_key(key)
+            if query_id is not None:
+                self.decisions.apply(index, query_id, value)
+                return
             known = fields(topic=TRANSACTION_STATE_TOPIC, partition=index, offset=offset)
             logger.warning("unknown_record_skipped", extra=known)
             return
@@ -109,14 +130,17 @@ class TransactionStore:
         if entry is None:
             entry = TransactionEntry(transactional_id, index, transaction)
             self.entries[transactional_id] = self._by_partition[index][transactional_id] = entry
-        was_ongoing = transactional_id in self.ongoing
+        is_known = transactional_id in self.ongoing and entry.transaction.is_held == transaction.is_held
         entry.transaction = transaction
         if transaction.state is not TransactionState.ONGOING:
             self.ongoing.pop(transactional_id, None)
-        elif not was_ongoing:
+        elif not is_known:
             self.ongoing[transactional_id] = entry
-            passed_ms = max(self._clock.wall_ms() - transaction.started_ms, 0)
-            left_ms = max(transaction.timeout_ms - passed_ms, 0)
+            begin_ms, timeout_ms = transaction.started_ms, transaction.timeout_ms
+            if transaction.is_held:
+                begin_ms, timeout_ms = transaction.held_ms, self._held_ms_max
+            passed_ms = max(self._clock.wall_ms() - begin_ms, 0)
+            left_ms = max(timeout_ms - passed_ms, 0)
             entry.deadline_s = self._clock.monotonic() + left_ms / 1000
         if not transaction.is_prepared:
             _wake(entry)
@@ -128,11 +152,14 @@ class TransactionStore:
                 key, value = _to_record(transactional_id, entries[transactional_id].transaction)
                 assert value is not None
                 yield key, value
+        yield from self.decisions.snapshot(index)
 
     def finish_load(self, index: int) -> None:
         self.on_loaded(list(self._by_partition[index].values()))
+        self.on_decisions_loaded(self.decisions.of_partition(index))
 
     def unload(self, index: int) -> None:
+        self.decisions.unload(index)
         for entry in list(self._by_partition.pop(index, {}).values()):
             self._remove(entry)
 
@@ -168,6 +195,7 @@ def _to_record(transactional_id: str, transaction: Transaction) -> KeyValue:
         next_producer_id=transaction.next_producer_id,
         client_version=transaction.client_version,
         last_producer_epoch=transaction.last_producer_epoch,
+        held_ms=transaction.held_ms,
     )
     return encode_key(transactional_id), encode_value(value)
 
@@ -192,4 +220,5 @@ def _to_transaction(value: TransactionValue) -> Transaction:
         previous_producer_id=value.previous_producer_id,
         next_producer_id=value.next_producer_id,
         client_version=value.client_version,
+        held_ms=value.held_ms,
     )

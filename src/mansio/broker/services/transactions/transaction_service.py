@@ -12,15 +12,18 @@ from mansio.broker.coordinator.group.error_mapping import check_group_id, coordi
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.broker.coordinator.group.topic_resolver import compile_pattern
 from mansio.state.transactions.transaction import TransactionState
+from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
+    from mansio.broker.coordinator.transaction.batch_committer import BatchCommitter
     from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
     from mansio.errors import MansioError
     from mansio.metadata.model import BrokerState
     from mansio.ports import Clock
+    from mansio.state.transactions.batch_decision import TaskTransaction
 
 TITLES: Final = {state.title: state for state in TransactionState if state is not TransactionState.DEAD}
 """Kafka's names of the states."""
@@ -33,7 +36,7 @@ TopicPartition = tuple[str, int]
 
 class DescribedTransaction(NamedTuple):
     """A transactional id. `state`: Kafka's name of it; `started_ms`: time of the wall clock, -1 without a
-    transaction."""
+    transaction; `timeout_ms`: of a prepared transaction the highest number, as Kafka has it for a two-phase commit."""
 
     transactional_id: str
     state: str
@@ -55,8 +58,15 @@ class ListedTransaction(NamedTuple):
 class TransactionService:
     """Transactions of producers with a transactional id."""
 
-    def __init__(self, coordinator: TransactionCoordinator, groups: GroupCoordinator, clock: Clock) -> None:
+    def __init__(
+        self,
+        coordinator: TransactionCoordinator,
+        groups: GroupCoordinator,
+        clock: Clock,
+        batches: BatchCommitter,
+    ) -> None:
         self._coordinator = coordinator
+        self._batches = batches
         self._groups = groups
         self._clock = clock
 
@@ -140,13 +150,40 @@ class TransactionService:
         )
         return ended.next_producer
 
+    async def prepare(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
+        """Let the producer's transaction, whose records are all acknowledged, wait for the decision about its batch:
+        it is aborted only after `transaction_prepared_max_ms`, or by its producer and epoch. Idempotent.
+
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `InvalidTxnState`, `ConcurrentTransactions`."""
+        await self._coordinator.hold(transactional_id, producer_id, producer_epoch)
+
+    async def commit_batch(
+        self,
+        query_id: str,
+        batch_id: int,
+        transactions: Sequence[TaskTransaction],
+        abandoned: Sequence[TaskTransaction] = (),
+        *,
+        is_commit: bool,
+    ) -> None:
+        """Commit the transactions of a batch, all or none, and abort the abandoned ones. With `is_commit` false, or if
+        the batch is decided already, the transactions that no decision commits are aborted. Returns when all of them
+        are ended. Idempotent.
+
+        Raises `InvalidTxnState` if a transaction has ended otherwise, or if a later batch is decided, and
+        `ConcurrentTransactions` while another request of the query is processed."""
+        if is_commit:
+            await self._batches.commit(query_id, batch_id, transactions, abandoned)
+        else:
+            await self._batches.abort(query_id, [*transactions, *abandoned])
+
     async def describe(self, transactional_id: str) -> DescribedTransaction:
         """Describe a transactional id. Raises `TransactionalIdNotFound`."""
         found = await self._coordinator.describe(transactional_id)
         return DescribedTransaction(
             transactional_id,
             found.state.title,
-            found.timeout_ms,
+            HELD_TIMEOUT_MS if found.is_held else found.timeout_ms,
             found.started_ms,
             found.producer_id,
             found.producer_epoch,

@@ -1,0 +1,52 @@
+"""PrepareTransaction (20112) and CommitBatch (20113), APIs of Mansio for the commit of batches that several tasks
+write. Their fields are defined in `mansio.wire.apis.mansio_apis`.
+
+Behavior: both are answered when what they did is committed, and can be repeated. An error that clients try again leaves
+it open whether the request was carried out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import MansioError
+from mansio.state.transactions.batch_decision import TaskTransaction
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.wire.codec.messages import Struct
+
+
+async def prepare_transaction(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Let an ongoing transaction wait for a decision."""
+    del context
+    try:
+        await service.transactions.prepare(
+            request.transactional_id, request.producer_id, request.producer_epoch
+        )
+    except MansioError as error:
+        return {"error_code": error.kafka_code, "error_message": error.message}
+    return {"error_code": 0}
+
+
+async def commit_batch(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """Commit or abort the transactions of a batch."""
+    del context
+    try:
+        await service.transactions.commit_batch(
+            request.query_id,
+            request.batch_id,
+            _transactions(request.transactions),
+            _transactions(request.abandoned),
+            is_commit=request.committed,
+        )
+    except MansioError as error:
+        return {"error_code": error.kafka_code, "error_message": error.message}
+    return {"error_code": 0}
+
+
+def _transactions(named: Any) -> list[TaskTransaction]:
+    return [TaskTransaction(each.transactional_id, each.producer_id, each.producer_epoch) for each in named]

@@ -1,0 +1,97 @@
+"""Decisions about the batches of queries: the part of the view of `__transaction_state` with their records.
+
+Invariant: a decision changes only by a record of the log, so that the next leader of the partition has the same one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from mansio.state.transactions.batch_decision import BatchDecision, TaskTransaction
+from mansio.wire.internal_records.batch_decision_records import (
+    DecisionValue,
+    decode_decision_value,
+    encode_decision_key,
+    encode_decision_value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.ports import Promise
+
+
+class DecisionEntry:
+    """A query on the broker that decides about its batches. `waiters`: promises that are completed when the decision is
+    finished or the entry is unloaded. `is_finishing`: a task ends the transactions."""
+
+    __slots__ = ("decision", "index", "is_finishing", "query_id", "waiters")
+
+    def __init__(self, query_id: str, index: int, decision: BatchDecision) -> None:
+        self.query_id = query_id
+        self.index = index
+        self.decision = decision
+        self.is_finishing = False
+        self.waiters: list[Promise[None]] = []
+
+
+class DecisionStore:
+    """The decisions that this broker has loaded. `entries`: by query id."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, DecisionEntry] = {}
+        self._by_partition: dict[int, dict[str, DecisionEntry]] = defaultdict(dict)
+
+    def apply(self, index: int, query_id: str, value: bytes | None) -> None:
+        """Apply a record of the log; None deletes the query."""
+        entry = self.entries.get(query_id)
+        if value is None:
+            if entry is not None:
+                self._remove(entry)
+            return
+        found = decode_decision_value(value)
+        decision = BatchDecision(
+            found.batch_id, tuple(TaskTransaction(*each) for each in found.transactions), found.updated_ms
+        )
+        if entry is None:
+            entry = DecisionEntry(query_id, index, decision)
+            self.entries[query_id] = self._by_partition[index][query_id] = entry
+        entry.decision = decision
+        if decision.is_finished:
+            _wake(entry)
+
+    def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the records of the queries of a partition."""
+        entries = self._by_partition[index]
+        for query_id in list(entries):
+            if query_id in entries:
+                yield to_record(query_id, entries[query_id].decision)
+
+    def of_partition(self, index: int) -> list[DecisionEntry]:
+        """Return the queries of a partition."""
+        return list(self._by_partition[index].values())
+
+    def unload(self, index: int) -> None:
+        """Remove the queries of a partition."""
+        for entry in list(self._by_partition.pop(index, {}).values()):
+            self._remove(entry)
+
+    def _remove(self, entry: DecisionEntry) -> None:
+        self.entries.pop(entry.query_id, None)
+        if entry.index in self._by_partition:
+            self._by_partition[entry.index].pop(entry.query_id, None)
+        _wake(entry)
+
+
+def to_record(query_id: str, decision: BatchDecision) -> tuple[bytes, bytes]:
+    """Return key and value of the record of a decision."""
+    value = DecisionValue(decision.batch_id, decision.updated_ms, decision.transactions)
+    return encode_decision_key(query_id), encode_decision_value(value)
+
+
+def _wake(entry: DecisionEntry) -> None:
+    waiters, entry.waiters = entry.waiters, []
+    for promise in waiters:
+        if not promise.done():
+            promise.set_result(None)

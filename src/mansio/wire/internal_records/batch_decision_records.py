@@ -1,0 +1,83 @@
+"""Codec of the records of `__transaction_state` with the decisions about the batches of a query.
+
+The key has the version 20113 and the query id; Kafka's tools and brokers skip keys of unknown versions. There is one
+record for each query, with its last decided batch.
+
+Invariants: as of `transaction_records`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from mansio.wire.internal_records.flexible_codec import (
+    NO_TAGGED_FIELDS,
+    Reader,
+    encode_array,
+    encode_integer,
+    encode_string,
+)
+from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
+
+DECISION_KEY_VERSION: Final = 20_113
+DECISION_VALUE_VERSION: Final = 0
+
+_BATCH: Final = struct.Struct(">qq")  # batch id, last update
+_PRODUCER: Final = struct.Struct(">qh")  # producer id, epoch
+
+
+class DecisionValue(NamedTuple):
+    """Value of a query. `transactions`: (transactional id, producer id, producer epoch) of the transactions that are
+    still to be committed; `updated_ms`: time of the wall clock."""
+
+    batch_id: int
+    updated_ms: int
+    transactions: tuple[tuple[str, int, int], ...]
+
+
+def encode_decision_key(query_id: str) -> bytes:
+    data = query_id.encode()
+    return encode_integer(DECISION_KEY_VERSION, 2) + encode_integer(len(data), 2) + data
+
+
+def decode_decision_key(data: bytes) -> str | None:
+    """Decode a key; None for another key version."""
+    reader = Reader(data, TRANSACTION_STATE_TOPIC)
+    if reader.read_integer(2) != DECISION_KEY_VERSION:
+        return None
+    query_id = reader.read_int16_string()
+    reader.check_end()
+    return query_id
+
+
+def encode_decision_value(value: DecisionValue) -> bytes:
+    return (
+        encode_integer(DECISION_VALUE_VERSION, 2)
+        + _BATCH.pack(value.batch_id, value.updated_ms)
+        + encode_array(
+            encode_string(transactional_id) + _PRODUCER.pack(producer_id, producer_epoch) + NO_TAGGED_FIELDS
+            for transactional_id, producer_id, producer_epoch in value.transactions
+        )
+        + NO_TAGGED_FIELDS
+    )
+
+
+def decode_decision_value(data: bytes) -> DecisionValue:
+    """Decode a value. Raises `CorruptLog`, also for an unknown version: a decision must not be skipped."""
+    reader = Reader(data, TRANSACTION_STATE_TOPIC)
+    version = reader.read_integer(2)
+    if version != DECISION_VALUE_VERSION:
+        reader.raise_corrupt_log(f"unknown version {version} of a decision")
+    batch_id, updated_ms = _BATCH.unpack(reader.take(_BATCH.size))
+
+    def transaction() -> tuple[str, int, int]:
+        transactional_id = reader.read_string()
+        producer_id, producer_epoch = _PRODUCER.unpack(reader.take(_PRODUCER.size))
+        reader.read_tagged_fields()
+        return transactional_id, producer_id, producer_epoch
+
+    transactions = reader.read_array(transaction)
+    reader.read_tagged_fields()
+    reader.check_end()
+    return DecisionValue(batch_id, updated_ms, transactions)

@@ -1,0 +1,467 @@
+"""Commit of batches: all transactions of a batch or none, once, whatever is repeated and wherever the broker stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mansio.errors import (
+    ConcurrentTransactions,
+    CoordinatorNotAvailable,
+    InvalidRequest,
+    InvalidTxnState,
+    MansioError,
+    ProducerFenced,
+)
+from mansio.state.transactions.batch_decision import TaskTransaction
+from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.codec import messages
+from mansio.wire.internal_records.batch_decision_records import (
+    decode_decision_key,
+    decode_decision_value,
+)
+from unit.broker.groups_fixtures import VirtualScheduler
+from unit.broker.transactions_fixtures import CoordinatorRoom, MarkerLog
+
+HOUR_MS = 3_600_000
+QUERY = "q-1"
+PARTITIONS = (("a", 0), ("a", 1), ("b", 0))
+
+
+def write_task(room: CoordinatorRoom, task: int, *, slot: int = 0, held: bool = True) -> TaskTransaction:
+    """Write a transaction as a task does, into the partition of its number."""
+    name = f"{QUERY}-{task}-{slot}"
+    producer = room.begin(name)
+    assert room.add(producer, PARTITIONS[task], name=name) == [None]
+    if held:
+        room.run(room.coordinator.hold(name, *producer))
+    return TaskTransaction(name, *producer)
+
+
+def write_batch(room: CoordinatorRoom, *, slot: int = 0) -> list[TaskTransaction]:
+    return [write_task(room, task, slot=slot) for task in range(3)]
+
+
+def commit(
+    room: CoordinatorRoom,
+    batch_id: int,
+    transactions: list[TaskTransaction],
+    abandoned: list[TaskTransaction] | None = None,
+) -> None:
+    room.run(room.batches.commit(QUERY, batch_id, transactions, abandoned or []))
+
+
+def committed(room: CoordinatorRoom) -> dict[tuple[str, int], int]:
+    """The number of transactions that are committed in each partition. A repeated marker is harmless."""
+    found: dict[tuple[str, int], set[tuple[int, int]]] = {each: set() for each in PARTITIONS}
+    for partition, marker in room.markers.stored:
+        if marker.is_commit:
+            found[partition].add((marker.producer_id, marker.producer_epoch))
+    return {partition: len(markers) for partition, markers in found.items()}
+
+
+def check_each_committed(room: CoordinatorRoom, times: int) -> None:
+    room.settle(5_000)
+    assert committed(room) == dict.fromkeys(PARTITIONS, times)
+    assert not room.coordinator.store.ongoing, "a transaction stayed open"
+
+
+# -- a held transaction --------
+
+
+def test_a_held_transaction_outlives_its_timeout_and_ends_after_the_maximum() -> None:
+    room = CoordinatorRoom(held_ms_max=HOUR_MS)
+    held = write_task(room, 0)
+    room.settle(HOUR_MS - 5_000)
+    assert room.state(held.transactional_id) == "Ongoing"
+    room.settle(10_000)
+    assert room.state(held.transactional_id) == "CompleteAbort"
+    with pytest.raises(ProducerFenced):
+        room.end((held.producer_id, held.producer_epoch), name=held.transactional_id)
+
+
+def test_the_time_of_a_held_transaction_goes_on_after_a_restart() -> None:
+    room = CoordinatorRoom(held_ms_max=HOUR_MS)
+    held = write_task(room, 0)
+    room.settle(HOUR_MS / 2)
+    room = room.restarted(held_ms_max=HOUR_MS)
+    assert room.coordinator.store.entries[held.transactional_id].transaction.is_held
+    room.settle(HOUR_MS / 2 - 5_000)
+    assert room.state(held.transactional_id) == "Ongoing"
+    room.settle(10_000)
+    assert room.state(held.transactional_id) == "CompleteAbort"
+
+
+def test_a_new_producer_does_not_abort_a_held_transaction() -> None:
+    room = CoordinatorRoom()
+    held = write_task(room, 0)
+    with pytest.raises(ConcurrentTransactions):
+        room.begin(held.transactional_id)
+    commit(room, 0, [held])
+    room.settle()
+    assert room.state(held.transactional_id) == "CompleteCommit"
+    room.begin(held.transactional_id)
+
+
+def test_the_timeout_applies_again_to_the_next_transaction() -> None:
+    room = CoordinatorRoom()
+    held = write_task(room, 0)
+    commit(room, 0, [held])
+    room.settle()
+    after = room.coordinator.store.entries[held.transactional_id].transaction
+    room.add(after.next_producer, name=held.transactional_id)
+    room.settle(70_000)
+    assert room.state(held.transactional_id) == "CompleteAbort"
+
+
+def test_a_transaction_that_is_not_ongoing_cannot_be_held() -> None:
+    room = CoordinatorRoom()
+    producer = room.begin()
+    with pytest.raises(InvalidTxnState):
+        room.run(room.coordinator.hold("orders", *producer))
+
+
+# -- commit and abort of a batch --------
+
+
+def test_a_batch_commits_all_its_transactions() -> None:
+    room = CoordinatorRoom()
+    commit(room, 0, write_batch(room))
+    check_each_committed(room, 1)
+    commit(room, 1, write_batch(room))
+    check_each_committed(room, 2)
+
+
+def test_a_batch_with_a_transaction_that_ended_commits_none() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    room.end(batch[1][1:], is_commit=False, name=batch[1].transactional_id)
+    with pytest.raises(InvalidTxnState, match="batch 0 is not committed"):
+        commit(room, 0, batch)
+    room.run(room.batches.abort(QUERY, batch))
+    check_each_committed(room, 0)
+    commit(room, 0, write_batch(room))
+    check_each_committed(room, 1)
+
+
+def test_a_repeated_request_changes_nothing() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    for _ in range(3):
+        commit(room, 0, batch)
+    check_each_committed(room, 1)
+
+
+def test_a_repeated_batch_aborts_the_transactions_of_its_second_attempt() -> None:
+    room = CoordinatorRoom()
+    commit(room, 0, write_batch(room))
+    commit(room, 0, write_batch(room))
+    check_each_committed(room, 1)
+    commit(room, 1, write_batch(room))
+    check_each_committed(room, 2)
+
+
+def test_abandoned_transactions_are_aborted_with_the_commit() -> None:
+    room = CoordinatorRoom()
+    abandoned = [write_task(room, 0), write_task(room, 1, held=False)]
+    commit(room, 0, write_batch(room, slot=1), abandoned)
+    check_each_committed(room, 1)
+
+
+def test_an_earlier_batch_is_refused() -> None:
+    room = CoordinatorRoom()
+    commit(room, 5, write_batch(room))
+    late = write_batch(room)
+    with pytest.raises(InvalidTxnState, match="batch 5 of the query is committed already"):
+        commit(room, 4, late)
+    room.run(room.batches.abort(QUERY, late))
+    check_each_committed(room, 1)
+
+
+def test_an_abort_changes_no_decision() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    room.markers.held = True
+    request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
+    room.settle(100)
+    assert request.done()  # decided; the markers follow
+    room.run(room.batches.abort(QUERY, batch))
+    room.markers.held = False
+    check_each_committed(room, 1)
+
+
+def test_no_transaction_is_committed_before_the_decision_is_durable() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    partition = room.partitions[room.index(QUERY)]
+    partition.holds = True
+    request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
+    room.settle(10_000)
+    assert not request.done()
+    assert not room.markers.stored
+    partition.holds = False
+    partition.sync()
+    check_each_committed(room, 1)
+
+
+def test_another_request_of_the_query_is_refused_meanwhile() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    partition = room.partitions[room.index(QUERY)]
+    partition.holds = True
+    request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
+    with pytest.raises(ConcurrentTransactions):
+        room.run(room.batches.abort(QUERY, batch))
+    partition.holds = False
+    partition.sync()
+    room.settle()
+    assert request.done()
+    room.run(room.batches.abort(QUERY, batch))
+    check_each_committed(room, 1)
+
+
+@pytest.mark.parametrize("query_id", ["", "q" * 1_001])
+def test_an_invalid_query_id_is_refused(query_id: str) -> None:
+    room = CoordinatorRoom()
+    with pytest.raises(InvalidRequest):
+        room.run(room.batches.commit(query_id, 0, []))
+
+
+# -- the broker stops at any point --------
+
+
+def run_steps(room: CoordinatorRoom, work: Any, steps: int) -> bool:
+    """Run `work` for a number of callbacks; whether it has ended."""
+    scheduler = room.scheduler
+    task: Any = scheduler.spawn(work, name="test")
+    for _ in range(steps):
+        if task.done():
+            return True
+        if scheduler._ready:
+            callback, args = scheduler._ready.popleft()
+            callback(*args)
+        else:
+            scheduler._fire()
+    return bool(task.done())
+
+
+def power_loss(room: CoordinatorRoom) -> CoordinatorRoom:
+    """A new coordinator with what is durable. What the old one still does has no effect."""
+    restarted = room.restarted()
+    room.sender._local = MarkerLog(room.scheduler)
+    room.settle(1_000)
+    return restarted
+
+
+def test_a_power_loss_at_any_step_leaves_all_or_nothing_and_a_repeated_batch_commits_once() -> None:
+    steps = 0
+    decided = 0
+    while True:
+        room = CoordinatorRoom()
+        commit(room, 0, write_batch(room))
+        room.settle()
+        is_complete = run_steps(room, room.batches.commit(QUERY, 1, write_batch(room)), steps)
+        room = power_loss(room)
+        room.settle(5_000)
+        after = set(committed(room).values())
+        assert after in ({1}, {2}), f"a part of the batch is committed after step {steps}"
+        decided += after == {2}
+        second = []
+        abandoned = []
+        for task in range(3):
+            name = f"{QUERY}-{task}-0"
+            entry = room.coordinator.store.entries[name].transaction
+            if entry.is_held:
+                abandoned.append(TaskTransaction(name, entry.producer_id, entry.producer_epoch))
+            second.append(write_task(room, task, slot=int(entry.is_held)))
+        commit(room, 1, second, abandoned)
+        check_each_committed(room, 2)
+        commit(room, 2, write_batch(room))
+        check_each_committed(room, 3)
+        if is_complete:
+            break
+        steps += 1
+    assert steps > 20
+    assert decided > 5
+
+
+def test_a_loaded_decision_is_carried_out_without_a_request() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+
+    async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
+        raise CoordinatorNotAvailable
+
+    room.ender.end = fail  # type: ignore[method-assign]
+    room.scheduler.start(room.batches.commit(QUERY, 0, batch))
+    room.settle(100)
+    assert not room.markers.stored
+    room = room.restarted()
+    check_each_committed(room, 1)
+
+
+def test_a_loaded_decision_is_carried_out_only_when_it_is_committed() -> None:
+    """A new leader finds the decision in its log, and does not know yet whether all replicas in sync have it."""
+    room = CoordinatorRoom()
+    transaction = write_task(room, 1)
+    assert room.index(transaction.transactional_id) != room.index(QUERY)
+
+    async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
+        raise CoordinatorNotAvailable
+
+    room.ender.end = fail  # type: ignore[method-assign]
+    room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
+    room.settle(100)
+    scheduler = VirtualScheduler()
+    room.markers.scheduler = scheduler
+    partitions = [each.after_power_loss(scheduler) for each in room.partitions]
+    undecided = partitions[room.index(QUERY)]
+    undecided.high_watermark, undecided.holds = 0, True
+    room = CoordinatorRoom(scheduler=scheduler, markers=room.markers, partitions=partitions)
+    room.settle(5_000)
+    assert not room.markers.stored
+    undecided.holds = False
+    undecided.sync()
+    room.settle(5_000)
+    assert room.markers.results() == {PARTITIONS[1]: [True]}
+
+
+def test_a_commit_that_waits_for_another_coordinator_can_be_repeated() -> None:
+    room = CoordinatorRoom(batch_commit_wait_ms=1_000)
+    batch = write_batch(room)
+    errors: list[MansioError] = [CoordinatorNotAvailable()] * 100
+    real_end = room.ender.end
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if errors:
+            raise errors.pop()
+        await real_end(transaction, is_commit=is_commit)
+
+    room.ender.end = end  # type: ignore[method-assign]
+    with pytest.raises(CoordinatorNotAvailable):
+        commit(room, 0, batch)
+    while errors:
+        room.settle(1_000)
+    room.settle(5_000)
+    commit(room, 0, batch)
+    check_each_committed(room, 1)
+
+
+# -- bounds --------
+
+
+def test_hundreds_of_batches_leave_one_decision_and_the_slots_of_the_tasks() -> None:
+    room = CoordinatorRoom()
+    for batch_id in range(200):
+        commit(room, batch_id, [write_task(room, 0)])
+        room.settle(5)
+    store = room.coordinator.store
+    assert len(store.entries) == 1
+    assert len(store.decisions.entries) == 1
+    assert store.decisions.entries[QUERY].decision.transactions == ()
+    assert committed(room)["a", 0] == 200
+
+
+def test_batches_go_on_with_a_new_producer_id_when_the_epochs_of_a_slot_are_used_up() -> None:
+    room = CoordinatorRoom()
+    name = f"{QUERY}-0-0"
+    producer_id, _ = room.begin(name)
+    last = Transaction(producer_id, EPOCH_MAX - 5, 60_000, updated_ms=room.scheduler.wall_ms())
+
+    async def store() -> None:
+        await room.coordinator.store.append(name, last)
+
+    room.run(store())
+    producers = set()
+    for batch_id in range(8):
+        transaction = write_task(room, 0)
+        producers.add(transaction.producer_id)
+        for _ in range(2):
+            commit(room, batch_id, [transaction])
+        room.settle()
+        if batch_id % 3 == 2:
+            room = room.restarted()
+    assert committed(room)["a", 0] == 8
+    assert len(producers) == 2
+
+
+def test_a_query_is_forgotten_when_it_is_not_used_for_long_and_not_before() -> None:
+    settings = {"query_expiration_ms": 10 * HOUR_MS, "expiration_check_interval_ms": HOUR_MS}
+    room = CoordinatorRoom(**settings)
+    commit(room, 0, write_batch(room))
+    room.settle(9 * HOUR_MS)
+    assert QUERY in room.coordinator.store.decisions.entries
+    room.settle(3 * HOUR_MS)
+    assert QUERY not in room.coordinator.store.decisions.entries
+    assert QUERY not in room.restarted(**settings).coordinator.store.decisions.entries
+
+
+def test_more_queries_than_the_limit_are_refused_and_known_ones_go_on() -> None:
+    room = CoordinatorRoom(queries_max=1)
+    commit(room, 0, write_batch(room))
+    with pytest.raises(CoordinatorNotAvailable):
+        room.run(room.batches.commit("another", 0, []))
+    commit(room, 1, write_batch(room))
+    check_each_committed(room, 2)
+
+
+# -- coordinators on other brokers --------
+
+
+class Peers:
+    """Other brokers: each request is recorded and answered with a code."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, Any]] = []
+
+    async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
+        assert node_id == 1
+        key = int.from_bytes(request[4:6], "big")
+        client_length = int.from_bytes(request[12:14], "big")
+        self.asked.append((key, messages.decode_request(key, request[7], request[15 + client_length :])))
+        return messages.encode_response(key, request[7], 0, {"error_code": 0})[4:]
+
+
+def test_transactions_of_other_coordinators_are_held_and_ended_by_requests() -> None:
+    peers = Peers()
+    room = CoordinatorRoom(cluster=True, peers=peers)
+    broker: Any = type("Broker", (), {"node_id": 1})()
+    room.coordinator.lookup.brokers = {0: broker, 1: broker}  # type: ignore[union-attr]
+    transaction = TaskTransaction("t", 7, 3)
+    room.run(room.ender.hold(transaction))
+    room.run(room.ender.end(transaction, is_commit=True))
+    (held, first), (ended, second) = peers.asked
+    assert (held, ended) == (ApiKey.PREPARE_TRANSACTION, ApiKey.END_TXN)
+    for each in (first, second):
+        assert (each.transactional_id, each.producer_id, each.producer_epoch) == transaction
+    assert second.committed
+
+
+# -- records --------
+
+
+def test_a_snapshot_has_the_decisions() -> None:
+    room = CoordinatorRoom()
+    commit(room, 3, write_batch(room))
+    records = dict(room.coordinator.store.snapshot(room.index(QUERY)))
+    [value] = [each for key, each in records.items() if decode_decision_key(key) == QUERY]
+    assert decode_decision_value(value).batch_id == 3
+
+
+def test_a_decision_is_stored_under_a_key_version_that_kafka_does_not_know() -> None:
+    room = CoordinatorRoom(markers=None)
+    batch = write_batch(room)
+    commit(room, 3, batch)
+    found = []
+    for stored in room.partitions[room.index(QUERY)].stored:
+        for record in read_records(stored, output_bytes_max=1 << 20):
+            if record.key is not None and decode_decision_key(bytes(record.key)) == QUERY:
+                assert bytes(record.key[:2]) == (20_113).to_bytes(2, "big")
+                assert record.value is not None
+                found.append(decode_decision_value(bytes(record.value)))
+    assert [each.batch_id for each in found] == [3, 3]
+    assert found[0].transactions == tuple(tuple(each) for each in batch)
+    assert found[1].transactions == ()
