@@ -111,7 +111,6 @@ PARTLY = {
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
-    "S0": "into a topic at least once; into an Iceberg table or Parquet files exactly once",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, pipeline, "
     "config, data, doctor, demo",

@@ -84,6 +84,10 @@ SINK_OPTION_NAMES: Final = (
     "compression",
     "batchBytes",
     "includeHeaders",
+    "exactlyOnce",
+    "transactionTimeout",
+    "queryId",
+    "batchId",
 )
 """All options of a writer. `includeHeaders` has no effect, because a column `headers` is always written; the option is
 accepted for programs that were written for Spark's Kafka sink.
@@ -115,7 +119,7 @@ UNSUPPORTED_KAFKA_OPTIONS: Final = {
     "kafka.value.serializer": "values are written as they are; encode them with mansio.spark.functions",
     "kafka.enable.auto.commit": "a query's offsets live in its checkpoint",
     "kafka.interceptor.classes": "the data source has no interceptors",
-    "kafka.transactional.id": "the sink writes without transactions",
+    "kafka.transactional.id": "the sink names its transactions itself; see option exactlyOnce",
     "kafka.security.protocol": "the data source connects over plain TCP only",
 }
 """Rejected options, with the reason or the alternative."""
@@ -143,6 +147,9 @@ DEFAULT_ROWS_PER_BATCH: Final = 65_536
 DEFAULT_BATCH_BYTES: Final = 64 << 20
 DEFAULT_TRIGGER_DELAY_MS_MAX: Final = 15 * 60_000
 DEFAULT_SINK_BATCH_BYTES: Final = 1_000_000
+DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 15 * 60_000
+NO_BATCH_ID: Final = -1
+"""Batch id of a write that is not a streaming query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +282,13 @@ class SinkOptions:
     acks: int = -1
     compression: str = "none"
     batch_bytes: int = DEFAULT_SINK_BATCH_BYTES
+    exactly_once: bool = True
+    """Whether the tasks write in transactions that are committed together. Needs acks=all."""
+    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
+    """Time in which a task must have written its rows; later its transaction is aborted."""
+    query_id: str = ""
+    """Identity of the writes of a program, in `foreachBatch`: with it, a batch id is written once."""
+    batch_id: int = NO_BATCH_ID
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -282,12 +296,26 @@ class SinkOptions:
         raw = _RawOptions(options, SINK_OPTION_NAMES)
         topic = (raw.text("topic") or "").strip()
         acks = raw.choice("acks", ("all", "-1", "1", "0"))
+        exactly_once = raw.flag("exactlyOnce", default=acks in ("all", "-1"))
+        if exactly_once and acks not in ("all", "-1"):
+            raise ConfigError(
+                f"option acks is {acks}: exactlyOnce needs acks=all, or set exactlyOnce to false"
+            )
+        query_id, batch_id = (raw.text("queryId") or "").strip(), raw.text("batchId")
+        if query_id and batch_id is None:
+            raise ConfigError("option queryId needs option batchId: the number of the batch within the query")
+        if not _QUERY_ID_PATTERN.fullmatch(query_id):
+            raise ConfigError("option queryId has letters, digits and the characters ._- only, at most 200")
         return cls(
             bootstrap_servers=raw.bootstrap_servers(),
             topic=topic or None,
             acks=-1 if acks == "all" else int(acks),
             compression=raw.choice("compression", ("none", "gzip", "snappy", "lz4", "zstd")),
             batch_bytes=raw.bytes("batchBytes", DEFAULT_SINK_BATCH_BYTES, 1 << 10, 64 << 20),
+            exactly_once=exactly_once,
+            transaction_timeout_ms=raw.milliseconds("transactionTimeout", DEFAULT_TRANSACTION_TIMEOUT_MS),
+            query_id=query_id,
+            batch_id=NO_BATCH_ID if batch_id is None else parse_count("batchId", batch_id, lowest=0),
         )
 
 
@@ -527,6 +555,7 @@ INT64_MAX: Final = (1 << 63) - 1
 
 NAMED_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
+_QUERY_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{0,200}")
 _BYTE_SIZE_PATTERN: Final = re.compile(r"(\d{1,15})\s*(?:(k|m|g)i?b?|b)?", re.IGNORECASE)
 _BYTE_SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATION_PATTERN: Final = re.compile(r"(\d{1,12})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)

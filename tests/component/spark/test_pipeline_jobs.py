@@ -72,6 +72,7 @@ def test_run_wants_one_place_for_its_result(words: list[str], capsys: pytest.Cap
         (["--to-table", "t", "--mode", "update"], "give both --mode update and --key"),
         (["--to-table", "t", "--key", "id"], "give both --mode update and --key"),
         (["--to-path", "d", "--mode", "update"], "files cannot be updated"),
+        (["--to-path", "d", "--at-least-once"], "it belongs to --to"),
         (["--to-table", "t", "--order-by", "ts"], "they belong to --key"),
         (["--to", "a", "--on-null-key", "skip"], "they belong to --key"),
     ],

@@ -63,15 +63,15 @@ def test_archive_killed_twenty_times_has_every_record_once(
 
 
 @pytest.mark.timeout(NIGHTLY_TIMEOUT_S)
-def test_run_killed_twenty_times_misses_nothing(
+def test_run_killed_twenty_times_has_every_record_once(
     spark: SparkSession, jobs: tuple[Archive, Copy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, copy = jobs
     kill_at_random(copy)
     copy.finish(spark, monkeypatch)
     values = [one.value for one in contents(copy.broker.bootstrap_servers, copy.target)]
-    once = checksum(sorted(set(values)))
-    assert once == checksum(sorted(one.value for one in contents(copy.broker.bootstrap_servers, copy.source)))
-    print(
-        f"{NIGHTLY_KILLS} kills, {len(set(values))} of {copy.published} records, {len(values)} written, {once}"
+    found = checksum(sorted(values))
+    assert found == checksum(
+        sorted(one.value for one in contents(copy.broker.bootstrap_servers, copy.source))
     )
+    print(f"{NIGHTLY_KILLS} kills, {len(values)} of {copy.published} records, {found}")

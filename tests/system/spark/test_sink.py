@@ -66,12 +66,17 @@ def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
         assert message.partition == (2 if place % 5 == 0 else partition_for_key(message.key or b"", 3))
 
 
-def run_once(frame: DataFrame, bootstrap_servers: str, topic: str, checkpoint: Path) -> StreamingQuery:
+def run_once(
+    frame: DataFrame, bootstrap_servers: str, topic: str, checkpoint: Path, **options: str
+) -> StreamingQuery:
     query = start_available_now(
         frame.select("key", "value", "timestamp")
         .writeStream.format("mansio")
         .options(
-            **{"kafka.bootstrap.servers": bootstrap_servers}, topic=topic, checkpointLocation=str(checkpoint)
+            **{"kafka.bootstrap.servers": bootstrap_servers},
+            topic=topic,
+            checkpointLocation=str(checkpoint),
+            **options,
         )
     )
     assert query.awaitTermination(scaled(DEADLINE_S))
@@ -79,8 +84,14 @@ def run_once(frame: DataFrame, bootstrap_servers: str, topic: str, checkpoint: P
 
 
 @pytest.mark.full
-def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_then_at_least_once(
-    spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_stream_whose_batch_is_repeated_after_its_commit_writes_each_record_once_unless_told_otherwise(
+    spark: SparkSession,
+    broker_process: ServedBroker,
+    topic_name: TopicName,
+    tmp_path: Path,
+    exactly_once: bool,
 ) -> None:
     bootstrap_servers, checkpoint = broker_process.bootstrap_servers, tmp_path / "checkpoint"
     source, target = (
@@ -99,18 +110,53 @@ def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_th
         )
         .load()
     )
-    run_once(frame, bootstrap_servers, target, checkpoint)
+    more = {} if exactly_once else {"exactlyOnce": "false"}
+    run_once(frame, bootstrap_servers, target, checkpoint, **more)
     assert sorted(int(message.value) for message in contents(bootstrap_servers, target)) == list(range(500))
-    query = run_once(frame, bootstrap_servers, target, checkpoint)
+    query = run_once(frame, bootstrap_servers, target, checkpoint, **more)
     assert len(contents(bootstrap_servers, target)) == 500, "a restart without news writes nothing"
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     for path in (last, checkpoint / "commits" / f".{last.name}.crc"):
         path.unlink(missing_ok=True)
-    run_once(frame, bootstrap_servers, target, checkpoint)
-    after = [int(message.value) for message in contents(bootstrap_servers, target)]
-    assert set(after) == set(range(500))
-    assert 500 < len(after) <= 700, "the last batch, and only that, is there twice"
+    publish(bootstrap_servers, source, [(b"500", b"500")])
+    run_once(frame, bootstrap_servers, target, checkpoint, **more)
+    after = sorted(int(message.value) for message in contents(bootstrap_servers, target))
+    if exactly_once:
+        assert after == list(range(501))
+    else:
+        assert set(after) == set(range(501))
+        assert 501 < len(after) <= 701, "the last batch, and only that, is there twice"
     assert query.exception() is None
+
+
+@pytest.mark.full
+def test_a_write_with_a_task_that_fails_leaves_nothing(
+    spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName
+) -> None:
+    target = create(broker_process.bootstrap_servers, topic_name("out"), 1)
+    options = {"kafka.bootstrap.servers": broker_process.bootstrap_servers, "topic": target}
+    frame = spark.range(2_000).repartition(2).selectExpr("cast(id as string) value")
+    failing = frame.selectExpr("if(value = '1999', raise_error('planted'), value) value")
+    with pytest.raises(Exception, match="planted"):
+        failing.write.format("mansio").mode("append").options(**options).save()
+    assert contents(broker_process.bootstrap_servers, target) == []
+    frame.write.format("mansio").mode("append").options(**options).save()
+    found = sorted(int(message.value) for message in contents(broker_process.bootstrap_servers, target))
+    assert found == list(range(2_000))
+
+
+@pytest.mark.full
+def test_a_write_of_a_batch_that_foreach_batch_repeats_is_there_once(
+    spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName
+) -> None:
+    target = create(broker_process.bootstrap_servers, topic_name("out"), 1)
+    options = {"kafka.bootstrap.servers": broker_process.bootstrap_servers, "topic": target}
+    for batch in ("0", "0", "1"):
+        frame = spark.range(10).selectExpr(f"concat('{batch}/', id) value")
+        writer = frame.write.format("mansio").mode("append").options(**options)
+        writer.options(queryId=topic_name("query")[-60:].strip("-"), batchId=batch).save()
+    found = [message.value.decode() for message in contents(broker_process.bootstrap_servers, target)]
+    assert sorted(found) == sorted(f"{batch}/{place}" for batch in (0, 1) for place in range(10))
 
 
 @pytest.mark.full

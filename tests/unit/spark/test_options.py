@@ -172,13 +172,38 @@ def test_a_schema_of_the_users_own_chooses_columns_and_changes_no_types() -> Non
 
 def test_options_of_a_writer() -> None:
     parsed = SinkOptions.parse({"kafka.bootstrap.servers": "a:1", "topic": "out", "kafka.acks": "1"})
-    assert parsed == SinkOptions("a:1", "out", acks=1)
+    assert parsed == SinkOptions("a:1", "out", acks=1, exactly_once=False)
     with pytest.raises(
         ConfigError, match=r"no option 'subscribe': there are kafka\.bootstrap\.servers, topic, acks"
     ):
         SinkOptions.parse(BASE)
     with pytest.raises(ConfigError, match="did you mean topic"):
         SinkOptions.parse({"kafka.bootstrap.servers": "a:1", "topics": "out"})
+
+
+SINK = {"kafka.bootstrap.servers": "a:1", "topic": "out"}
+
+
+def test_a_writer_is_exactly_once_unless_it_is_told_otherwise() -> None:
+    assert SinkOptions.parse(SINK).exactly_once
+    assert SinkOptions.parse({**SINK, "acks": "-1"}).exactly_once
+    assert not SinkOptions.parse({**SINK, "exactlyOnce": "false"}).exactly_once
+    parsed = SinkOptions.parse({**SINK, "queryId": "q-1", "batchId": "7", "transactionTimeout": "2m"})
+    assert (parsed.query_id, parsed.batch_id, parsed.transaction_timeout_ms) == ("q-1", 7, 120_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"acks": "1", "exactlyOnce": "true"}, "exactlyOnce needs acks=all"),
+        ({"queryId": "q"}, "needs option batchId"),
+        ({"queryId": "a:b", "batchId": "1"}, "letters, digits"),
+        ({"queryId": "q", "batchId": "-1"}, "whole number of at least 0"),
+    ],
+)
+def test_options_that_contradict_exactly_once_are_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SinkOptions.parse({**SINK, **options})
 
 
 DECODED = {**BASE, "valueFormat": "json", "valueSchema": '{"type": "object", "properties": {"a": {}}}'}

@@ -53,7 +53,7 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
     [
         (OPTIONS, True, "cannot be overwritten"),
         ({**OPTIONS, "acks": "0"}, False, "option acks is 0"),
-        ({**OPTIONS, "kafka.transactional.id": "a"}, False, "without transactions"),
+        ({**OPTIONS, "kafka.transactional.id": "a"}, False, "names its transactions itself"),
         ({"topic": "t"}, False, "option kafka.bootstrap.servers is missing"),
     ],
 )
@@ -68,8 +68,9 @@ def test_writers_and_messages_travel_between_processes() -> None:
     assert pickle.loads(pickle.dumps(BatchWriter(OPTIONS, SCHEMA, False))).options.topic == "t"
     message = SinkCommitMessage(TaskReport(7, 0, (WrittenRange("t", 1, 5, 9, 4),)), "query")
     assert pickle.loads(pickle.dumps(message)) == message
-    BatchWriter(OPTIONS, SCHEMA, False).abort([None, message, SinkCommitMessage(EMPTY_TASK_REPORT)])
-    StreamWriter(OPTIONS, SCHEMA, False).commit([message], 3)
+    at_least_once = {**OPTIONS, "exactlyOnce": "false"}
+    BatchWriter(at_least_once, SCHEMA, False).abort([None, message, SinkCommitMessage(EMPTY_TASK_REPORT)])
+    StreamWriter(at_least_once, SCHEMA, False).commit([message], 3)
 
 
 def test_the_name_of_a_query_is_no_option_of_ours() -> None:

@@ -92,6 +92,14 @@ def run(
         str | None,
         typer.Option("--to", metavar="TOPIC", help="Write to this topic; created if it does not exist."),
     ] = None,
+    at_least_once: Annotated[
+        bool,
+        typer.Option(
+            "--at-least-once",
+            help="Into a topic: readers see records before their batch is complete, and those of a batch that a crash"
+            " repeats twice.",
+        ),
+    ] = False,
     to_table: Annotated[str | None, ToTableOption] = None,
     to_path: Annotated[
         str | None,
@@ -193,9 +201,9 @@ def run(
 ) -> None:
     """Run your function on DataFrames: records of topics in, a topic, an Iceberg table or Parquet files out.
 
-    Resumes from its checkpoint. Output to a topic is at-least-once: the running batch of a killed process is written
-    again. Output to a table or directory is exactly-once. Into a topic, a result without a column value is written as
-    JSON of its columns. A table gets new columns of the result, and wider types. While it runs, and until `mansio
+    Resumes from its checkpoint. Output is exactly-once. Readers of a topic with read_committed, the default of most
+    clients, see a batch when it is complete. Into a topic, a result without a column value is written as JSON of its
+    columns. A table gets new columns of the result, and wider types. While it runs, and until `mansio
     pipeline release`, the broker retains unread records. Ctrl-C and SIGTERM let the running batch complete.
     """
     if sum(one is not None for one in (to, to_table, to_path)) != 1:
@@ -205,6 +213,8 @@ def run(
             "they belong to --to-table",
             "--warehouse / --partition-by / --sort-by / --rename-column / --key / --order-by",
         )
+    if at_least_once and to is None:
+        usage_error("it belongs to --to", "--at-least-once")
     if to_path is not None and mode is OutputMode.UPDATE:
         usage_error("files cannot be updated: use --to or --to-table", "--mode")
     if to_table is not None and (mode is OutputMode.UPDATE) != (key is not None):
@@ -277,7 +287,13 @@ def run(
             records_max=records_max or (KEYED_RECORDS_MAX if key else None),
             output_mode=mode.value,
             options=options,
+            exactly_once=not at_least_once,
         )
+        if to is not None and wanted.exactly_once:
+            print(
+                f"{called}: exactly once into topic {to}; readers with read_committed see a batch when it is complete",
+                file=sys.stderr,
+            )
         if not stop_signals():
             _show(job.run_pipeline(spark, wanted, print_batch, stop_signals, collector), output)
 

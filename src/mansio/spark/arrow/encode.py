@@ -28,7 +28,13 @@ from mansio.spark.arrow.binary import binary_lengths, binary_offsets
 from mansio.spark.arrow.schema import HEADERS_TYPE
 from mansio.spark.arrow.varints import encode_varint_rows, zigzag_encode
 from mansio.wire.batch.compression import Codec, compress
-from mansio.wire.batch.record_batch import HEADER_BYTES, MAGIC, BatchHeader, encode_batch
+from mansio.wire.batch.record_batch import (
+    HEADER_BYTES,
+    MAGIC,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    encode_batch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +55,13 @@ _SEQUENCE_COUNT: Final = 1 << 31
 
 @dataclass(slots=True)
 class ProducerSequences:
-    """Producer id, producer epoch, and the next sequence number of each partition (KIP-98)."""
+    """Producer id, producer epoch, and the next sequence number of each partition (KIP-98). `is_transactional`: the
+    batches are part of the producer's transaction."""
 
     producer_id: int
     epoch: int
     next_sequence: dict[int, int] = field(default_factory=dict)
+    is_transactional: bool = False
 
     def take_sequence(self, partition: int, rows: int) -> int:
         """Reserve sequence numbers for a batch of `rows` records; returns the first one."""
@@ -261,9 +269,10 @@ def _encode_sorted(
     for begin, end in row_ranges:
         partition, count = int(partitions[begin]), end - begin
         body = data[ends[begin] : ends[end]]
-        producer_id, epoch, sequence = -1, -1, -1
+        producer_id, epoch, sequence, attributes = -1, -1, -1, int(codec)
         if producer is not None:
             producer_id, epoch = producer.producer_id, producer.epoch
+            attributes |= TRANSACTIONAL_FLAG if producer.is_transactional else 0
             sequence = producer.take_sequence(partition, count)
         header = BatchHeader(
             0,
@@ -271,7 +280,7 @@ def _encode_sorted(
             -1,
             MAGIC,
             0,
-            int(codec),
+            attributes,
             count - 1,
             int(timestamps_ms[begin]),
             int(timestamps_ms[begin:end].max()),

@@ -3,8 +3,8 @@ table or a directory, continuously or until the current end of the topics.
 
 A killed run resumes from Spark's checkpoint with the same command. Progress is reported to the caller after each batch.
 The offsets are also committed for the group `mansio.pipeline.<name>`, which makes the broker retain unread records.
-Output to a topic is at-least-once: the running batch of a killed process is written again. Output to an Iceberg table
-or to a directory of Parquet files (with Spark's log of them) is exactly-once.
+Output is exactly-once: to a topic, of which readers with `read_committed` see a batch when it is complete, to an
+Iceberg table, and to a directory of Parquet files (with Spark's log of them).
 
 Invariants:
 * Topics, pipeline file and checkpoint are checked before any record is read.
@@ -107,6 +107,9 @@ class PipelineJob:
     output_mode: str = APPEND_MODE
     options: dict[str, str] = field(default_factory=dict)
     """Additional options of the source."""
+    exactly_once: bool = True
+    """Whether a batch into a topic is written once, and visible to `read_committed` when it is complete. Otherwise its
+    records are visible at once, and those of a repeated batch are there again."""
 
     @property
     def target(self) -> str:
@@ -348,11 +351,18 @@ def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStrea
     sink in Python.
     """
     options = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic}
+    if not job.exactly_once:
+        options["exactlyOnce"] = "false"
+    location = job.checkpoint
     if job.output_mode == APPEND_MODE:
         return records.writeStream.format("mansio").options(**options)
 
     def write_batch(frame: DataFrame, batch_id: int) -> None:
-        frame.write.format("mansio").mode("append").options(**options, batchId=str(batch_id)).save()
+        # The identity of the batch, with which a repeated one is recognized.
+        query = query_id(checkpoint_directory(frame.sparkSession, location))
+        frame.write.format("mansio").mode("append").options(
+            **options, queryId=query, batchId=str(batch_id)
+        ).save()
 
     return records.writeStream.foreachBatch(write_batch)
 

@@ -8,7 +8,7 @@ Invariants:
 * A record without a value is valid.
 * An invalid record is counted once, for the most relevant violation.
 * No record content makes the check fail: a record that cannot be validated is reported as invalid.
-* Writing to the quarantine topic is at-least-once: a repeated run writes its records again.
+* A run writes all invalid records to the quarantine topic or none; a repeated run writes its records again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Producer of one Spark task: encodes columns to record batches and sends them to the partition leaders.
 
-A task has one idempotent producer (InitProducerId, sequence numbers by partition). It sends in rounds: a round is the
-next batch of every partition. The task encodes the next round while the brokers write the current one.
+A task has one idempotent producer (InitProducerId, sequence numbers by partition), with or without a transaction. It
+sends in rounds: a round is the next batch of every partition. The task encodes the next round while the brokers write
+the current one. The transaction begins with the first batch, which adds its partition (KIP-890).
 
 Invariants:
 * A partition has at most one batch in flight, so retries keep the order.
 * A batch is resent unchanged, with its sequence number, so that the broker appends it once.
 * No request is in flight when `send` returns: no code could process its response while the task waits for rows.
+* The transaction is prepared when all batches are acknowledged.
 * Memory is bounded by one round in flight and the batches that are queued for the next round.
 """
 
@@ -18,12 +20,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mansio.errors import MansioError, RequestTimedOut
+from mansio.errors import MansioError, RequestTimedOut, UnsupportedVersion
 from mansio.logs import fields
 from mansio.net.cluster import check_top_level_error
 from mansio.net.offsets import STALE_METADATA_ERRORS
 from mansio.net.retry import client_error_for_code
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
+from mansio.spark.sink.sink_transaction import NEEDS_MANSIO, DirectTransaction, SinkTransaction
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
 from mansio.wire.batch.compression import Codec
@@ -49,6 +52,8 @@ PRODUCE_TIMEOUT_MS = 30_000
 ROUND_BYTES = 8 << 20
 """Size of the queued batches at which the next round is sent."""
 PRODUCE_VERSION_WITH_TOPIC_NAMES_MAX = 12
+PRODUCE_VERSION_THAT_ADDS_PARTITIONS = 12
+"""Version from which a batch adds its partition to the transaction (KIP-890)."""
 DUPLICATE_SEQUENCE_NUMBER_CODE = 46
 
 
@@ -61,7 +66,10 @@ class TaskSender:
         options: SinkOptions,
         *,
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
+        transaction: SinkTransaction | DirectTransaction | None = None,
     ) -> None:
+        """`transaction`: the one in which the task writes; needs acks=all."""
+        self._transaction = transaction
         self._client = sync_client
         self._acks = options.acks
         self._codec = Codec[options.compression.upper()]
@@ -98,19 +106,36 @@ class TaskSender:
         self._await_in_flight()
 
     def finish(self) -> TaskReport:
-        """What the task has written. Call `finish` after the last `send`."""
+        """What the task has written. Call `finish` after the last `send`. Prepares the transaction. Raises the brokers'
+        errors."""
         if not self._written:
             return EMPTY_TASK_REPORT
         producer_id, epoch = self._identity or (-1, -1)
-        return TaskReport(producer_id, epoch, tuple(self._written[one] for one in sorted(self._written)))
+        ranges = tuple(self._written[one] for one in sorted(self._written))
+        if not isinstance(self._transaction, SinkTransaction):
+            return TaskReport(producer_id, epoch, ranges)
+        prepared = self._transaction.prepare()
+        return TaskReport(producer_id, epoch, ranges, prepared.transactional_id)
+
+    def commit(self) -> None:
+        """Commit the `DirectTransaction` with everything that was sent. The next `send` begins another one."""
+        assert isinstance(self._transaction, DirectTransaction)
+        if self._identity is not None:
+            self._transaction.commit()
+            self._identity = None
+            self._producers.clear()
 
     def abort(self) -> None:
-        """Cancel the requests in flight. The brokers may have stored their batches."""
+        """Cancel the requests in flight, and abort the transaction. Without one, the brokers may have stored the
+        batches.
+        """
         self._queued.clear()
         if self._in_flight is not None:
             task, self._in_flight = self._in_flight, None
             task.cancel()
             self._client.run(_wait_until_done(task))
+        if self._transaction is not None:
+            self._transaction.abort()
 
     def _partition_count(self, topic: str) -> int:
         """Number of partitions of a topic, from fresh metadata: the topic may have been recreated since the client
@@ -129,9 +154,14 @@ class TaskSender:
         """
         if self._acks != ACKS_ALL:
             return None
-        if self._identity is None:
+        transaction = self._transaction
+        if self._identity is None and transaction is not None:
+            begun = transaction.begin()
+            self._identity = begun.producer_id, begun.producer_epoch
+        elif self._identity is None:
             self._identity = self._client.run(self._init_producer_id())
-        return self._producers.setdefault(topic, ProducerSequences(*self._identity))
+        sequences = ProducerSequences(*self._identity, is_transactional=transaction is not None)
+        return self._producers.setdefault(topic, sequences)
 
     async def _init_producer_id(self) -> tuple[int, int]:
         request = {
@@ -183,6 +213,12 @@ class TaskSender:
     async def _request(self, node: int, batches: Batches) -> Results:
         connection = await self._client.cluster.connection(node, PRODUCE_CHANNEL)
         version = connection.version_for(ApiKey.PRODUCE, highest=PRODUCE_VERSION_WITH_TOPIC_NAMES_MAX)
+        transactional_id = None
+        if self._transaction is not None:
+            if version < PRODUCE_VERSION_THAT_ADDS_PARTITIONS:
+                raise UnsupportedVersion(NEEDS_MANSIO)
+            producer = self._transaction.producer
+            transactional_id = None if producer is None else producer.transactional_id
         correlation_id = connection.next_correlation_id()
         topics: dict[str, list[tuple[int, Buffer | None]]] = {}
         for (topic, index), batch in batches.items():
@@ -194,6 +230,7 @@ class TaskSender:
             self._acks,
             PRODUCE_TIMEOUT_MS,
             [(topic, None, partitions) for topic, partitions in topics.items()],
+            transactional_id,
         )
         response = produce.decode_response(version, await connection.exchange(buffers, correlation_id))
         return {
@@ -247,9 +284,6 @@ async def _wait_until_done(task: asyncio.Task[None]) -> None:
 
 logger = logging.getLogger(__name__)
 
-NO_BATCH_ID = -1
-"""Batch id of a write that is not a streaming query."""
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
@@ -267,12 +301,13 @@ class WrittenRange:
 @dataclass(frozen=True, slots=True)
 class TaskReport:
     """Result of one task attempt whose records are all acknowledged. `producer_id` is -1 without idempotence, and if
-    nothing was written.
+    nothing was written. `transactional_id`: that of the prepared transaction, empty without one.
     """
 
     producer_id: int
     producer_epoch: int
     ranges: tuple[WrittenRange, ...]
+    transactional_id: str = ""
 
     @property
     def rows(self) -> int:
@@ -283,14 +318,10 @@ EMPTY_TASK_REPORT = TaskReport(-1, -1, ())
 
 
 class WriteLogger:
-    """Logs the result of a batch on the driver. There is nothing to commit: a task's records are stored when it
-    ends.
-    """
+    """Logs the result of a batch on the driver."""
 
     def commit(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """Log a batch of which all tasks have ended. After a crash Spark repeats the batch: it is logged again, and its
-        records are in the topic twice.
-        """
+        """Log a batch of which all tasks have ended."""
         logger.debug(
             "sink_batch_written",
             extra=fields(
@@ -299,10 +330,10 @@ class WriteLogger:
         )
 
     def abort(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """Log a batch that failed. The records that its tasks have written remain, and a later attempt writes them
-        again.
+        """Log a batch that failed. Without transactions, the records that its tasks have written remain, and a later
+        attempt writes them again.
         """
-        rows = sum(one.rows for one in reports)
+        rows = sum(one.rows for one in reports if not one.transactional_id)
         if rows:
             logger.warning(
                 "sink_batch_failed_after_writes",

@@ -4,8 +4,14 @@ Spark creates a writer on the driver, pickles it, and calls `write` in every tas
 DataFrame, as Arrow batches. Then it calls `commit` or `abort` on the driver with the messages that the tasks returned.
 For a streaming query it calls them on another object of the same class, so only these messages carry results.
 
-The sink is at-least-once: a batch that Spark repeats is written again. Within one task attempt no record is written
-twice, and all records are acknowledged, as `acks` requires, before the task ends.
+Each task writes a transaction of its own and prepares it when all its records are acknowledged; `commit` lets the
+brokers commit the transactions of all tasks, all or none. A batch of a streaming query that Spark repeats, after a
+crash between this commit and its own checkpoint, has the same query id and batch id, so the brokers recognize it and
+abort what was written again. Readers with `read_committed` see a batch when it is complete.
+
+With `exactlyOnce=false`, the sink is at-least-once: readers see records as soon as a task has written them, and a batch
+that Spark repeats is written again. Within one task attempt no record is written twice, and all records are
+acknowledged, as `acks` requires, before the task ends.
 
 Invariants:
 * Options and columns are checked on the driver, before any task runs.
@@ -14,6 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -27,25 +34,33 @@ from pyspark.sql.datasource import (
 
 from mansio.errors import ConfigError, InvalidRecord
 from mansio.spark.options import SinkOptions
-from mansio.spark.sink.task_sender import NO_BATCH_ID, TaskReport, TaskSender, WriteLogger
+from mansio.spark.sink.sink_transaction import (
+    ProducerEpoch,
+    SinkTransaction,
+    SinkTransactionOptions,
+    abort_batch,
+    commit_batch,
+    open_transactions,
+)
+from mansio.spark.sink.task_sender import TaskReport, TaskSender, WriteLogger
 from mansio.spark.sync_client import sync_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
-BATCH_ID_OPTION: Final = "batchId"
-"""Option of a batch query that `foreachBatch` runs: the id of the micro-batch, for the log."""
-ADDED_OPTIONS: Final = frozenset({"queryname", BATCH_ID_OPTION.lower()})
-"""Options, in lower case, that Spark or `mansio pipeline run` add to those of the user."""
+ADDED_OPTIONS: Final = frozenset({"queryname"})
+"""Options, in lower case, that Spark adds to those of the user."""
+ONLY_BATCH_ID: Final = 0
+"""Batch id of a write that has no batches."""
 
 
 @dataclass(frozen=True)
 class SinkCommitMessage(WriterCommitMessage):
-    """The message of one task to the driver: what it has written, and the id of its streaming query."""
+    """The message of one task to the driver: what it has written, and the id of its query or write."""
 
     report: TaskReport
     query_id: str = ""
@@ -57,19 +72,22 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Raises `ConfigError` for invalid options, columns and modes."""
         self.options = checked_options(options, schema)
-        given = {name.lower(): text for name, text in options.items()}
-        self._batch_id = int(given.get(BATCH_ID_OPTION.lower(), NO_BATCH_ID))
+        self._write_id = uuid.uuid4().hex
         if overwrite:
             raise ConfigError("a topic cannot be overwritten, only appended to: use mode('append')")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
-        return write_task(self.options, iterator)
+        return write_task(self.options, iterator, self.options.query_id or self._write_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        WriteLogger().commit("", self._batch_id, _task_reports(messages))
+        batch_id = self.options.batch_id
+        if not self.options.query_id:
+            batch_id = ONLY_BATCH_ID
+        commit_tasks(self.options, batch_id, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        WriteLogger().abort("", self._batch_id, _task_reports(messages))
+        query_id = self.options.query_id or self._write_id
+        abort_tasks(self.options, self.options.batch_id, messages, query_id)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -84,13 +102,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
-        return write_task(self.options, iterator)
+        context = TaskContext.get()
+        query_id = None if context is None else context.getLocalProperty(QUERY_ID_PROPERTY)
+        if not query_id and self.options.exactly_once:
+            raise ConfigError(
+                "Spark does not tell the id of the query to its tasks: set exactlyOnce to false"
+            )
+        return write_task(self.options, iterator, query_id or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        WriteLogger().commit(_query_id(messages), batchId, _task_reports(messages))
+        commit_tasks(self.options, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        WriteLogger().abort(_query_id(messages), batchId, _task_reports(messages))
+        abort_tasks(self.options, batchId, messages)
 
 
 def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
@@ -106,19 +130,57 @@ def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptio
     return parsed
 
 
-def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
-    """Write all rows of one task and wait until they are acknowledged."""
-    sender = TaskSender(sync_client(options.bootstrap_servers), options)
+def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch], query_id: str) -> SinkCommitMessage:
+    """Write all rows of one task and wait until they are acknowledged. With `exactly_once`, their transaction is
+    prepared then."""
+    client, context = sync_client(options.bootstrap_servers), TaskContext.get()
+    transaction = None
+    if options.exactly_once:
+        task, attempt = (0, 0) if context is None else (context.partitionId(), context.attemptNumber())
+        transaction = SinkTransaction(
+            client, SinkTransactionOptions(query_id, task, attempt, options.transaction_timeout_ms)
+        )
+    sender = TaskSender(client, options, transaction=transaction)
     try:
         for batch in batches:
             for topic, rows in split_by_topic(batch, options.topic):
                 sender.send(topic, rows)
+        return SinkCommitMessage(sender.finish(), query_id)
     except BaseException:
         sender.abort()
         raise
-    context = TaskContext.get()
-    query_id = context.getLocalProperty(QUERY_ID_PROPERTY) if context is not None else None
-    return SinkCommitMessage(sender.finish(), query_id or "")
+
+
+def commit_tasks(options: SinkOptions, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Commit the transactions of all tasks of a batch, and abort all others of the query: those of repeated attempts
+    and of an earlier run. Raises the brokers' errors."""
+    reports, query_id = _task_reports(messages), _query_id(messages)
+    if transactions := _transactions(reports):
+        client, listed = sync_client(options.bootstrap_servers), set(transactions)
+        others = [one for one in open_transactions(client, query_id) if one not in listed]
+        commit_batch(client, query_id, batch_id, transactions, others)
+    WriteLogger().commit(query_id, batch_id, reports)
+
+
+def abort_tasks(
+    options: SinkOptions, batch_id: int, messages: Sequence[WriterCommitMessage | None], query_id: str = ""
+) -> None:
+    """Abort all transactions of a query, unless the brokers have decided to commit them. Raises the brokers' errors."""
+    reports, query_id = _task_reports(messages), _query_id(messages) or query_id
+    WriteLogger().abort(query_id, batch_id, reports)
+    if options.exactly_once and query_id:
+        client, transactions = sync_client(options.bootstrap_servers), set(_transactions(reports))
+        transactions.update(open_transactions(client, query_id))
+        if transactions:
+            abort_batch(client, query_id, sorted(transactions))
+
+
+def _transactions(reports: Iterable[TaskReport]) -> list[ProducerEpoch]:
+    return [
+        ProducerEpoch(one.transactional_id, one.producer_id, one.producer_epoch)
+        for one in reports
+        if one.transactional_id
+    ]
 
 
 def _task_reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
