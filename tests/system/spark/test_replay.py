@@ -6,17 +6,22 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import mansio
 from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition
-from mansio.errors import InvalidRequest, PolicyViolation
+from mansio.errors import ConcurrentTransactions, InvalidRequest, PolicyViolation
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
 from mansio.spark.iceberg.table_scan import Selection
 from mansio.spark.iceberg.time_travel import TableVersion, version_at
 from mansio.spark.jobs import replay as replaying
 from mansio.spark.jobs.replay import count_present, replay
+from mansio.spark.options import SinkOptions
+from mansio.spark.sink.sink_transaction import DirectTransaction
+from mansio.spark.sink.task_sender import TaskSender
+from mansio.spark.sync_client import sync_client
 from support.archive_tables import Archive, archived, row
 
 if TYPE_CHECKING:
@@ -144,6 +149,64 @@ def test_a_replay_that_died_goes_on_where_it_stopped_also_when_others_wrote_mean
     assert (report.already_present, report.written) == (written, 300 - written)
     found = [one for one in contents(bootstrap_servers, target) if one.value != b"from others"]
     assert what(found) == before
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
+def test_a_round_that_was_not_committed_is_not_visible_and_is_written_again(
+    bootstrap_servers: str,
+    source: str,
+    table: ArchiveTable,
+    topic_name: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_killed: bool,
+) -> None:
+    target = topic_name("target")
+    before = what(contents(bootstrap_servers, source))
+    monkeypatch.setattr(replaying, "ROWS_PER_ROUND", 16)
+    commit = TaskSender.commit
+    rounds = itertools.count()
+
+    def die(sender: TaskSender) -> None:
+        if next(rounds) == 2:
+            raise KeyboardInterrupt
+        commit(sender)
+
+    monkeypatch.setattr(TaskSender, "commit", die)
+    if is_killed:
+        monkeypatch.setattr(TaskSender, "abort", lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        replay(table, bootstrap_servers, target)
+    monkeypatch.undo()
+    report = replay(table, bootstrap_servers, target)
+    committed = PARTITIONS * (16 + 4)  # two rounds, of which a file of 20 records ends the second
+    assert (report.already_present, report.written) == (committed, 300 - committed)
+    assert what(contents(bootstrap_servers, target)) == before
+    assert replay(table, bootstrap_servers, target).written == 0
+
+
+def test_a_replay_waits_for_transactions_of_other_producers_in_its_target(
+    bootstrap_servers: str,
+    source: str,
+    table: ArchiveTable,
+    topic_name: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind an open transaction, what is there already cannot be seen, and would be written again."""
+    target = topic_name("target")
+    assert replay(table, bootstrap_servers, target).written == 300
+    client = sync_client(bootstrap_servers)
+    other = TaskSender(
+        client,
+        SinkOptions(bootstrap_servers, topic=target),
+        transaction=DirectTransaction(client, topic_name("other"), 60_000),
+    )
+    other.send(target, pa.RecordBatch.from_pydict({"value": [b"x"], "partition": pa.array([0], pa.int32())}))
+    monkeypatch.setattr(replaying, "STABLE_END_WAIT_MS", 300)
+    with pytest.raises(ConcurrentTransactions, match="of another producer is open"):
+        replay(table, bootstrap_servers, target)
+    other.abort()
+    monkeypatch.undo()
+    assert replay(table, bootstrap_servers, target).written == 0
 
 
 def test_a_topic_is_replayed_into_itself(

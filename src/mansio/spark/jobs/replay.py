@@ -6,18 +6,22 @@ A repeated run adds nothing, and an interrupted one resumes, without stored stat
 target and counts how many of the selected records the target contains in order, regardless of other records between
 them (`count_present`). After a replay, each partition of the target *contains the selected records in order*.
 
+Each round of records, of all partitions, is one transaction: readers with `read_committed` see all of it or nothing. A
+run first aborts what a killed run of the same partitions has not committed, and fences one that still writes.
+
 The job runs without Spark. The records of a partition must be written in order, so Spark could not parallelize them;
 one process writes more than one broker accepts with acks=all; and most replays take less time than the start of a Spark
 session.
 
 Invariants:
-* Only acknowledged records count as replayed.
+* Only committed records count as replayed. The target is read up to its end: if a transaction of another producer is
+  open there, the job waits for its end.
 * At most `ROWS_PER_ROUND` records of each of `CONCURRENT_PARTITIONS_MAX` partitions are in memory.
 * A topic is replayed into itself only from a fixed version of its archive: the copies are archived too, so the current
   state would select them in the next run.
 
-Duplicates are possible if two replays write the same records to the same topic at the same time, and if the target has
-deleted replayed records.
+Duplicates are possible if two replays with different partitions write the same records to the same topic at the same
+time, and if the target has deleted replayed records.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mansio.errors import InvalidRequest, PolicyViolation, UnknownTopicOrPartition
+from mansio.errors import ConcurrentTransactions, InvalidRequest, PolicyViolation, UnknownTopicOrPartition
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
 from mansio.net.retry import raise_for_code
 from mansio.spark.arrow.decode import decode_batches
@@ -38,6 +42,7 @@ from mansio.spark.iceberg.table_format import PARTITION_COLUMN, TIMESTAMP_COLUMN
 from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, scan, selected_files
 from mansio.spark.iceberg.time_travel import is_archive_of
 from mansio.spark.options import SinkOptions
+from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
 from mansio.spark.sync_client import UNLIMITED_RETENTION_CONFIG, ensure_topic, sync_client
@@ -60,6 +65,10 @@ if TYPE_CHECKING:
 ROWS_PER_ROUND: Final = 16_384
 """Maximum number of rows of one partition that are written per round."""
 CONCURRENT_PARTITIONS_MAX: Final = 16
+TRANSACTION_TIMEOUT_MS: Final = 120_000
+"""Time after which the brokers abort the round of a killed run."""
+STABLE_END_WAIT_MS: Final = 180_000
+"""Maximum time for which a replay waits for the transactions of other producers in the target."""
 NO_TIMESTAMP_US: Final = -1_000
 """Timestamp of a record without one: -1 ms (KIP-32), in microseconds."""
 COMPARED_COLUMNS: Final = ("key", "value", "timestamp", "headers")
@@ -239,7 +248,10 @@ def _write_partitions(
     progress: Callable[[int], None] | None,
 ) -> list[PartitionReplay]:
     """Write several partitions concurrently, one batch of each per round, so that their leaders work in parallel."""
-    sender = TaskSender(client, SinkOptions(bootstrap_servers, topic=target))
+    numbers = ",".join(str(stream.partition) for stream in streams)
+    transaction = DirectTransaction(client, f"mansio-replay:{target}:{numbers}", TRANSACTION_TIMEOUT_MS)
+    transaction.begin()
+    sender = TaskSender(client, SinkOptions(bootstrap_servers, topic=target), transaction=transaction)
     in_progress = {stream.partition: (stream, stream.missing()) for stream in streams}
     try:
         while in_progress:
@@ -250,6 +262,7 @@ def _write_partitions(
             batches = [batch for _, batch in round_batches if batch is not None]
             if batches:
                 sender.send(target, pa.concat_batches(batches))
+                sender.commit()
             for stream, batch in round_batches:
                 stream.written += 0 if batch is None else batch.num_rows
             if progress is not None:
@@ -292,13 +305,30 @@ def _read_target(
     end of the log."""
     one = TopicPartition(view.name, partition)
     start = max(first_copy, client.run(list_offsets(client.cluster, {one: EARLIEST}))[one].offset)
-    end = client.run(list_offsets(client.cluster, {one: LATEST}, isolation_level=READ_COMMITTED))[one].offset
+    end = client.run(_stable_end(client.cluster, one))
     if start >= end:
         return
     for fetched in fetch_range(client, one, start, end, topic_id=view.topic_id):
         yield from decode_batches(
             fetched.records, view.name, partition, start, end, COMPARED_COLUMNS, aborted=fetched.aborted
         )
+
+
+async def _stable_end(cluster: Cluster, partition: TopicPartition) -> int:
+    """The end offset of a partition, when no transaction is open before it. Raises `ConcurrentTransactions` after
+    `STABLE_END_WAIT_MS`."""
+    end = (await list_offsets(cluster, {partition: LATEST}))[partition].offset
+
+    async def check() -> int:
+        stable = await list_offsets(cluster, {partition: LATEST}, isolation_level=READ_COMMITTED)
+        if stable[partition].offset < end:
+            raise ConcurrentTransactions(
+                f"topic {partition.topic}, partition {partition.partition}: a transaction of another producer is open,"
+                " and the replay cannot see which records the topic has behind it: try again when it has ended"
+            )
+        return end
+
+    return await cluster.retry(check, timeout_ms=STABLE_END_WAIT_MS)
 
 
 def _comparable_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
