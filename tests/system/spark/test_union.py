@@ -16,7 +16,9 @@ from mansio.spark.iceberg.table_scan import Selection, scan
 from mansio.spark.jobs.topic_table import read_topic_as_table
 from mansio.spark.options import SourceOptions
 from mansio.spark.source.archived_topic import unarchived_ranges
+from mansio.spark.sync_client import SyncClient
 from support.archive_tables import Archive, archived
+from system.spark.test_transactional_source import write_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,6 +142,23 @@ def test_the_read_equals_the_whole_log_at_every_cut_while_the_archive_moves_on(
     # What is archived may be deleted from the log; what is not is still there.
     case.delete_before({0: 33, 1: 32})
     assert held(case.read(spark)) == expected(case.everything)
+
+
+@pytest.mark.full
+def test_the_read_has_the_committed_records_at_cuts_in_and_beside_transactions(
+    spark: SparkSession, case: Case
+) -> None:
+    """Aborted records and markers have offsets, too, and the archive may end at any of them."""
+    client = SyncClient(case.bootstrap_servers)
+    write_transactions(client, case.topic, case.topic)
+    client.close()
+    case.publish(2)
+    committed = sorted(one.offset for one in case.everything if one.partition == 0)
+    gaps = [one for one in range(committed[-1]) if one not in committed]
+    assert len(gaps) > 50
+    for cut in (20, gaps[0], gaps[1], gaps[len(gaps) // 2], gaps[-1], committed[-1] + 1):
+        case.archive_up_to({0: cut, 1: 5})
+        assert held(case.read(spark)) == expected(case.everything), f"cut {cut}"
 
 
 def test_the_two_halves_meet_without_a_gap_or_an_overlap_wherever_the_cut_is(case: Case) -> None:
