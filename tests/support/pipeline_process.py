@@ -106,6 +106,17 @@ class PipelineProcess:
         self.process.kill()
         self.process.wait(scaled(GONE_DEADLINE_S))
 
+    def kill_workers(self) -> int:
+        """SIGKILL to the Python processes of the tasks and of the commits; returns their number. Their tasks fail."""
+        killed = 0
+        with suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if one.name().startswith("python"):
+                        one.kill()
+                        killed += 1
+        return killed
+
     def wait_for_the_rest(self) -> None:
         """What `kill_driver` has left behind is gone; it is wrong if that does not end by itself."""
         _, alive = psutil.wait_procs(self._left, scaled(GONE_DEADLINE_S))

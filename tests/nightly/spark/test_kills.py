@@ -38,12 +38,16 @@ def kill_at_random(job: Job) -> None:
         batches = dice.choice((0, 1, 1, 2, 3))
         process.wait_for_batches(batches)
         time.sleep(dice.uniform(0, 1.5 if batches else 8))  # the point of the kill
-        is_driver = dice.random() < 0.3
-        if is_driver:
+        what = dice.choice(("all", "all", "driver", "workers"))
+        if what == "driver":
             process.kill_driver()
+        elif what == "workers":
+            what = f"{process.kill_workers()} workers"
+            time.sleep(dice.uniform(0, 3))  # in which the driver aborts the batch, or begins it again
+            process.kill()
         else:
             process.kill()
-        print(f"kill {number + 1}: {'driver' if is_driver else 'all'} after {process.batches} batches")
+        print(f"kill {number + 1}: {what} after {process.batches} batches")
     for process in job.started:
         process.wait_for_the_rest()
 

@@ -58,6 +58,12 @@ def transform(frame):
 """
 
 
+COUNT = """
+def transform(frame):
+    return frame.groupBy("key").count()
+"""
+
+
 @pytest.fixture
 def job(broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path) -> PipelineJob:
     """The pipeline SHOUT from a topic of two partitions to one that is not there yet."""
@@ -82,6 +88,29 @@ def fill(job: PipelineJob, begin: int, end: int) -> None:
         job.inputs[0],
         [(b"%d" % place, b"no %d" % place) for place in range(begin, end)],
     )
+
+
+@pytest.mark.full
+@pytest.mark.row("S2")
+def test_a_repeated_batch_of_changed_rows_is_in_the_topic_once(
+    spark: SparkSession, job: PipelineJob, tmp_path: Path
+) -> None:
+    (tmp_path / "count.py").write_text(COUNT)
+    counting = dataclasses.replace(job, file=str(tmp_path / "count.py"), output_mode="update")
+    assert counting.topic is not None
+    fill(counting, 0, 100)
+    run_pipeline(spark, counting)
+    before = contents(counting.bootstrap_servers, counting.topic)
+    assert sorted(one.key for one in before) == sorted(b"%d" % place for place in range(100))
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
+    for path in (last, commits / f".{last.name}.crc"):
+        path.unlink(missing_ok=True)
+    run_pipeline(spark, counting)
+    assert contents(counting.bootstrap_servers, counting.topic) == before
+    fill(counting, 100, 101)
+    run_pipeline(spark, counting)
+    assert len(contents(counting.bootstrap_servers, counting.topic)) == 101
 
 
 @pytest.mark.full
