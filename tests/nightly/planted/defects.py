@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from nightly.planted.batch_commit_defects import BATCH_COMMIT_DEFECTS
 from nightly.planted.deduplication_defects import DEDUPLICATION_DEFECTS
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
@@ -120,6 +121,7 @@ DEFECTS = (
     *SHARE_DEFECTS,
     *SHARE_STATE_DEFECTS,
     *GROUP_DEFECTS,
+    *BATCH_COMMIT_DEFECTS,
     *DEDUPLICATION_DEFECTS,
     *KEY_ORDER_DEFECTS,
     *PRIORITY_DEFECTS,

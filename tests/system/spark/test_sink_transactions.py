@@ -69,10 +69,10 @@ class Query:
 
     def check(self, *batches: int) -> None:
         """Readers see exactly these batches, as soon as the markers are written."""
+        assert open_transactions(self.client(), self.query_id) == []
         expected = sorted(f"{batch}/{task}" for batch in batches for task in range(TASKS))
         wait_until(lambda: len(self.values()) >= len(expected))
         assert self.values() == expected
-        assert open_transactions(self.client(), self.query_id) == []
 
     def client(self) -> SyncClient:
         client = SyncClient(self.bootstrap_servers)
@@ -204,6 +204,12 @@ def test_a_task_without_rows_has_no_transaction(query: Query) -> None:
     query.commit(0, [SinkCommitMessage(EMPTY_TASK_REPORT, query.query_id)])
     query.commit(1, query.run_tasks(1))
     query.check(1)
+
+
+def test_a_batch_without_rows_aborts_what_an_earlier_run_has_left(query: Query) -> None:
+    query.run_tasks(0)
+    query.commit(0, [SinkCommitMessage(EMPTY_TASK_REPORT, query.query_id)])
+    query.check()
 
 
 def test_a_timeout_that_the_brokers_refuse_is_named(query: Query) -> None:

@@ -155,10 +155,12 @@ def commit_tasks(options: SinkOptions, batch_id: int, messages: Sequence[WriterC
     """Commit the transactions of all tasks of a batch, and abort all others of the query: those of repeated attempts
     and of an earlier run. Raises the brokers' errors."""
     reports, query_id = _task_reports(messages), _query_id(messages)
-    if transactions := _transactions(reports):
-        client, listed = sync_client(options.bootstrap_servers), set(transactions)
+    if options.exactly_once and query_id:
+        client, transactions = sync_client(options.bootstrap_servers), _transactions(reports)
+        listed = set(transactions)
         others = [one for one in open_transactions(client, query_id) if one not in listed]
-        commit_batch(client, query_id, batch_id, transactions, others)
+        if transactions or others:
+            commit_batch(client, query_id, batch_id, transactions, others)
     WriteLogger().commit(query_id, batch_id, reports)
 
 
