@@ -1,7 +1,7 @@
 """Codec of the records of `__transaction_state` with the decisions about the batches of a query.
 
-The key has the version 20113 and the query id; Kafka's tools and brokers skip keys of unknown versions. There is one
-record for each query, with its last decided batch.
+The key has the version 20113 and the query id, and the value has that version, too: Kafka's brokers and tools skip keys
+and values of versions that they do not know. There is one record for each query, with its last decided batch.
 
 Invariants: as of `transaction_records`.
 """
@@ -21,7 +21,7 @@ from mansio.wire.internal_records.flexible_codec import (
 from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
 DECISION_KEY_VERSION: Final = 20_113
-DECISION_VALUE_VERSION: Final = 0
+DECISION_VALUE_VERSION: Final = 20_113
 
 _BATCH: Final = struct.Struct(">qq")  # batch id, last update
 _PRODUCER: Final = struct.Struct(">qh")  # producer id, epoch
