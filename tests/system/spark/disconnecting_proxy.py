@@ -28,6 +28,10 @@ class CuttingProxy:
         self._listener = socket.create_server(("127.0.0.1", port))
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def lose(self, api_key: int, lost: frozenset[int]) -> None:
+        """Count the requests of another API from now on."""
+        self.seen, self._api_key, self._lost = 0, api_key, lost
+
     def close(self) -> None:
         self._listener.close()
 

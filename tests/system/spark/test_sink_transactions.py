@@ -21,9 +21,12 @@ from mansio.spark.sink.sink_transaction import (
 from mansio.spark.sink.task_sender import EMPTY_TASK_REPORT, TaskReport, TaskSender
 from mansio.spark.sink.writers import SinkCommitMessage, abort_tasks, commit_tasks
 from mansio.spark.sync_client import SyncClient, close_sync_clients
+from mansio.wire.api_versions import ApiKey
 from support.cluster import cluster
+from support.paths import free_port
 from support.process import ServedBroker
 from support.waiting import wait_until
+from system.spark.disconnecting_proxy import losing_answers
 from system.spark.topics import contents, create
 
 if TYPE_CHECKING:
@@ -252,6 +255,26 @@ def test_prepared_transactions_and_decisions_outlive_a_kill_of_the_broker(
     finally:
         if query is not None:
             query.close()
+        broker.kill()
+
+
+@pytest.mark.full
+def test_lost_answers_to_the_requests_of_a_batch_neither_lose_nor_double_it(tmp_path: Path) -> None:
+    port = free_port()
+    broker = ServedBroker(tmp_path / "data", arguments=["--set", f"advertised_listeners=127.0.0.1:{port}"])
+    keys = (ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE, ApiKey.PREPARE_TRANSACTION, ApiKey.COMMIT_BATCH)
+    broker.start()
+    try:
+        with losing_answers(port, broker.kafka_port, keys[0], frozenset()) as proxy:
+            query = Query(f"127.0.0.1:{port}", create(f"127.0.0.1:{port}", "out", TASKS), "q")
+            for batch, key in enumerate(keys):
+                lost = frozenset({1} if key is ApiKey.COMMIT_BATCH else {1, 3})
+                proxy.lose(key, lost)
+                query.commit(batch, query.run_tasks(batch))
+                assert proxy.seen > max(lost), f"all planned losses of {key.name} have happened"
+                query.check(*range(batch + 1))
+            query.close()
+    finally:
         broker.kill()
 
 
