@@ -14,15 +14,15 @@ PRIORITY_DEFECTS = (
     Defect(
         "urgent record moves the start past records of its own priority",
         "state/share_partition/machine.py",
-        "for first, last in difference([each], [*own.within(*each)]):",
-        "for first, last in [each]:",
+        "others = (part for each in free for part in difference([each], [*own.within(*each)]))",
+        "others = iter(free)",
         MODEL,
     ),
     Defect(
         "records of other priorities keep the start back",
         "state/share_partition/machine.py",
-        "in_flight.change_state(batch, ACKNOWLEDGED, token, deliveries=1, holder=member)",
-        "continue",
+        "return self._pass([*others], token, member)",
+        "return []",
         MODEL,
     ),
     Defect(
