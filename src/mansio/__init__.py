@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from mansio.client.share.handler_runner import Handler, HandlerMode
     from mansio.client.share.leased import Leased
     from mansio.client.share.receiver import Receiver
+    from mansio.client.transactions.processor import ProcessHandler
+    from mansio.client.transactions.transaction import Transaction
     from mansio.client.types import (
         Headers,
         HeadersLike,
@@ -123,6 +125,7 @@ __all__ = [
     "PendingCounts",
     "PendingPage",
     "PendingRecord",
+    "ProcessHandler",
     "Producer",
     "ProducerOptions",
     "Publishable",
@@ -143,6 +146,7 @@ __all__ = [
     "StartAt",
     "TopicDescription",
     "TopicPartition",
+    "Transaction",
     "__version__",
     "blocking",
     "connect",
@@ -199,6 +203,7 @@ _LAZY = {
     "PendingCounts": _DELAYS,
     "PendingPage": _DELAYS,
     "PendingRecord": _DELAYS,
+    "ProcessHandler": "mansio.client.transactions.processor",
     "Producer": "mansio.client.producer.producer",
     "ProducerOptions": "mansio.client.producer.producer",
     "Publishable": _TYPES,
@@ -221,6 +226,7 @@ _LAZY = {
     "StartAt": _TYPES,
     "TopicDescription": _ADMIN,
     "TopicPartition": _TYPES,
+    "Transaction": "mansio.client.transactions.transaction",
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

@@ -17,10 +17,12 @@ from mansio.client.blocking import (
     Consumer,
     DelayAdmin,
     Delivery,
+    ProcessHandler,
     Producer,
     QuotaAdmin,
     ScheduleAdmin,
     ShareAdmin,
+    Transaction,
     connect,
 )
 from mansio.client.share.receiver_blocking import Handler, Leased, Receiver
@@ -36,10 +38,12 @@ __all__ = [
     "Handler",
     "Leased",
     "LoopUnavailable",
+    "ProcessHandler",
     "Producer",
     "QuotaAdmin",
     "Receiver",
     "ScheduleAdmin",
     "ShareAdmin",
+    "Transaction",
     "connect",
 ]

@@ -313,6 +313,27 @@ class TransactionAbortable(RequestError):
     kafka_code = 120
 
 
+class TransactionAborted(MansioError):
+    """The transaction of the record was aborted."""
+
+    http_status = 409
+    grpc_status = "ABORTED"
+
+
+class TransactionTimedOut(MansioError):
+    """The transaction was open for longer than its timeout, so the coordinator aborted it."""
+
+    http_status = 409
+    grpc_status = "ABORTED"
+
+
+class TransactionOutcomeUnknown(MansioError):
+    """The coordinator did not answer in time: the transaction is committed or aborted as a whole, which is unknown."""
+
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
 class OffsetMetadataTooLarge(RequestError):
     """The metadata string of an offset commit is too long."""
 

@@ -16,7 +16,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, cast
 
@@ -30,11 +33,13 @@ from mansio.client.admin import shares as asyncio_shares
 from mansio.client.consumer import consumer as asyncio_consumer
 from mansio.client.producer import producer as asyncio_producer
 from mansio.client.share import receiver_blocking
+from mansio.client.transactions import transaction as asyncio_transaction
+from mansio.client.types import Message, Publishable
 from mansio.errors import MansioError
 from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, blocking_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterator, Mapping
     from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Any
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
     from mansio.client.consumer.fetcher import PartitionState
     from mansio.client.producer.accumulator import Delivery as AsyncDelivery
     from mansio.client.share import receiver as asyncio_receive
-    from mansio.client.types import HeadersLike, Message, Publishable, RecordMetadata
+    from mansio.client.types import HeadersLike, RecordMetadata, TopicPartition
 
 P = ParamSpec("P")
 
@@ -155,7 +160,7 @@ def _delivering(
     send = blocking(method)
 
     @functools.wraps(method)
-    def call(self: Producer, /, *args: P.args, **kwargs: P.kwargs) -> Delivery:
+    def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> Delivery:
         return Delivery(self._thread, send(self, *args, **kwargs))
 
     return call
@@ -311,9 +316,27 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
     pause = blocking_function(asyncio_consumer.Consumer.pause)
     resume = blocking_function(asyncio_consumer.Consumer.resume)
 
+    @functools.wraps(asyncio_consumer.Consumer.seek_to_committed)
+    def seek_to_committed(self) -> None:
+        self._thread.run(self._original.seek_to_committed())
+        self._drop_inactive()
+
+    @contextlib.contextmanager
+    def _lent_to_loop(self) -> Iterator[None]:
+        """Let the loop read the messages of the consumer, within the block."""
+        self._messages, self._index = [], 0
+        self._original._set_delivered_counter(None)
+        try:
+            yield
+        finally:
+            self._original._set_delivered_counter(lambda: self._index)
+
     @functools.wraps(asyncio_consumer.Consumer.seek)
     def seek(self, *args: Any, **kwargs: Any) -> None:  # wraps
         self._thread.run(self._original.seek(*args, **kwargs))
+        self._drop_inactive()
+
+    def _drop_inactive(self) -> None:
         if self._state is not None and not self._state.is_active:
             self._messages, self._index = [], 0
 
@@ -404,6 +427,48 @@ def _receiving(
     return call
 
 
+class Transaction(BlockingProxy[asyncio_transaction.Transaction]):
+    """One transaction, made by `Client.transaction`; use it by `with`. See `mansio.Transaction`."""
+
+    publish = _delivering(asyncio_transaction.Transaction.publish)
+
+    def publish_many(self, topic: str, records: Iterable[Publishable]) -> None:
+        """Publish values (or `OutgoingRecord`s) in order in the transaction, as `publish` does."""
+        given = iter(records)
+        while window := list(islice(given, PUBLISH_WINDOW_RECORDS)):
+            self._thread.run(self._original.publish_many(topic, window))
+
+    def send_offsets(self, consumer: Consumer, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commit offsets of the consumer's group together with the records; see the asyncio client."""
+        self._thread.run(self._original.send_offsets(consumer._original, offsets))
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._original.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._original.__aexit__(kind, error, trace))
+
+
+ProcessHandler = Callable[[list[Message]], Iterable[Publishable | tuple[str, Publishable]] | None]
+"""Function that `Client.process` calls with messages, on a thread of its own; it returns or yields the records to
+publish."""
+
+
+def _beginning(
+    method: Callable[Concatenate[asyncio_client.Client, P], asyncio_transaction.Transaction],
+) -> Callable[Concatenate[Any, P], Transaction]:
+    make = blocking_function(method)
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Transaction:
+        return Transaction(self._thread, make(self, *args, **kwargs))
+
+    return call
+
+
 class Client(BlockingProxy[asyncio_client.Client]):
     """A connected client; see `connect`."""
 
@@ -417,6 +482,43 @@ class Client(BlockingProxy[asyncio_client.Client]):
     producer = _producing(asyncio_client.Client.producer)
     consume = _consuming(asyncio_client.Client.consume)
     receive = _receiving(asyncio_client.Client.receive)
+    transaction = _beginning(asyncio_client.Client.transaction)
+
+    def process(
+        self,
+        consumer: Consumer,
+        handler: ProcessHandler,
+        *,
+        transactional_id: str,
+        to: str | None = None,
+        records_max: int = 500,
+        wait_ms_max: float = 100,
+        timeout_ms: int = 60_000,
+    ) -> int:
+        """Read messages, call `handler(messages)` and publish what it returns or yields, exactly once; see the asyncio
+        client. The handler is called on another thread."""
+        with_thread = ThreadPoolExecutor(1, thread_name_prefix="mansio-handler")
+
+        async def call(messages: list[Message]) -> list[Publishable | tuple[str, Publishable]]:
+            return await asyncio.get_running_loop().run_in_executor(
+                with_thread, lambda: list(handler(messages) or ())
+            )
+
+        try:
+            with consumer._lent_to_loop():
+                return self._thread.run(
+                    self._original.process(
+                        consumer._original,
+                        call,
+                        transactional_id=transactional_id,
+                        to=to,
+                        records_max=records_max,
+                        wait_ms_max=wait_ms_max,
+                        timeout_ms=timeout_ms,
+                    )
+                )
+        finally:
+            with_thread.shutdown(wait=False, cancel_futures=True)
 
     def publish_many(
         self,

@@ -12,6 +12,7 @@ variant for programs without an event loop.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
 from mansio.client.admin.admin import Admin
@@ -21,6 +22,9 @@ from mansio.client.group.classic_member import GroupOptions
 from mansio.client.producer.producer import Producer, ProducerOptions
 from mansio.client.share.leased import ReceiveOptions
 from mansio.client.share.receiver import Receiver
+from mansio.client.transactions.processor import Processor
+from mansio.client.transactions.transaction import Transaction
+from mansio.client.transactions.transactional_producer import TransactionalProducer
 from mansio.client.types import TopicPartition
 from mansio.net.addresses import default_bootstrap_servers
 from mansio.net.cluster import Cluster
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
     from mansio.client.consumer.consumer import RebalanceCallback
     from mansio.client.producer.accumulator import Delivery
+    from mansio.client.transactions.processor import ProcessHandler
     from mansio.client.types import HeadersLike, Publishable, RecordMetadata, StartAt
 
 
@@ -79,6 +84,7 @@ class Client:
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._receivers: list[Receiver] = []
+        self._transactional_producers: dict[str, TransactionalProducer] = {}
         self.admin: Admin = Admin(self._cluster)
         """Administration of the cluster."""
 
@@ -96,11 +102,12 @@ class Client:
         await self.close(flush=error is None)
 
     async def close(self, *, flush: bool = True) -> None:
-        """Close consumers and receivers, flush and close producers, close the connections."""
+        """Close consumers and receivers, flush and close producers, abort open transactions, close the connections."""
         try:
             await asyncio.gather(*(consumer.close() for consumer in self._consumers))
             await asyncio.gather(*(receiver.close() for receiver in self._receivers))
             await asyncio.gather(*(producer.close(flush=flush) for producer in self._producers))
+            await asyncio.gather(*(one.close() for one in self._transactional_producers.values()))
         finally:
             await self._cluster.close()
 
@@ -188,6 +195,71 @@ class Client:
         if self._producer is None:
             self._producer = self.producer(self._producer_options)
         return self._producer
+
+    # -- transactions --------
+
+    def transaction(self, transactional_id: str, *, timeout_ms: int = 60_000) -> Transaction:
+        """Return a transaction for an `async with` block: its records, and offsets of consumers, become visible
+        together when the block ends, or not at all after an exception (KIP-98).
+
+        Records that `publish` of the client or another producer sends in the block are not part of it.
+        `transactional_id`: the name of this producer through restarts. One transaction per id is open at a time. Another
+        client that begins a transaction with the id takes over: the open transaction is aborted, and this client gets
+        `ProducerFenced` from then on.
+        `timeout_ms`: time after which the coordinator aborts a transaction that was not ended (the broker's
+        `transaction_max_timeout_ms` is the upper limit).
+
+        Entering the block raises `InvalidTxnState` if another transaction of the id is open in this client,
+        `InvalidRequest` for an empty id, `InvalidTransactionTimeout`, `ProducerFenced`. Leaving it raises the first error
+        of a record, `TransactionAbortable`, `TransactionTimedOut` or `ProducerFenced`, after which the transaction is
+        aborted, and `TransactionOutcomeUnknown` if the coordinator did not answer within the delivery timeout: the
+        transaction is then committed or aborted as a whole. The next transaction is possible after all of them except
+        `ProducerFenced`. If leaving the block is cancelled, a commit that was requested already may still succeed.
+        """
+        known = self._transactional_producers.get(transactional_id)
+        if known is None:
+            options = self._producer_options or ProducerOptions()
+            known = TransactionalProducer(self._cluster, transactional_id, options)
+            self._transactional_producers[transactional_id] = known
+        return Transaction(known, timeout_ms)
+
+    async def process(
+        self,
+        consumer: Consumer,
+        handler: ProcessHandler,
+        *,
+        transactional_id: str,
+        to: str | None = None,
+        records_max: int = 500,
+        wait_ms_max: float = 100,
+        timeout_ms: int = 60_000,
+    ) -> int:
+        """Read messages, call `handler(messages)` and publish what it returns or yields, exactly once: records and
+        offsets are committed in one transaction for each call of the handler.
+
+        `consumer`: has a group, `auto_commit=False` and `isolation="read_committed"`; this method alone reads it.
+        `handler`: gets a list of messages in the order of each partition, and returns or yields records to publish (or
+        nothing): a record for the topic `to`, or a pair (topic, record). It may be a coroutine function or a generator.
+        After an abort it is called again with the same messages, so its other effects may occur more than once.
+        `transactional_id`: of this worker; two workers of a group have different ones.
+        `records_max`, `wait_ms_max`: a transaction takes messages until it has so many, or so much time has passed since
+        the first one. It may get more by one stored batch. `timeout_ms`: see `transaction`.
+
+        If the group rebalances during a transaction, or a broker fails, the transaction is aborted and the consumer goes
+        back to the committed offsets; records of partitions that other members took over are not published. Returns the
+        number of messages in committed transactions when the consumer reaches its end (`to_end`, `to_time`) or is
+        closed; otherwise runs until it is cancelled. Raises what the handler raised, `ProducerFenced`, and errors that
+        would come again, after an abort.
+        """
+        processor = Processor(
+            consumer,
+            handler,
+            partial(self.transaction, transactional_id, timeout_ms=timeout_ms),
+            to=to,
+            records_max=records_max,
+            wait_ms_max=wait_ms_max,
+        )
+        return await processor.run()
 
     # -- consuming --------
 

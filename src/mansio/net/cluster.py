@@ -50,6 +50,8 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 NO_BROKER_REMEDY = "start a broker with `mansio serve`, or give the address of one as bootstrap servers"
 GROUP_KEY_TYPE = 0
 """`key_type` of a FindCoordinator request for a group."""
+TRANSACTION_KEY_TYPE = 1
+"""`key_type` of a FindCoordinator request for a transactional id."""
 _NEVER = float("-inf")
 """Fetch time of metadata that is marked stale; earlier than any time of the loop's clock."""
 
@@ -83,7 +85,8 @@ class Cluster:
         self.controller_id: int = -1
         self._topics: dict[str, tuple[float, TopicMetadata]] = {}
         self._failed: dict[str, MansioError] = {}
-        self._coordinators: dict[str, Node] = {}
+        self._coordinators: dict[tuple[int, str], Node] = {}
+        """(key type, group or transactional id) -> coordinator."""
         self._connections: dict[tuple[str, int, str], Connection] = {}
         self._connecting: dict[tuple[str, int, str], asyncio.Lock] = {}
         self._refreshing = asyncio.Lock()
@@ -367,26 +370,30 @@ class Cluster:
             attempt, not_retried=_errors_not_retried(retry_unknown_topic=retry_unknown_topic)
         )
 
-    async def coordinator(self, group: str, channel: str = "group") -> Connection:
-        """The connection to a group's coordinator on a channel. Looks up the coordinator and opens the connection if
-        necessary, without retries."""
-        node = self._coordinators.get(group)
+    async def coordinator(
+        self, key: str, channel: str = "group", *, key_type: int = GROUP_KEY_TYPE
+    ) -> Connection:
+        """The connection to the coordinator of a group, or with `TRANSACTION_KEY_TYPE` of a transactional id, on a
+        channel. Looks up the coordinator and opens the connection if necessary, without retries."""
+        node = self._coordinators.get((key_type, key))
         if node is None:
             connection = await self.any_connection()
             response = await connection.request(
                 ApiKey.FIND_COORDINATOR,
-                {"key": group, "key_type": GROUP_KEY_TYPE, "coordinator_keys": [group]},
+                {"key": key, "key_type": key_type, "coordinator_keys": [key]},
             )
             found = response.coordinators[0] if response.coordinators else response
             raise_for_code(found.error_code, found.error_message)
             if not found.host:
-                raise CoordinatorNotAvailable(f"group {group} has no coordinator")
-            node = self._coordinators[group] = Node(found.node_id, found.host, found.port)
+                what = "group" if key_type == GROUP_KEY_TYPE else "transactional id"
+                raise CoordinatorNotAvailable(f"{what} {key} has no coordinator")
+            node = self._coordinators[key_type, key] = Node(found.node_id, found.host, found.port)
         return await self._connect(node.host, node.port, channel)
 
-    def forget_coordinator(self, group: str) -> None:
-        """Remove the coordinator of a group from the cache, so that the next request looks it up again."""
-        self._coordinators.pop(group, None)
+    def forget_coordinator(self, key: str, *, key_type: int = GROUP_KEY_TYPE) -> None:
+        """Remove the coordinator of a group or transactional id from the cache, so that the next request looks it up
+        again."""
+        self._coordinators.pop((key_type, key), None)
 
     async def request_coordinator(
         self,

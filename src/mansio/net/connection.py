@@ -91,6 +91,8 @@ class Connection(asyncio.BufferedProtocol):
         self.options = options
         self.versions: Mapping[int, tuple[int, int]] = {}
         """Versions supported by the broker: API key -> (lowest, highest)."""
+        self.features: Mapping[str, int] = {}
+        """Finalized features of the cluster: name -> level (KIP-584)."""
         self.closed: bool = False
         """Whether the connection was closed or lost."""
         self._loop = asyncio.get_running_loop()
@@ -307,6 +309,8 @@ class Connection(asyncio.BufferedProtocol):
             self.versions = {
                 entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys
             }
+            if version >= 3:
+                self.features = {entry.name: entry.max_version_level for entry in response.finalized_features}
             if not self.versions:
                 raise UnsupportedVersion(f"{self._name} supports no API")
             return

@@ -34,9 +34,16 @@ from mansio.client.consumer.offset_resolution import (
 )
 from mansio.client.group.classic_member import GroupOptions
 from mansio.client.group.group_member import GroupMembership
+from mansio.client.producer.transaction_requests import GroupMemberIdentity
 from mansio.client.tasks import log_client_failure
 from mansio.client.types import Message, TopicPartition
-from mansio.errors import ConnectionLost, InvalidRequest, MansioError, UnknownTopicOrPartition
+from mansio.errors import (
+    ConnectionLost,
+    IllegalGeneration,
+    InvalidRequest,
+    MansioError,
+    UnknownTopicOrPartition,
+)
 from mansio.net.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
 
 if TYPE_CHECKING:
@@ -179,6 +186,13 @@ class Consumer:
         self._polled_index = 0
         self._polled_at = self._loop.time()
         self._committed: dict[TopicPartition, int] = {}
+        self._start_offsets: dict[TopicPartition, int] = {}
+        """Offset at which each assigned partition was first read: its committed offset, if it had one."""
+        self._must_seek: str | None = None
+        """Why positions cannot be committed in a transaction before `seek_to_committed`; None: they can."""
+        self._released = asyncio.Event()
+        self._released.set()
+        """Not set while a transaction holds up revocations."""
         self._was_assigned = False
 
     async def __aenter__(self) -> Self:
@@ -294,9 +308,9 @@ class Consumer:
 
     # -- current batch --------
 
-    def _set_delivered_counter(self, count: Callable[[], int]) -> None:
-        """Set the function that returns how many messages of the last `poll` the application has received. Used by the
-        blocking consumer."""
+    def _set_delivered_counter(self, count: Callable[[], int] | None) -> None:
+        """Set the function that returns how many messages of the last `poll` the application has received; None: all.
+        Used by the blocking consumer."""
         self._delivered_counter = count
 
     def _set_current_batch(self, batch: MessageBatch) -> bool:
@@ -403,11 +417,112 @@ class Consumer:
         state = self._fetcher.states.get(partition)
         if state is None:
             raise InvalidRequest(f"{partition} is not assigned")
-        found = await resolve_start_offsets(self._cluster, [partition], to)
+        isolation_level = self._options.fetch_options().isolation_level
+        found = await resolve_start_offsets(self._cluster, [partition], to, isolation_level=isolation_level)
         self._discard_buffered({partition})
         if partition in self._fetcher.states:
             self._fetcher.remove([partition])
             self._fetcher.add([PartitionState(partition, found[partition], state.stop_offset)])
+
+    async def seek_to_committed(self) -> None:
+        """Continue to read the assigned partitions at the committed offsets of the group, for example after a
+        transaction was aborted; a partition without one where its reading began. Waits for transactions of other
+        members that have committed offsets of these partitions. Raises `InvalidRequest` without a group."""
+        group = self._options.group
+        if group is None:
+            raise InvalidRequest("only a consumer with a group has committed offsets")
+        states = dict(self._fetcher.states)
+        stored = await fetch_offsets(self._cluster, group, states, require_stable=True) if states else {}
+        positions = self.positions()
+        for partition, state in states.items():
+            if self._fetcher.states.get(partition) is not state or state.is_revoking:
+                continue  # revoked in the meantime, and perhaps assigned again, at its committed offset
+            committed = stored.get(partition)
+            offset = self._start_offsets[partition] if committed is None else committed.offset
+            if committed is not None:
+                self._committed[partition] = offset
+            if positions[partition] != offset:
+                self._discard_buffered({partition})
+                self._fetcher.remove([partition])
+                seeked = PartitionState(partition, offset, state.stop_offset)
+                seeked.is_paused = state.is_paused
+                self._fetcher.add([seeked])
+        self._must_seek = None
+        if not self._is_closed:
+            self._fetcher.restart()  # it is stopped at the requested end
+
+    # -- called by transactions --------
+
+    def _offsets_of_transaction(
+        self, offsets: Mapping[TopicPartition, int] | None
+    ) -> tuple[dict[TopicPartition, int], GroupMemberIdentity]:
+        """Return the offsets to commit in a transaction, and the member that commits them (None: see `commit`).
+
+        Raises `InvalidRequest`, also if the consumer commits automatically, and `IllegalGeneration` if messages were
+        delivered whose partition was revoked since: other members read them, too."""
+        group = self._options.group
+        if group is None:
+            raise InvalidRequest("only a consumer with a group has offsets to commit in a transaction")
+        if self._options.commits_automatically:
+            raise InvalidRequest(
+                "a consumer whose offsets are committed in transactions must not commit them itself: "
+                "create it with auto_commit=False"
+            )
+        if self._must_seek is not None:
+            raise IllegalGeneration(self._must_seek)
+        positions = self.positions() if offsets is None else dict(offsets)
+        missing = positions.keys() - self._fetcher.states.keys()
+        if missing:
+            raise IllegalGeneration(f"{min(missing)} is not assigned to this consumer")
+        changed = {p: offset for p, offset in positions.items() if self._committed.get(p) != offset}
+        if self._membership is None:
+            return changed, GroupMemberIdentity(group)
+        generation, member_id = self._membership.identity
+        return changed, GroupMemberIdentity(
+            group, generation, member_id, self._options.group_options.instance_id
+        )
+
+    async def _refresh_generation(self, generation: int) -> bool:
+        """Ask for the current generation or member epoch after `generation` was refused. Returns whether there is a
+        new one, so that offsets of partitions that are still assigned can be committed with it."""
+        return self._membership is not None and await self._membership.refresh(generation)
+
+    def _on_offsets_in_transaction(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note that a transaction has these offsets. Whether it commits is reported to `_on_transaction_end`."""
+        self._committed.update(offsets)
+
+    def _on_transaction_end(self, partitions: set[TopicPartition], *, is_commit: bool) -> None:
+        """Note the end of a transaction with offsets of these partitions."""
+        if not is_commit:
+            for partition in partitions:
+                self._committed.pop(partition, None)
+            self._must_seek = "the transaction with the last offsets was aborted; call seek_to_committed() to read its messages again"
+
+    def _check_processable(self) -> None:
+        """Raise `InvalidRequest` if `Client.process` cannot process each message exactly once with this consumer."""
+        options = self._options
+        if self._membership is None:
+            raise InvalidRequest("process needs a consumer that is a member of a group")
+        if options.commits_automatically:
+            raise InvalidRequest("process commits the offsets: create the consumer with auto_commit=False")
+        if options.isolation != "read_committed":
+            raise InvalidRequest("process needs a consumer with isolation='read_committed'")
+        if options.max_records is not None:
+            raise InvalidRequest("process reads messages again after an abort: max_records is not possible")
+
+    def _hold_revocations(self) -> None:
+        """Let revocations wait until `_release_revocations`, for at most `revoke_timeout_ms`."""
+        self._released.clear()
+
+    def _release_revocations(self) -> None:
+        self._released.set()
+
+    @property
+    def _is_revoking(self) -> bool:
+        """Whether an assigned partition is being revoked."""
+        return any(state.is_revoking for state in self._fetcher.states.values())
+
+    # -- commits --------
 
     async def _commit(
         self, positions: dict[TopicPartition, int], *, retry_timeout_ms: float = 10_000
@@ -543,18 +658,22 @@ class Consumer:
             stored = await fetch_offsets(self._cluster, self._options.group, partitions, require_stable=True)
             committed = {partition: entry.offset for partition, entry in stored.items()}
         uncommitted = partitions - committed.keys()
+        isolation_level = self._options.fetch_options().isolation_level
         offsets = {
             **committed,
-            **await resolve_start_offsets(self._cluster, uncommitted, self._options.from_),
+            **await resolve_start_offsets(
+                self._cluster, uncommitted, self._options.from_, isolation_level=isolation_level
+            ),
         }
         stops = await resolve_stop_offsets(
             self._cluster,
             partitions,
             to_time=self._options.to_time,
             to_end=self._options.to_end,
-            isolation_level=self._options.fetch_options().isolation_level,
+            isolation_level=isolation_level,
         )
         self._committed.update(committed)
+        self._start_offsets.update(offsets)
         if partitions:
             await _call_listener(self._options.on_assigned, partitions)
         self._was_assigned = True
@@ -574,18 +693,25 @@ class Consumer:
             except MansioError as error:
                 logger.warning("group %s: commit before a rebalance failed: %s", self._options.group, error)
         await _call_listener(self._options.on_revoked, partitions)
-        self._discard_buffered(partitions)
-        self._fetcher.remove(partitions)
-        for partition in partitions:
-            self._committed.pop(partition, None)
+        self._forget(partitions)
 
     async def _on_partitions_lost(self, partitions: set[TopicPartition]) -> None:
         """Stop reading partitions that another member may already own, without a commit."""
+        self._forget(partitions)
+        await _call_listener(self._options.on_lost or self._options.on_revoked, partitions)
+
+    def _forget(self, partitions: set[TopicPartition]) -> None:
+        """Stop reading partitions that do not belong to this consumer any more."""
+        positions = self.positions()
+        for partition in sorted(partitions & positions.keys()):
+            known = self._committed.get(partition, self._start_offsets.get(partition))
+            if positions[partition] != known:
+                self._must_seek = f"{partition} was revoked after its messages were delivered"
         self._discard_buffered(partitions)
         self._fetcher.remove(partitions)
         for partition in partitions:
             self._committed.pop(partition, None)
-        await _call_listener(self._options.on_lost or self._options.on_revoked, partitions)
+            self._start_offsets.pop(partition, None)
 
     def _seconds_since_poll(self) -> float:
         """Seconds since the application last asked for a message."""
@@ -602,13 +728,19 @@ class Consumer:
         """Stop delivering messages of the partitions, and wait at most `revoke_timeout_ms` until the application has
         processed its current message."""
         batch = self._batch
+        if not self._released.is_set():
+            await self._wait_for(self._released)
+            batch = self._batch
         if batch is None or batch.state.partition not in partitions:
             return
         # A copy, because positions are computed from the batch's own list.
         self._messages = self._messages[: self._index]
+        await self._wait_for(self._poll_event)
+
+    async def _wait_for(self, processed: asyncio.Event) -> None:
         try:
             async with asyncio.timeout(self._options.revoke_timeout_ms / 1000):
-                await self._poll_event.wait()
+                await processed.wait()
         except TimeoutError:
             logger.info("group %s: the current message was not processed in time", self._options.group)
 

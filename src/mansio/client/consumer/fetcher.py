@@ -304,6 +304,16 @@ class Fetcher:
         await self._tasks.close()
         await self._cluster.close_channel(self._channel)
 
+    def restart(self) -> None:
+        """Fetch again after `stop`. Has no effect if the fetcher is not stopped."""
+        if not self._is_closed:
+            return
+        self._is_closed = False
+        self._nodes_in_flight.clear()
+        for state in self.states.values():
+            state.is_fetching = False
+        self._schedule_dispatch()
+
     async def close(self) -> None:
         """Stop fetching and remove all partitions."""
         await self.stop()

@@ -36,11 +36,16 @@ def check_start_position(start: StartAt | Mapping[TopicPartition, int]) -> None:
 
 
 async def resolve_start_offsets(
-    cluster: Cluster, partitions: Iterable[TopicPartition], start: StartAt | Mapping[TopicPartition, int]
+    cluster: Cluster,
+    partitions: Iterable[TopicPartition],
+    start: StartAt | Mapping[TopicPartition, int],
+    *,
+    isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, int]:
     """Offset of the position `start` in each partition.
 
-    A time after the last record resolves to the log end offset; a partition that is missing in a mapping resolves to
+    A time after the last record resolves to the log end offset, with `READ_COMMITTED` to the last stable offset, as
+    "latest" does; a partition that is missing in a mapping resolves to
     its log start offset. Raises the errors of `check_start_position`.
     """
     check_start_position(start)
@@ -49,10 +54,14 @@ async def resolve_start_offsets(
         missing = await resolve_start_offsets(cluster, [p for p in wanted if p not in start], "earliest")
         return {**missing, **{p: start[p] for p in wanted if p in start}}
     if isinstance(start, str):
-        listed = await list_offsets(cluster, dict.fromkeys(wanted, SPECIAL_OFFSETS[start])) if wanted else {}
+        if not wanted:
+            return {}
+        listed = await list_offsets(
+            cluster, dict.fromkeys(wanted, SPECIAL_OFFSETS[start]), isolation_level=isolation_level
+        )
         return {partition: entry.offset for partition, entry in listed.items()}
     if isinstance(start, datetime):
-        return await _offsets_at(cluster, wanted, milliseconds(start))
+        return await _offsets_at(cluster, wanted, milliseconds(start), isolation_level)
     return dict.fromkeys(wanted, start)
 
 
@@ -77,7 +86,7 @@ async def resolve_stop_offsets(
             raise InvalidRequest(
                 "to_time is in the future; records before it may not have been published yet"
             )
-        return await _offsets_at(cluster, wanted, stop_ms)
+        return await _offsets_at(cluster, wanted, stop_ms, isolation_level)
     if not to_end or not wanted:
         return {}
     listed = await list_offsets(cluster, dict.fromkeys(wanted, LATEST), isolation_level=isolation_level)
@@ -85,11 +94,16 @@ async def resolve_stop_offsets(
 
 
 async def _offsets_at(
-    cluster: Cluster, partitions: list[TopicPartition], timestamp_ms: int
+    cluster: Cluster, partitions: list[TopicPartition], timestamp_ms: int, isolation_level: int
 ) -> dict[TopicPartition, int]:
     if not partitions:
         return {}
-    listed = await list_offsets(cluster, dict.fromkeys(partitions, timestamp_ms))
+    listed = await list_offsets(
+        cluster, dict.fromkeys(partitions, timestamp_ms), isolation_level=isolation_level
+    )
     found = {partition: entry.offset for partition, entry in listed.items() if entry.offset >= 0}
     after = [partition for partition in partitions if partition not in found]
-    return {**found, **(await resolve_start_offsets(cluster, after, "latest"))}
+    return {
+        **found,
+        **(await resolve_start_offsets(cluster, after, "latest", isolation_level=isolation_level)),
+    }

@@ -67,6 +67,27 @@ class GroupMembership:
             self.membership = self._classic()
             await self.membership.run()
 
+    @property
+    def identity(self) -> tuple[int, str]:
+        """(generation or member epoch, member id) to send in commits."""
+        return self.membership.identity
+
+    async def refresh(self, epoch: int) -> bool:
+        """Get the current member epoch after the coordinator has refused `epoch`. Returns whether it is another one and
+        the member was not removed from the group; False for classic members, which get it by rejoining.
+
+        Raises the coordinator's error, or `UnknownMember`."""
+        membership = self.membership
+        if isinstance(membership, ClassicMember):
+            return False
+        fenced_count = membership.fenced_count
+        await membership.refresh_epoch(epoch)
+        return (
+            membership.epoch != epoch
+            and membership.fenced_count == fenced_count
+            and membership is self.membership
+        )
+
     async def leave(self) -> None:
         """Leave the group."""
         await self.membership.leave()

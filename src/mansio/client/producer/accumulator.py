@@ -426,6 +426,13 @@ class PartitionQueue:
         self.blocked_until_s = 0.0
         self.start_epoch()
 
+    def start_identity(self, identity: ProducerIdentity) -> None:
+        """Begin with the sequence numbers of another producer id or epoch, for a transaction. The queue must be
+        empty, except for batches without sequence numbers."""
+        self.identity, self.producer_epoch, self.next_sequence = identity, 0, 0
+        self.gap_sequence, self.needs_new_epoch, self.is_recovering = None, False, False
+        self.last_encoding = None
+
     def start_epoch(self) -> None:
         """Start a new producer epoch, in which all queued batches get new sequence numbers (KIP-360). No batch may be
         in flight."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mansio.client.producer.accumulator import Batch
+    from mansio.client.producer.transaction_manager import TransactionManager
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
     from mansio.ports import Buffer
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 TOPIC_NAME_VERSION_MAX = 12
 """Highest version of Produce that identifies topics by name; later versions use topic ids (KIP-516)."""
+ADDING_VERSION_MIN = 12
+"""From this version on a transactional batch adds its partition to the transaction (KIP-890)."""
 PRODUCE_CHANNEL = "produce"
 """Channel of the connections that send Produce requests."""
 TEMPLATES_MAX = 1_000
@@ -114,8 +117,12 @@ class PendingRequest:
 class RequestWriter:
     """Encodes the Produce requests of one producer and writes them to connections."""
 
-    def __init__(self, cluster: Cluster, *, acks: int, codec: Codec) -> None:
+    def __init__(
+        self, cluster: Cluster, *, acks: int, codec: Codec, transaction: TransactionManager | None = None
+    ) -> None:
         self._cluster = cluster
+        self._transaction = transaction
+        self._transactional_id = None if transaction is None else transaction.transactional_id
         self._acks = acks
         self._codec = codec
         self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduceCodec] = {}
@@ -158,6 +165,8 @@ class RequestWriter:
         ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in pending.batches}
         names = {topic_id: topic for topic, topic_id in ids.items()}
         highest = TOPIC_NAME_VERSION_MAX if NO_TOPIC_ID in names else None
+        if self._transaction is not None and not self._transaction.bumps_epoch:
+            highest = ADDING_VERSION_MIN - 1
         version = connection.version_for(ApiKey.PRODUCE, highest=highest)
         queue = pending.batches[0].queue
         view = self._cluster.cached_topic(queue.topic)
@@ -180,7 +189,7 @@ class RequestWriter:
                 self._templates.clear()
             timeout_ms = int(options.request_timeout_ms)
             template = self._templates[key] = SinglePartitionProduceCodec(
-                version, options.client_id, self._acks, timeout_ms, topic, topic_id
+                version, options.client_id, self._acks, timeout_ms, topic, topic_id, self._transactional_id
             )
         return template
 
@@ -197,6 +206,7 @@ class RequestWriter:
             self._acks,
             int(connection.options.request_timeout_ms),
             [(topic, self._topic_id(topic), partitions) for topic, partitions in topics.items()],
+            self._transactional_id,
         )
 
     def _encode(self, batch: Batch) -> bytes:
@@ -212,6 +222,7 @@ class RequestWriter:
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 base_sequence=base_sequence,
+                transactional=self._transactional_id is not None,
             )
         return build_value_only_batch(
             batch.timestamps_ms,
@@ -220,6 +231,7 @@ class RequestWriter:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
+            transactional=self._transactional_id is not None,
         )
 
     def _topic_id(self, topic: str) -> bytes:

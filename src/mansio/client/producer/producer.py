@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from mansio.client.producer.accumulator import ProducerIdentity
     from mansio.client.producer.topic_setting_check import TopicSettingCheck
+    from mansio.client.producer.transaction_requests import TransactionRequests
     from mansio.client.types import Headers, HeadersLike, Publishable, RecordMetadata
+    from mansio.errors import MansioError
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import TopicMetadata
 
@@ -68,7 +71,13 @@ class _TopicQueues:
 class Producer:
     """Publishes records to any topic of one cluster. Close it by `async with` or `close()`."""
 
-    def __init__(self, cluster: Cluster, options: ProducerOptions | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: ProducerOptions | None = None,
+        *,
+        transaction: TransactionRequests | None = None,
+    ) -> None:
         self._options = options or ProducerOptions()
         self._cluster = cluster
         self._metadata_waiters = MetadataWaiters(cluster, asyncio.get_running_loop())
@@ -79,7 +88,7 @@ class Producer:
         self._delay_check = delay_check(cluster)
         self._deduplication_check = deduplication_check(cluster)
         self._priority_check = priority_check(cluster)
-        self._sender = Sender(cluster, self._options, self._wake_space_waiter)
+        self._sender = Sender(cluster, self._options, self._wake_space_waiter, transaction)
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -243,6 +252,16 @@ class Producer:
         if delay is not None or at is not None:
             with_delay_header(None, delay, at)
             records = (_delayed(record, delay, at) for record in records)
+        spans = await self._append_many(topic, records)
+        await self._flush_batches({batch for batch, _, _ in spans})
+        if len(spans) == 1:
+            ((batch, begin, end),) = spans
+            return batch.outcomes(begin, end)
+        return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
+
+    async def _append_many(self, topic: str, records: Iterable[Publishable]) -> list[tuple[Batch, int, int]]:
+        """Append records in order, waiting for metadata and buffer space. Returns (batch, first index, end index) of
+        each range of records in a batch."""
         spans: list[tuple[Batch, int, int]] = []
         for run in (records,) if isinstance(records, list | tuple) else zip(records):
             position = 0
@@ -269,11 +288,7 @@ class Producer:
                 spans.append((batch, begin, len(batch.values)))
                 if was_batch_closed:
                     await asyncio.sleep(0)
-        await self._flush_batches({batch for batch, _, _ in spans})
-        if len(spans) == 1:
-            ((batch, begin, end),) = spans
-            return batch.outcomes(begin, end)
-        return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
+        return spans
 
     async def flush(self) -> None:
         """Send all records that are buffered now and wait until each is acknowledged or has failed. Raises no error of
@@ -294,6 +309,21 @@ class Producer:
             await self._priority_check.close()
             await self._metadata_waiters.close()
             await self._sender.close()
+
+    # -- called by the transactional producer --------
+
+    def _start_identity(self, identity: ProducerIdentity) -> None:
+        """Use this producer id and epoch for the next transaction."""
+        self._sender.start_identity(identity)
+
+    def _fail_all(self, error: MansioError) -> None:
+        """Fail all buffered records, also those in flight, which the broker will refuse."""
+        self._sender.fail_all(error)
+
+    async def _fail_unsent(self, error: MansioError) -> None:
+        """Fail all buffered records except those in flight, and wait for the results of these."""
+        self._sender.fail_unsent(error)
+        await self.flush()
 
     # -- appending to batches --------
 

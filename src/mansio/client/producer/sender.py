@@ -42,6 +42,7 @@ from mansio.errors import (
     OutOfOrderSequence,
     RequestError,
     RequestTimedOut,
+    TransactionAborted,
     UnknownProducerId,
 )
 from mansio.net.cluster import check_top_level_error
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from mansio.client.producer.accumulator import Batch, PartitionQueue
     from mansio.client.producer.produce_request import Outcomes
     from mansio.client.producer.producer_options import ProducerOptions
+    from mansio.client.producer.transaction_requests import TransactionRequests
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
 
@@ -77,9 +79,15 @@ class Sender:
     """Sends the batches of one producer and completes them. All methods run on the event loop's thread."""
 
     def __init__(
-        self, cluster: Cluster, options: ProducerOptions, on_space_freed: Callable[[], None]
+        self,
+        cluster: Cluster,
+        options: ProducerOptions,
+        on_space_freed: Callable[[], None],
+        transaction: TransactionRequests | None = None,
     ) -> None:
+        """`transaction`: of a transactional producer, which calls `start_identity` before each transaction."""
         self._cluster = cluster
+        self._transaction = transaction
         self._options = options
         self._on_space_freed = on_space_freed
         self._loop = asyncio.get_running_loop()
@@ -103,8 +111,13 @@ class Sender:
         self._identity = NO_IDENTITY
         self._is_initializing = False
         self._writer = RequestWriter(
-            cluster, acks=-1 if options.acks == "all" else options.acks, codec=Codec[options.codec.upper()]
+            cluster,
+            acks=-1 if options.acks == "all" else options.acks,
+            codec=Codec[options.codec.upper()],
+            transaction=None if transaction is None else transaction.manager,
         )
+        self._is_adding = False
+        """Whether partitions are being added to the transaction."""
 
     # -- called by the producer --------
 
@@ -133,6 +146,20 @@ class Sender:
         batch.queue.close_batch(batch)
         self._schedule_dispatch()
 
+    def start_identity(self, identity: ProducerIdentity) -> None:
+        """Use this producer id and epoch from now on, in a transaction. No batch may be incomplete."""
+        self._identity = identity
+
+    def fail_unsent(self, error: MansioError) -> None:
+        """Fail all batches except those in flight, because their transaction is aborted."""
+        for queue in list(self._queues):
+            self._fail_queue(queue, error)
+
+    def fail_all(self, error: MansioError) -> None:
+        """Fail all batches, also those in flight, whose results are ignored. The broker must refuse these if it
+        receives them later."""
+        self._fail_all(error)
+
     async def close(self) -> None:
         """Fail every batch that is not completed with `ConnectionLost`, and stop."""
         self._earliest_timer.cancel()
@@ -157,7 +184,9 @@ class Sender:
     def _send_requests(self, now: float) -> None:
         """Send every request that can be sent at the time `now` of the event loop."""
         try:
-            if self._identity is not NO_IDENTITY or not self._options.is_idempotent:
+            if self._transaction is not None and not self._transaction.manager.is_writable:
+                self.fail_unsent(TransactionAborted())
+            elif self._identity is not NO_IDENTITY or not self._options.is_idempotent:
                 for pending in self._select_requests(now):
                     self._start_request(pending)
             elif self._queues and not self._is_initializing:
@@ -208,10 +237,35 @@ class Sender:
             return None
         if node in self._connecting or self._in_flight.get(node, 0) >= REQUESTS_IN_FLIGHT_MAX:
             return None
+        if self._transaction is not None and not self._is_in_transaction(queue):
+            return None
         return node
+
+    def _is_in_transaction(self, queue: PartitionQueue) -> bool:
+        """Whether a batch of this partition may be sent. If the partition has to be added to the transaction first, a
+        task does that."""
+        assert self._transaction is not None
+        if self._transaction.manager.add_partition(queue.topic, queue.partition):
+            return True
+        if not self._is_adding:
+            self._is_adding = True
+            self._tasks.spawn(self._add_partitions(self._transaction))
+        return False
+
+    async def _add_partitions(self, transaction: TransactionRequests) -> None:
+        """Add all partitions with batches to the transaction. An error fails the transaction."""
+        try:
+            await transaction.add_partitions()
+        except MansioError as error:
+            transaction.manager.fail(error)
+        finally:
+            self._is_adding = False
+            self._schedule_dispatch()
 
     def _take_batch(self, queue: PartitionQueue) -> Batch:
         """Remove the next batch from the queue, assign its sequence numbers and return it."""
+        if self._transaction is not None and queue.identity is not self._identity:
+            queue.start_identity(self._identity)
         batch = queue.take_batch()
         if queue.identity is None:
             queue.identity = self._identity
@@ -383,7 +437,8 @@ class Sender:
             queue.requeue(left)
             return
         expired = self._loop.time() >= batch.created_s + self._options.delivery_timeout_ms / 1000
-        if not error.retriable or expired:
+        is_doomed = self._transaction is not None and not self._transaction.manager.is_writable
+        if not error.retriable or expired or is_doomed:
             self._fail_batch(batch, error)
             return
         self._cluster.mark_stale((queue.topic,))
@@ -403,7 +458,7 @@ class Sender:
 
     def _fail_batch(self, batch: Batch, error: MansioError) -> None:
         batch.queue.on_batch_failed(batch)
-        if not batch.waiters:
+        if not batch.waiters and self._transaction is None:  # the commit raises it
             logger.warning(
                 "%d records for partition %d of topic %s were not stored: %s",
                 len(batch.values),
@@ -415,6 +470,9 @@ class Sender:
 
     def _complete(self, batch: Batch, error: MansioError | None) -> None:
         batch.error = error
+        if error is not None and self._transaction is not None:
+            self._transaction.manager.fail(error)
+            self._schedule_dispatch()  # fails the other batches
         self.incomplete_batches.discard(batch)
         self.buffered_bytes -= batch.size
         batch.queue.last_waiter_count = len(batch.waiters)
@@ -435,7 +493,7 @@ class Sender:
     def _update_queue(self, queue: PartitionQueue) -> None:
         """Update the state of a queue after some of its batches ended or failed; forget the queue if it is empty."""
         if queue.in_flight_count == 0:
-            if queue.needs_new_epoch:
+            if queue.needs_new_epoch and self._transaction is None:  # the abort ends the epoch
                 self._start_epoch(queue)
             queue.is_recovering = (
                 bool(queue.ready_batches) and queue.ready_batches[0].base_sequence is not None

@@ -468,6 +468,7 @@ class SinglePartitionProduceCodec:
         timeout_ms: int,
         topic: str,
         topic_id: bytes,
+        transactional_id: str | None = None,
     ) -> None:
         flexible = version >= _FLEXIBLE_VERSION_MIN
         count = pack_compact_count if flexible else pack_count
@@ -480,7 +481,10 @@ class SinglePartitionProduceCodec:
         self._is_flexible = flexible
         self._head = header[: _AFTER_CORRELATION_ID - 4]
         self._middle = (
-            header[_AFTER_CORRELATION_ID:] + text(None) + _ACKS.pack(acks, timeout_ms) + one_partition
+            header[_AFTER_CORRELATION_ID:]
+            + text(transactional_id)
+            + _ACKS.pack(acks, timeout_ms)
+            + one_partition
         )
         # Frame length; constant bytes around the correlation id; index of the partition.
         start = Struct(f">i{len(self._head)}si{len(self._middle)}si")

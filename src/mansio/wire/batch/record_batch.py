@@ -323,11 +323,22 @@ def build_value_only_batch(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    transactional: bool = False,
 ) -> bytes:
     """Encode one batch of records without key and headers, as `build_batch` does but faster."""
     count = len(values)
     latest = timestamps_ms[0] if count == 1 else max(timestamps_ms)
-    fields = (codec, count - 1, timestamps_ms[0], latest, producer_id, producer_epoch, base_sequence, count)
+    attributes = codec | (TRANSACTIONAL_FLAG if transactional else 0)
+    fields = (
+        attributes,
+        count - 1,
+        timestamps_ms[0],
+        latest,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
     return _encode(encode_value_only_records(timestamps_ms, values), fields, codec, 0, -1)
 
 

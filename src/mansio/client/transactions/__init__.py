@@ -1,0 +1,1 @@
+"""Transactions of the client, and read-process-write loops."""
