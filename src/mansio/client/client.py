@@ -203,18 +203,19 @@ class Client:
         together when the block ends, or not at all after an exception (KIP-98).
 
         Records that `publish` of the client or another producer sends in the block are not part of it.
-        `transactional_id`: the name of this producer through restarts. One transaction per id is open at a time. Another
-        client that begins a transaction with the id takes over: the open transaction is aborted, and this client gets
-        `ProducerFenced` from then on.
+        `transactional_id`: the name of this producer through restarts. One transaction per id is open at a time. If
+        another client begins a transaction with the id, it takes over: the open transaction is aborted, and this client
+        gets `ProducerFenced` from then on.
         `timeout_ms`: time after which the coordinator aborts a transaction that was not ended (the broker's
         `transaction_max_timeout_ms` is the upper limit).
 
-        Entering the block raises `InvalidTxnState` if another transaction of the id is open in this client,
-        `InvalidRequest` for an empty id, `InvalidTransactionTimeout`, `ProducerFenced`. Leaving it raises the first error
+        Raises `InvalidRequest` for an empty id. Entering the block raises `InvalidTxnState` if another transaction of
+        the id is open in this client, `InvalidTransactionTimeout`, `ProducerFenced`. Leaving it raises the first error
         of a record, `TransactionAbortable`, `TransactionTimedOut` or `ProducerFenced`, after which the transaction is
         aborted, and `TransactionOutcomeUnknown` if the coordinator did not answer within the delivery timeout: the
         transaction is then committed or aborted as a whole. The next transaction is possible after all of them except
         `ProducerFenced`. If leaving the block is cancelled, a commit that was requested already may still succeed.
+        Readers see a committed transaction as soon as its markers are written, shortly after the block.
         """
         known = self._transactional_producers.get(transactional_id)
         if known is None:
@@ -242,12 +243,12 @@ class Client:
         nothing): a record for the topic `to`, or a pair (topic, record). It may be a coroutine function or a generator.
         After an abort it is called again with the same messages, so its other effects may occur more than once.
         `transactional_id`: of this worker; two workers of a group have different ones.
-        `records_max`, `wait_ms_max`: a transaction takes messages until it has so many, or so much time has passed since
-        the first one. It may get more by one stored batch. `timeout_ms`: see `transaction`.
+        `records_max`, `wait_ms_max`: a transaction takes messages until it has so many, or so much time has passed
+        since the first one. It may get more by one stored batch. `timeout_ms`: see `transaction`.
 
-        If the group rebalances during a transaction, or a broker fails, the transaction is aborted and the consumer goes
-        back to the committed offsets; records of partitions that other members took over are not published. Returns the
-        number of messages in committed transactions when the consumer reaches its end (`to_end`, `to_time`) or is
+        If the group rebalances during a transaction, or a broker fails, the transaction is aborted and the consumer
+        returns to the committed offsets; records of partitions that other members took over are not published. Returns
+        the number of messages in committed transactions when the consumer reaches its end (`to_end`, `to_time`) or is
         closed; otherwise runs until it is cancelled. Raises what the handler raised, `ProducerFenced`, and errors that
         would come again, after an abort.
         """

@@ -496,7 +496,9 @@ class Consumer:
         if not is_commit:
             for partition in partitions:
                 self._committed.pop(partition, None)
-            self._must_seek = "the transaction with the last offsets was aborted; call seek_to_committed() to read its messages again"
+            self._must_seek = (
+                "the transaction with the last offsets was aborted; call seek_to_committed() first"
+            )
 
     def _check_processable(self) -> None:
         """Raise `InvalidRequest` if `Client.process` cannot process each message exactly once with this consumer."""

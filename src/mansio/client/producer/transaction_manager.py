@@ -3,9 +3,9 @@
     Uninitialized ──initialized──> Ready ──begin──> Open ──prepare──> Committing, Aborting ──ended──> Ready
                                                      └──fail──> Failed ──prepare(abort)──> Aborting
 
-Where the coordinator bumps the epoch at each end (transaction version 2, KIP-890), a partition joins the transaction with
-its first batch. With older brokers it has to be added first (AddPartitionsToTxn), and an abort after a failed batch leads
-to Uninitialized: InitProducerId bumps the epoch, because the broker may lack sequence numbers (KIP-360).
+Where the coordinator bumps the epoch at each end (transaction version 2, KIP-890), a partition joins the transaction
+with its first batch. With older brokers it has to be added first (AddPartitionsToTxn), and an abort leads to
+Uninitialized: InitProducerId bumps the epoch, because the broker may lack sequence numbers (KIP-360).
 
 Errors are divided as in KIP-1050: retriable errors do not get here; an abortable one fails the transaction, which can
 only be aborted then, and after it the next one can begin; a fatal one (fenced) ends this producer.

@@ -1,10 +1,10 @@
 """Requests of a transactional producer to its coordinator and to the coordinators of groups.
 
 InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, DescribeTransactions. Retriable errors are
-retried up to a timeout; the other ones are raised. `TransactionManager` has the state; this class changes only what a
-response says about initialization and added partitions.
+retried up to a timeout; the other ones are raised. `TransactionManager` has the state; this class applies to it only
+the responses about initialization and added partitions.
 
-Invariant: `end` says whether its request may have been processed, if it raises.
+Invariant: after an error of `end`, `may_be_ended` is whether its request may have been processed.
 """
 
 from __future__ import annotations
@@ -183,7 +183,10 @@ class TransactionRequests:
                 raise
             return response.producer_id, response.producer_epoch
 
-        return await self._request_own_coordinator(attempt, retry_timeout_ms=retry_timeout_ms)
+        ended: tuple[int, int] = await self._request_own_coordinator(
+            attempt, retry_timeout_ms=retry_timeout_ms
+        )
+        return ended
 
     async def is_timed_out(self) -> bool:
         """Whether the coordinator has aborted the transaction of this producer because of its timeout, and no other

@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from mansio.client.types import Message, Publishable
+from mansio.client.types import Message, OutgoingRecord, Publishable
 from mansio.errors import (
     FencedMemberEpoch,
     IllegalGeneration,
@@ -159,13 +159,14 @@ class Processor:
         if outputs is None:
             return
         try:
-            is_async = isinstance(outputs, AsyncIterable)
-            found = [output async for output in outputs] if is_async else list(outputs)
+            if isinstance(outputs, AsyncIterable):
+                outputs = [output async for output in outputs]
+            found = list(outputs)
         except Exception as error:
             raise _HandlerFailed(error) from error
         by_topic: dict[str, list[Publishable]] = {}
         for output in found:
-            if type(output) is tuple:
+            if isinstance(output, tuple) and not isinstance(output, OutgoingRecord):
                 topic, record = output
             elif self._to is None:
                 raise _HandlerFailed(

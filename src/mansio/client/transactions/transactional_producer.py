@@ -8,7 +8,7 @@ Invariants:
 * One transaction is open at a time; the next one begins when the end of the last one is known, or given up.
 * An end that was requested goes on if its caller is cancelled.
 * A commit is requested when all records are acknowledged and no error occurred. `TransactionOutcomeUnknown` is raised
-  exactly if the commit may have been decided and no answer says so.
+  exactly if the commit may have been decided and no answer confirms it.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class TransactionalProducer:
 
         Raises `InvalidTxnState` if one is open, `ProducerFenced`, `InvalidTransactionTimeout`."""
         name = self._manager.transactional_id
+        await self._wait_for_end()
         if self._is_taken:
             raise InvalidTxnState(
                 f"transactional id {name!r} has an open transaction in this client; "
@@ -98,7 +99,6 @@ class TransactionalProducer:
             )
         self._is_taken = True
         try:
-            await self._wait_for_end()
             if self.is_closed:
                 raise ConnectionLost("the client is closed")
             manager = self._manager
@@ -233,13 +233,13 @@ class TransactionalProducer:
         manager = self._manager
         error = manager.error or InvalidTxnState("there is no open transaction")
         age_ms = (self._loop.time() - self._begun_s) * 1000
-        if manager.phase is TransactionPhase.FENCED and self._timeout_ms and age_ms >= self._timeout_ms:
-            if await self._requests.is_timed_out():
-                manager.forget_identity()
-                return TransactionTimedOut(
-                    f"the transaction of {manager.transactional_id!r} was open for {age_ms:.0f} ms, longer than its "
-                    f"timeout of {self._timeout_ms} ms, so the coordinator aborted it"
-                )
+        is_late = 0 < self._timeout_ms <= age_ms
+        if manager.phase is TransactionPhase.FENCED and is_late and await self._requests.is_timed_out():
+            manager.forget_identity()
+            return TransactionTimedOut(
+                f"the transaction of {manager.transactional_id!r} was open for {age_ms:.0f} ms, longer than its "
+                f"timeout of {self._timeout_ms} ms, so the coordinator aborted it"
+            )
         return type(error)(error.message)
 
     def _end_consumers(self, *, is_commit: bool) -> None:
