@@ -1,5 +1,5 @@
-"""Kafka Streams with `exactly_once_v2`: a word count that is killed again and again, and the broker with it, has an exact
-count.
+"""Kafka Streams with `exactly_once_v2`: a word count that is killed again and again, also together with the broker, has
+an exact count.
 
 Every word that is read gives a new count, so that the counts of a word are 1, 2, 3, ... in the output: a word that is
 counted twice, lost, or counted on from a store that is ahead of or behind the offsets leaves a gap or a double.
