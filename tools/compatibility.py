@@ -65,7 +65,8 @@ rounds translated offsets down (`offset.lag.max`, as with Kafka), and does not t
 | MirrorMaker killed and started again | continues; records whose offsets it had not stored are written again \
 (at least once, as with Kafka) |
 | ACLs (`sync.topic.acls.enabled`) | set it to `false`: access control is not implemented |
-| exactly once (`exactly.once.source.support=enabled`) | not tested: [transactions](TRANSACTIONS.md) |
+| exactly once (`exactly.once.source.support=enabled`) | tested with Connect's source of lines, not with MirrorMaker: \
+see [Transactions](#transactions) |
 
 ```properties
 clusters = a, b
@@ -84,6 +85,30 @@ status.storage.replication.factor = 1
 sync.topic.acls.enabled = false
 sync.group.offsets.enabled = true
 ```
+"""
+
+_TRANSACTIONS: Final = """
+## Transactions
+
+What [transactions](TRANSACTIONS.md) were tested with. "v1" and "v2" are the transaction versions of KIP-890: in v2 the
+broker adds partitions and groups to a transaction, and each transaction has an epoch of its own. The first three are in
+`tests/system/interop`, the others in `tests/nightly`.
+
+| client | version | tested |
+|---|---|---|
+| librdkafka (confluent-kafka) 2.x | v1 | commit, abort, fencing, timeout, offsets of a group, kills of a broker and \
+of each broker of a cluster |
+| kafka-python 3.0 | v1 | commit, abort, fencing, offsets of a group (KIP-447), `read_committed` |
+| aiokafka 0.14 | v1 | commit, abort, fencing, offsets of a group by its name only (before KIP-447), `read_committed` |
+| Apache Kafka's Java client 4.2.1 | v2 | commit, abort, fencing, timeout, interleaved transactions in fetches of any \
+size, offsets of groups of both protocols (`classic` and `consumer`, KIP-848), fenced static members |
+| Kafka Streams 4.2.1, `exactly_once_v2` | v2 | a word count with repartition and changelog topics, killed 6 times, \
+alone and together with the broker: the count is exact |
+| Kafka Connect 4.1.1, `exactly.once.source.support=enabled` | v2 | a distributed worker with the source of lines \
+(FileStreamSource), killed 5 times, alone and together with the broker: each line once and in order |
+| Spark's Kafka connector, `kafka.isolation.level=read_committed` | reads only | batch and stream in small \
+micro-batches with `failOnDataLoss`, over aborted and open transactions and control records |
+| franz-go 1.22.2 (`TestTxnEtl`) | v2 | consume, transform, produce in groups of both protocols with every balancer |
 """
 
 _WEB_UI: Final = """
@@ -135,7 +160,17 @@ def render() -> str:
     suites = suite_tables(json.loads(_RESULTS.read_text(encoding="utf-8")))
     offered = "".join(map(_row, SUPPORTED_APIS.values()))
     skipped = "".join(f"| {name} | {reason} |\n" for name, reason in UNSUPPORTED_APIS.items())
-    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _DEFAULTS + suites + _MIRROR_MAKER + _WEB_UI
+    return (
+        _INTRODUCTION
+        + offered
+        + _NOT_OFFERED
+        + skipped
+        + _DEFAULTS
+        + suites
+        + _TRANSACTIONS
+        + _MIRROR_MAKER
+        + _WEB_UI
+    )
 
 
 def suite_tables(recorded: dict[str, Any]) -> str:

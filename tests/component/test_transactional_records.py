@@ -210,11 +210,25 @@ def test_a_batch_that_the_coordinator_refuses_is_not_appended(tmp_path: Path) ->
         assert one.latest(0) == 0
 
 
-def test_a_transaction_that_ends_during_the_verification_is_not_opened_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "marker_epoch"), [(11, 0), (11, 1), (12, 1)])
+def test_a_transaction_that_ends_during_the_verification_is_not_opened_again(
+    tmp_path: Path, version: int, marker_epoch: int
+) -> None:
     with bench(tmp_path) as one:
-        one.verifier.during = EndMarker(1, 0, False, 1)
-        assert one.send(batch(1)) == INVALID_TXN_STATE
+        one.verifier.during = EndMarker(1, marker_epoch, False, 1)
+        assert one.send(batch(1), version=version) == INVALID_TXN_STATE
         assert (one.latest(0), one.latest(1)) == (1, 1)
+
+
+def test_the_end_of_the_previous_transaction_during_the_verification_does_not_end_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """In transaction version 2 the marker of a transaction has the epoch of the next one, whose first batch may be here
+    before it."""
+    with bench(tmp_path) as one:
+        one.verifier.during = EndMarker(1, 0, True, 1)
+        assert one.send(batch(1)) == 0
+        assert (one.latest(0), one.latest(1)) == (2, 1)
 
 
 def test_what_does_not_belong_into_a_transaction_is_refused(tmp_path: Path) -> None:

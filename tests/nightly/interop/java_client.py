@@ -1,4 +1,4 @@
-"""Programs that use Apache Kafka's Java libraries: jars from Maven, classes compiled against them, and their processes."""
+"""Programs that use Apache Kafka's Java libraries: jars from Maven, classes compiled against them, and processes."""
 
 from __future__ import annotations
 

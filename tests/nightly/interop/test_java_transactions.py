@@ -1,8 +1,8 @@
-"""Transactions as Apache Kafka's Java producer and consumer use them: transaction version 2 (KIP-890), in which the broker
-adds partitions by itself and each transaction has an epoch of its own, and groups of both protocols.
+"""Transactions as Apache Kafka's Java producer and consumer use them: transaction version 2 (KIP-890), in which the
+broker adds partitions by itself and each transaction has an epoch of its own, and groups of both protocols.
 
-Nightly: needs a JDK and Maven. Always true: each line told to the clients has an answer within a deadline; their process
-is gone when the tests end.
+Nightly: needs a JDK and Maven. Always true: each line told to the clients has an answer within a deadline; their
+process is gone when the tests end.
 """
 
 from __future__ import annotations

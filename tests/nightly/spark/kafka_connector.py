@@ -37,7 +37,8 @@ def copy(spark: SparkSession, options: dict[str, str], source: str, target: str,
     return sum(progress.numInputRows for progress in query.recentProgress)
 
 
-def main(jars: str, bootstrap_servers: str, prefix: str, checkpoint: str) -> None:
+def session(jars: str) -> SparkSession:
+    """A local session with the jars of a directory."""
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(glob.glob(f"{jars}/*.jar")))
@@ -49,6 +50,11 @@ def main(jars: str, bootstrap_servers: str, prefix: str, checkpoint: str) -> Non
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main(jars: str, bootstrap_servers: str, prefix: str, checkpoint: str) -> None:
+    spark = session(jars)
     options = {"kafka.bootstrap.servers": bootstrap_servers}
     source, target = f"{prefix}in", f"{prefix}out"
     made = spark.range(ROWS).selectExpr(

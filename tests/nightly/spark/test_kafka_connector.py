@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
 from mansio.spark.session.java import find_java
 from mansio.wire.api_versions import ApiKey
@@ -26,6 +27,7 @@ from support.process import served
 from support.raw_peer import RawPeer
 from support.recording_proxy import recording
 from support.web_ui import needs_java_and_maven, read_golden, write_golden
+from system.interop.clients import QUIET
 from system.spark.test_kafka_connector_replay import GOLDEN, PARTITIONS, ROWS
 
 if TYPE_CHECKING:
@@ -56,10 +58,7 @@ def is_first(one: Recorded) -> bool:
 
 @pytest.mark.timeout(FETCH_DEADLINE_S + RUN_DEADLINE_S + 60)
 def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
-    needs_java_and_maven()
-    subprocess.run(
-        [ROOT / "tools" / "maven_jars.sh", "spark-kafka"], check=True, timeout=scaled(FETCH_DEADLINE_S)
-    )
+    fetch()
     port = free_port()
     arguments = ["--set", f"advertised_listeners=127.0.0.1:{port}"]
     with (
@@ -69,7 +68,8 @@ def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
     ):
         for topic in ("in", "out"):
             raw.create_topic(PREFIX + topic, PARTITIONS)
-        found = run_connector(f"127.0.0.1:{port}", tmp_path)
+        checkpoint = str(tmp_path / "checkpoint")
+        found = run_connector("kafka_connector.py", tmp_path, f"127.0.0.1:{port}", PREFIX, checkpoint)
         told = raw.call(ApiKey.METADATA, 12, {"topics": None}).topics
         topic_ids = {str(one.name): bytes(one.topic_id) for one in told if str(one.name).startswith(PREFIX)}
         assert "Traceback" not in broker.text()
@@ -90,17 +90,25 @@ def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
     assert asked <= recorded, "record it anew: MANSIO_TEST_RECORD=1"
 
 
-def run_connector(bootstrap_servers: str, place: Path) -> dict[str, Any]:
-    """The connector's own process, to its end; what it saw."""
+def fetch() -> None:
+    """Fetch the connector's jars, once. Skips the test without Java or Maven."""
+    needs_java_and_maven()
+    subprocess.run(
+        [ROOT / "tools" / "maven_jars.sh", "spark-kafka"], check=True, timeout=scaled(FETCH_DEADLINE_S)
+    )
+
+
+def run_connector(program: str, place: Path, *arguments: str) -> dict[str, Any]:
+    """A program of this directory with the connector, to its end; what it saw."""
     environment = {
         **os.environ,
         "JAVA_HOME": find_java().home,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": str(ROOT / "tests"),
     }
-    script = Path(__file__).with_name("kafka_connector.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(JARS), bootstrap_servers, PREFIX, str(place / "checkpoint")],
+        [sys.executable, str(Path(__file__).with_name(program)), str(JARS), *arguments],
         cwd=place,
         env=environment,
         capture_output=True,
@@ -111,3 +119,46 @@ def run_connector(bootstrap_servers: str, place: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-6_000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+@pytest.mark.row("P4")
+@pytest.mark.timeout(FETCH_DEADLINE_S + RUN_DEADLINE_S + 60)
+def test_sparks_own_connector_reads_what_is_committed_without_missing_offsets(tmp_path: Path) -> None:
+    """Aborted transactions, control records at the ends of the partitions, and one that is open behind all of it."""
+    fetch()
+    with served(tmp_path / "data", http=False) as broker, RawPeer(broker.kafka_port) as raw:
+        raw.create_topic("transactions", PARTITIONS)
+        committed, aborted = [], []
+        one = transactional_producer(broker.bootstrap_servers, "one")
+        for number in range(24):
+            value = f"value {number:02}"
+            one.begin_transaction()
+            for part in range(1 + number % 3):
+                one.produce("transactions", f"{value}.{part}", partition=number // 4 % PARTITIONS)
+                (aborted if number % 3 == 1 else committed).append(f"{value}.{part}")
+            one.flush(scaled(30))
+            (one.abort_transaction if number % 3 == 1 else one.commit_transaction)(scaled(30))
+        left_open = transactional_producer(broker.bootstrap_servers, "two")
+        left_open.begin_transaction()
+        left_open.produce("transactions", "value open", partition=0)
+        assert left_open.flush(scaled(30)) == 0
+        place = str(tmp_path / "streams")
+        found = run_connector(
+            "kafka_connector_committed.py", tmp_path, broker.bootstrap_servers, "transactions", place
+        )
+        left_open.abort_transaction(scaled(30))
+        assert "Traceback" not in broker.text()
+        assert broker.stop() == 0
+    assert found == {
+        "batch": committed,
+        "split": committed,
+        "count": len(committed),
+        "uncommitted": sorted([*committed, *aborted, "value open"]),
+        "stream": committed,
+    }
+
+
+def transactional_producer(bootstrap_servers: str, transactional_id: str) -> Producer:
+    one = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": transactional_id, **QUIET})
+    one.init_transactions(scaled(30))
+    return one

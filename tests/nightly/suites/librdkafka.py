@@ -114,9 +114,9 @@ def _build(directory: Path) -> None:
     checked(["npm", "pack", "--silent", PACKAGE], log=log, limit_s=FETCH_LIMIT_S, directory=directory)
     (packed,) = directory.glob("*.tgz")
     with tarfile.open(packed) as archive:
-        archive.extractall(
-            directory, [one for one in archive if one.name.startswith(f"{SOURCE}/")], filter="data"
-        )
+        # a parameter of Python 3.11.4 and newer
+        checks = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(directory, [one for one in archive if one.name.startswith(f"{SOURCE}/")], **checks)
     source = directory / SOURCE
     for command in (
         ["./configure", "--disable-gssapi", "--disable-ssl", "--disable-curl"],

@@ -177,6 +177,31 @@ def test_transaction_that_exceeds_its_timeout_is_aborted(broker: ServedBroker) -
     wait_until(lambda: read(servers, "late", "read_committed") == ["behind it"], 30)
 
 
+@pytest.mark.full
+@pytest.mark.row("P4", "L5")
+def test_offsets_of_a_transaction_outlive_a_kill_with_those_committed_behind_them(tmp_path: Path) -> None:
+    with served(tmp_path / "data", http=False) as broker:
+        servers = broker.bootstrap_servers
+        create(servers, "input")
+        publish(Producer({"bootstrap.servers": servers, "log_level": 0}), "input", *map(str, range(9)))
+        consumer = Consumer({"bootstrap.servers": servers, "group.id": "mover", "log_level": 0})
+        with contextlib.closing(consumer):
+            partitions = [TopicPartition("input", index, 2) for index in range(PARTITIONS)]
+            consumer.assign(partitions)
+            one = producer(servers, "mover")
+            one.begin_transaction()
+            one.send_offsets_to_transaction(
+                partitions[:2], consumer.consumer_group_metadata(), scaled(CALL_S)
+            )
+            one.commit_transaction(scaled(CALL_S))
+            consumer.commit(offsets=partitions[2:], asynchronous=False)
+            broker.kill()
+            broker.start()
+            offsets = [each.offset for each in consumer.committed(partitions, scaled(CALL_S))]
+        assert offsets == [2] * PARTITIONS
+        assert "log_truncated" not in broker.text()
+
+
 class Writer:
     """A producer that writes transactions of one record to each partition, until it is stopped."""
 

@@ -58,7 +58,6 @@ def test_batches_of_transactions_that_a_coordinator_wrote_survive_a_crash() -> N
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     batch = build_batch([(5, b"key", b"offset", ())], producer_id=7, producer_epoch=2, transactional=True)
     kept = [append(log, one)[1] for one in (make_batch([1]), batch, make_batch([9]))]
-    log.sync()
     again = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     check_contents(again, kept)
     assert again.recovery.truncated_bytes == 0

@@ -86,11 +86,13 @@ def decode_producer_state(
 
 class Verification:
     """The verification of a producer's transaction with its coordinator, before the first batch is appended.
-    `is_valid`: no marker of the producer was appended since it began."""
+    `end_epoch`: the lowest producer epoch of a marker that ends this transaction. `is_valid`: no marker of this or a
+    later epoch was appended since it began."""
 
-    __slots__ = ("is_valid",)
+    __slots__ = ("end_epoch", "is_valid")
 
-    def __init__(self) -> None:
+    def __init__(self, end_epoch: int) -> None:
+        self.end_epoch = end_epoch
         self.is_valid = True
 
 
@@ -247,9 +249,14 @@ class ProducerHook:
         producer = self.table.get(header.producer_id)
         return producer is not None and producer.epoch == header.producer_epoch
 
-    def begin_verification(self, producer_id: int) -> Verification:
-        """Begin the verification of a producer's transaction; the caller must call `end_verification`."""
-        verification = Verification()
+    def begin_verification(self, header: BatchHeader, *, bumps_epoch: bool) -> Verification:
+        """Begin the verification of the transaction of a batch; the caller must call `end_verification`.
+
+        `bumps_epoch`: transaction version 2 (KIP-890), in which the marker of a transaction has the epoch that the
+        producer uses next. The marker of the previous transaction, which may be appended while the coordinator delays
+        its answer until then, has the epoch of this batch, and leaves the verification valid."""
+        producer_id = header.producer_id
+        verification = Verification(header.producer_epoch + bumps_epoch)
         self._verifications.setdefault(producer_id, []).append(verification)
         return verification
 
@@ -287,8 +294,9 @@ class ProducerHook:
             self.transactions.begin(header.producer_id, base_offset)
 
     def _apply_marker(self, header: BatchHeader, offset: int, marker: EndMarker | None, now_ms: int) -> None:
-        for verification in self._verifications.pop(header.producer_id, ()):
-            verification.is_valid = False
+        for verification in self._verifications.get(header.producer_id, ()):
+            if header.producer_epoch >= verification.end_epoch:
+                verification.is_valid = False
         if marker is None:  # compaction has removed its record
             self.table.record(header, offset, now_ms)
             return

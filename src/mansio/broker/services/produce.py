@@ -270,8 +270,8 @@ class ProduceService:
         client: Hashable = None,
     ) -> PendingProduce:
         """Like `begin_produce`, for a request with a transactional id. A batch that begins a transaction in its
-        partition is appended after the transaction was verified. `adds`: the partition is added to the transaction if
-        it does not belong to it (Produce 12+)."""
+        partition is appended after the transaction was verified. `adds`: transaction version 2 (Produce 12+), in which
+        the partition is added to the transaction if it does not belong to it."""
         pending = PendingProduce(self)
         unverified: list[_Unverified] = []
         producer_ids = set[int]()
@@ -284,7 +284,9 @@ class ProduceService:
                 header = _transactional_header(records)
                 if header is not None:
                     producer_ids.add(header.producer_id)
-                    found = self._find_unverified(pending, name, topic_id, index, records or b"", position)
+                    found = self._find_unverified(
+                        pending, name, topic_id, index, records or b"", position, adds=adds
+                    )
                     if found is not None:
                         unverified.append(found)
                         continue
@@ -315,6 +317,8 @@ class ProduceService:
         index: int,
         records: Buffer,
         position: tuple[int, int],
+        *,
+        adds: bool,
     ) -> _Unverified | None:
         """Return the batch if its transaction must be verified; None also if the append will be rejected."""
         try:
@@ -332,7 +336,7 @@ class ProduceService:
             bytes(records),
             partition.leader_epoch,
             pending.add_pending_batch(partition, NOT_APPENDED_OFFSET, *position),
-            producers.begin_verification(header.producer_id),
+            producers.begin_verification(header, bumps_epoch=adds),
         )
 
     async def _verify(
