@@ -226,8 +226,8 @@ _ROWS: Final = (
         1,
         2,
         "transaction_markers.write_txn_markers",
-        note=_BROKERS_ONLY,
-        brokers_only=True,
+        note="Clients only abort a transaction that is open in the partition, with its epochs (KIP-664); other "
+        "requests are for brokers of the cluster (CLUSTER_AUTHORIZATION_FAILED).",
     ),
     Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "offsets.txn_offset_commit"),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
