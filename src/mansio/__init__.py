@@ -55,6 +55,14 @@ if TYPE_CHECKING:
         ShareMember,
         ShareOffset,
     )
+    from mansio.client.admin.transactions import (
+        HangingTransaction,
+        PartitionProducer,
+        TransactionAdmin,
+        TransactionDescription,
+        TransactionListing,
+        TransactionListings,
+    )
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback
     from mansio.client.producer.accumulator import Delivery
@@ -106,6 +114,7 @@ __all__ = [
     "GroupMember",
     "Handler",
     "HandlerMode",
+    "HangingTransaction",
     "Headers",
     "HeadersLike",
     "LeaseHolder",
@@ -119,6 +128,7 @@ __all__ = [
     "OutgoingRecord",
     "PartitionLag",
     "PartitionMetadata",
+    "PartitionProducer",
     "PartitionStatus",
     "PendingCounts",
     "PendingPage",
@@ -143,6 +153,10 @@ __all__ = [
     "StartAt",
     "TopicDescription",
     "TopicPartition",
+    "TransactionAdmin",
+    "TransactionDescription",
+    "TransactionListing",
+    "TransactionListings",
     "__version__",
     "blocking",
     "connect",
@@ -156,6 +170,7 @@ _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
 _SCHEDULES = "mansio.client.admin.schedules"
 _SHARES = "mansio.client.admin.shares"
+_TRANSACTIONS = "mansio.client.admin.transactions"
 _TYPES = "mansio.client.types"
 _LAZY = {
     "DEFAULT_ENTITY": _QUOTAS,
@@ -221,6 +236,12 @@ _LAZY = {
     "StartAt": _TYPES,
     "TopicDescription": _ADMIN,
     "TopicPartition": _TYPES,
+    "HangingTransaction": _TRANSACTIONS,
+    "PartitionProducer": _TRANSACTIONS,
+    "TransactionAdmin": _TRANSACTIONS,
+    "TransactionDescription": _TRANSACTIONS,
+    "TransactionListing": _TRANSACTIONS,
+    "TransactionListings": _TRANSACTIONS,
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

@@ -21,6 +21,7 @@ from mansio.client.blocking import (
     QuotaAdmin,
     ScheduleAdmin,
     ShareAdmin,
+    TransactionAdmin,
     connect,
 )
 from mansio.client.share.receiver_blocking import Handler, Leased, Receiver
@@ -41,5 +42,6 @@ __all__ = [
     "Receiver",
     "ScheduleAdmin",
     "ShareAdmin",
+    "TransactionAdmin",
     "connect",
 ]

@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
+from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings
 from types import TracebackType
 from typing import Literal, Self
 
@@ -23,6 +23,7 @@ __all__ = [
     "Receiver",
     "ScheduleAdmin",
     "ShareAdmin",
+    "TransactionAdmin",
     "connect",
 ]
 
@@ -38,6 +39,8 @@ class Admin:
     """Delayed records that are pending."""
     schedules: ScheduleAdmin
     """Recurring schedules."""
+    transactions: TransactionAdmin
+    """Transactions of producers with a transactional id."""
     def describe_cluster(self) -> ClusterDescription:
         """Id and live brokers of the cluster, requested from a broker and not taken from the cache."""
         ...
@@ -622,6 +625,52 @@ class ShareAdmin:
         `records_max` records; repeat the call until it redrives none. A record is redriven once per `redrive_id`, so a
         call can be repeated with the same id after any failure. Raises `GroupIdNotFound` if the group has not read the
         partition yet."""
+        ...
+
+class TransactionAdmin:
+    """Transactions of one cluster; available as `client.admin.transactions`."""
+    def list(self, *, states: Iterable[str] = (), producer_ids: Iterable[int] = (), open_ms_min: int | None = None, pattern: str | None = None, timeout_ms: float | None = None) -> TransactionListings:
+        """The transactional ids of all coordinators, sorted. Filters that are not given select all.
+
+        `states`: Kafka's names of states. `open_ms_min`: only transactions that are open for longer. `pattern`: regular
+        expression (RE2) of whole ids. The requests are repeated for `timeout_ms` (default: the client's retry timeout)
+        while a coordinator does not respond; `is_complete` of the result tells whether some are missing. Raises
+        `InvalidRegularExpression`."""
+        ...
+
+    def describe(self, transactional_id: str) -> TransactionDescription:
+        """State of a transactional id. Raises `TransactionalIdNotFound`."""
+        ...
+
+    def describe_producers(self, partitions: Iterable[TopicPartition], *, node_id: int | None = None) -> dict[TopicPartition, tuple[PartitionProducer, ...]]:
+        """Producers of each partition, with the open transaction of each. `node_id`: ask this broker, which has a
+        replica, instead of the leader. Raises `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if `node_id` has no
+        replica."""
+        ...
+
+    def find_hanging(self, partitions: Iterable[TopicPartition | str] | None = None, *, node_id: int | None = None, open_ms_min: int = 900000) -> tuple[HangingTransaction, ...]:
+        """Transactions that are open in a partition and not known to their coordinator, ordered by partition and
+        offset.
+
+        `partitions`: names of topics, or partitions; None for all. `node_id`: only partitions that this broker leads.
+        `open_ms_min`: only producers without a batch for longer. Raises `UnknownTopicOrPartition`, and `Unavailable` if
+        a coordinator does not respond, since its transactions would look as if they hung."""
+        ...
+
+    def abort(self, partition: TopicPartition, start_offset: int, *, force: bool = False) -> PartitionProducer:
+        """Abort the transaction that begins at an offset of a partition, in this partition only; returns its producer.
+        Records of the transaction in the partition are never delivered to readers of committed records.
+
+        This is for hanging transactions. One that its coordinator knows is refused, unless `force`: its producer would
+        commit the other partitions later; `terminate` aborts it as a whole. Raises `InvalidTxnState` then, and if no
+        open transaction begins at the offset; `UnknownTopicOrPartition`; `Unavailable` if a coordinator does not
+        respond."""
+        ...
+
+    def terminate(self, transactional_id: str) -> TransactionDescription:
+        """Abort the open transaction of a transactional id in all its partitions, and fence its producer, which gets
+        `ProducerFenced` from now on. Returns the state before. Raises `TransactionalIdNotFound`, and `InvalidTxnState`
+        if no transaction is open."""
         ...
 
 def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: ssl.SSLContext | None = None) -> Client:

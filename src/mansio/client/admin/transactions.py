@@ -142,8 +142,8 @@ class TransactionAdmin:
     async def list(
         self,
         *,
-        states: Collection[str] = (),
-        producer_ids: Collection[int] = (),
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
         open_ms_min: int | None = None,
         pattern: str | None = None,
         timeout_ms: float | None = None,
@@ -389,8 +389,8 @@ class TransactionAdmin:
 
 async def _list(
     cluster: Cluster,
-    states: Collection[str] = (),
-    producer_ids: Collection[int] = (),
+    states: Iterable[str] = (),
+    producer_ids: Iterable[int] = (),
     open_ms_min: int | None = None,
     pattern: str | None = None,
     timeout_ms: float | None = None,
@@ -422,7 +422,7 @@ async def _select(
     for each in wanted:
         name = each if isinstance(each, str) else each[0]
         if name not in topics:
-            raise UnknownTopicOrPartition(f"there is no topic {name}")
+            raise UnknownTopicOrPartition(f"topic {name}: there is no such topic")
         known = topics[name].partitions
         indexes = [one.index for one in known] if isinstance(each, str) else [each[1]]
         leaders = {one.index: one.leader for one in known}
