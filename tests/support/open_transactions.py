@@ -18,11 +18,21 @@ HANGING_PRODUCER_ID = 4242
 
 
 def open_transaction(
-    bootstrap_servers: str, transactional_id: str, topic: str, values: list[str], partition: int = 0
+    bootstrap_servers: str,
+    transactional_id: str,
+    topic: str,
+    values: list[str],
+    partition: int = 0,
+    timeout_ms: int = 60_000,
 ) -> Producer:
     """A producer with an open transaction that has written these values."""
     producer = Producer(
-        {"bootstrap.servers": bootstrap_servers, "transactional.id": transactional_id, "log_level": 0}
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            "log_level": 0,
+        }
     )
     producer.init_transactions(scaled(CALL_S))
     producer.begin_transaction()
