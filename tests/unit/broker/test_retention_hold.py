@@ -196,7 +196,7 @@ def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = HeldWorld()
-    free = [100]
+    free = [200]
     scheduler, background = ManualScheduler(), ManualBackground()
     checks: list[None] = []
     limit = HoldDiskLimit(
