@@ -317,7 +317,7 @@ _ROWS: Final = (
         note="No feature can be changed, and there is no metadata version: each update gets INVALID_UPDATE_VERSION.",
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
-    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers"),
     Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.describe_transactions"),
     Api(
         ApiKey.LIST_TRANSACTIONS,
