@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaException
 from prometheus_client.parser import text_string_to_metric_families
 
+from mansio.cli.broker import doctor
 from mansio.testing.broker import TestBroker
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
@@ -148,3 +149,24 @@ def test_health_names_the_group_whose_records_retention_will_delete_unprocessed(
     assert (found["topic"], found["partition"]) == ("jobs", 0)
     assert "group 'slow' has not processed the records from offset 1 on" in found["detail"]
     assert "in 10,7" in found["detail"] or "in 10,8" in found["detail"], "three hours are left"
+
+
+@pytest.mark.row("O3")
+def test_doctor_reports_hanging_transactions_as_a_problem_and_old_ones_as_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TestBroker(transaction_state_log_num_partitions=1, transaction_max_timeout_ms=3_600_000) as broker:
+        servers = broker.bootstrap_servers
+        client = broker.client()
+        client.admin.create_topic("orders", partitions=2)
+        assert doctor.check_transactions(servers).status is doctor.Status.OK
+        open_transaction(servers, "old-1", "orders", ["a"], timeout_ms=3_600_000)
+        broker.clock.advance(minutes=16)
+        old = doctor.check_transactions(servers)
+        assert (old.status, "'old-1'" in old.detail) == (doctor.Status.NOTE, True)
+        hang(broker, "orders", 1)
+        assert doctor.check_transactions(servers).status is doctor.Status.NOTE, "it is not old enough"
+        monkeypatch.setattr("mansio.client.admin.transactions.HANGING_OPEN_MS_MIN", 0)
+        hanging = doctor.check_transactions(servers)
+        assert hanging.status is doctor.Status.PROBLEM
+        assert "one hangs in orders-1 from offset 0 on" in hanging.detail
