@@ -476,5 +476,5 @@ def _producer(found: Any) -> PartitionProducer:
 
 
 def _known_number(value: int) -> int | None:
-    """None for -1, with which Kafka's protocol says that there is no value."""
+    """None for -1, which stands for a missing value in Kafka's protocol."""
     return None if value < 0 else value
