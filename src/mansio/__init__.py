@@ -55,6 +55,14 @@ if TYPE_CHECKING:
         ShareMember,
         ShareOffset,
     )
+    from mansio.client.admin.transactions import (
+        HangingTransaction,
+        PartitionProducer,
+        TransactionAdmin,
+        TransactionDescription,
+        TransactionListing,
+        TransactionListings,
+    )
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback
     from mansio.client.producer.accumulator import Delivery
@@ -108,6 +116,7 @@ __all__ = [
     "GroupMember",
     "Handler",
     "HandlerMode",
+    "HangingTransaction",
     "Headers",
     "HeadersLike",
     "LeaseHolder",
@@ -121,6 +130,7 @@ __all__ = [
     "OutgoingRecord",
     "PartitionLag",
     "PartitionMetadata",
+    "PartitionProducer",
     "PartitionStatus",
     "PendingCounts",
     "PendingPage",
@@ -147,6 +157,10 @@ __all__ = [
     "TopicDescription",
     "TopicPartition",
     "Transaction",
+    "TransactionAdmin",
+    "TransactionDescription",
+    "TransactionListing",
+    "TransactionListings",
     "__version__",
     "blocking",
     "connect",
@@ -160,6 +174,7 @@ _GROUPS = "mansio.client.admin.groups"
 _QUOTAS = "mansio.client.admin.quotas"
 _SCHEDULES = "mansio.client.admin.schedules"
 _SHARES = "mansio.client.admin.shares"
+_TRANSACTIONS = "mansio.client.admin.transactions"
 _TYPES = "mansio.client.types"
 _LAZY = {
     "DEFAULT_ENTITY": _QUOTAS,
@@ -227,6 +242,12 @@ _LAZY = {
     "TopicDescription": _ADMIN,
     "TopicPartition": _TYPES,
     "Transaction": "mansio.client.transactions.transaction",
+    "HangingTransaction": _TRANSACTIONS,
+    "PartitionProducer": _TRANSACTIONS,
+    "TransactionAdmin": _TRANSACTIONS,
+    "TransactionDescription": _TRANSACTIONS,
+    "TransactionListing": _TRANSACTIONS,
+    "TransactionListings": _TRANSACTIONS,
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

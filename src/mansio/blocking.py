@@ -23,6 +23,7 @@ from mansio.client.blocking import (
     ScheduleAdmin,
     ShareAdmin,
     Transaction,
+    TransactionAdmin,
     connect,
 )
 from mansio.client.share.receiver_blocking import Handler, Leased, Receiver
@@ -45,5 +46,6 @@ __all__ = [
     "ScheduleAdmin",
     "ShareAdmin",
     "Transaction",
+    "TransactionAdmin",
     "connect",
 ]

@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HeadersLike, ListedOffset, Message, PartitionLag, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition
+from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings
 from types import TracebackType
 from typing import Literal, Self
 
@@ -18,11 +18,14 @@ __all__ = [
     "Handler",
     "Leased",
     "LoopUnavailable",
+    "ProcessHandler",
     "Producer",
     "QuotaAdmin",
     "Receiver",
     "ScheduleAdmin",
     "ShareAdmin",
+    "Transaction",
+    "TransactionAdmin",
     "connect",
 ]
 
@@ -38,6 +41,8 @@ class Admin:
     """Delayed records that are pending."""
     schedules: ScheduleAdmin
     """Recurring schedules."""
+    transactions: TransactionAdmin
+    """Transactions of producers with a transactional id."""
     def describe_cluster(self) -> ClusterDescription:
         """Id and live brokers of the cluster, requested from a broker and not taken from the cache."""
         ...
@@ -218,6 +223,31 @@ class Client:
         raise `UnsupportedVersion`. Raises `ValueError` for another duration."""
         ...
 
+    def transaction(self, transactional_id: str, *, timeout_ms: int = 60000) -> Transaction:
+        """Return a transaction for an `async with` block: its records, and offsets of consumers, become visible
+        together when the block ends, or not at all after an exception (KIP-98).
+
+        Records that `publish` of the client or another producer sends in the block are not part of it.
+        `transactional_id`: the name of this producer through restarts. One transaction per id is open at a time. If
+        another client begins a transaction with the id, it takes over: the open transaction is aborted, and this client
+        gets `ProducerFenced` from then on.
+        `timeout_ms`: time after which the coordinator aborts a transaction that was not ended (the broker's
+        `transaction_max_timeout_ms` is the upper limit).
+
+        Raises `InvalidRequest` for an empty id. Entering the block raises `InvalidTxnState` if another transaction of
+        the id is open in this client, `InvalidTransactionTimeout`, `ProducerFenced`. Leaving it raises the first error
+        of a record, `TransactionAbortable`, `TransactionTimedOut` or `ProducerFenced`, after which the transaction is
+        aborted, and `TransactionOutcomeUnknown` if the coordinator did not answer within the delivery timeout: the
+        transaction is then committed or aborted as a whole. The next transaction is possible after all of them except
+        `ProducerFenced`. If leaving the block is cancelled, a commit that was requested already may still succeed.
+        Readers see a committed transaction as soon as its markers are written, shortly after the block."""
+        ...
+
+    def process(self, consumer: Consumer, handler: ProcessHandler, *, transactional_id: str, to: str | None = None, records_max: int = 500, wait_ms_max: float = 100, timeout_ms: int = 60000) -> int:
+        """Read messages, call `handler(messages)` and publish what it returns or yields, exactly once; see the asyncio
+        client. The handler is called on another thread."""
+        ...
+
     def publish_many(self, topic: str, records: Iterable[Publishable], *, delay: timedelta | float | None = None, at: datetime | None = None) -> list[RecordMetadata]:
         """Publish values in order and wait until all are acknowledged; see the asyncio client."""
         ...
@@ -291,6 +321,12 @@ class Consumer:
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Continue to deliver messages of paused partitions."""
+        ...
+
+    def seek_to_committed(self) -> None:
+        """Continue to read the assigned partitions at the committed offsets of the group, for example after a
+        transaction was aborted; a partition without one where its reading began. Waits for transactions of other
+        members that have committed offsets of these partitions. Raises `InvalidRequest` without a group."""
         ...
 
     def seek(self, partition: TopicPartition, to: StartAt) -> None:
@@ -426,6 +462,8 @@ class Leased(Message):
 
 class LoopUnavailable(RuntimeError):
     """The loop is closed, or the call came from the loop's own thread and would deadlock."""
+ProcessHandler = Callable[[list[Message]], Iterable[Publishable | tuple[str, Publishable]] | None]
+
 class Producer:
     """Publishes to any topic of one cluster. Use as `with`, or call `close()`."""
     def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, delay: timedelta | float | None = None, at: datetime | None = None, dedup_id: bytes | str | None = None, priority: str | None = None) -> RecordMetadata:
@@ -622,6 +660,79 @@ class ShareAdmin:
         `records_max` records; repeat the call until it redrives none. A record is redriven once per `redrive_id`, so a
         call can be repeated with the same id after any failure. Raises `GroupIdNotFound` if the group has not read the
         partition yet."""
+        ...
+
+class Transaction:
+    """One transaction, made by `Client.transaction`; use it by `with`. See `mansio.Transaction`."""
+    def publish(self, topic: str, value: bytes | str | None, *, key: bytes | str | None = None, headers: HeadersLike | None = None, partition: int | None = None, timestamp_ms: int | datetime | None = None, priority: str | None = None) -> Delivery:
+        """Publish one record in the transaction; see `Producer.send`. The call waits only for the topic's metadata or
+        for buffer space; the commit waits for the acknowledgement and raises the error of a record that failed.
+
+        Raises `InvalidRequest` for a delayed record or one with a deduplication id, `InvalidTxnState` outside the
+        block, and the first error of the transaction, which can only be aborted then."""
+        ...
+
+    def publish_many(self, topic: str, records: Iterable[Publishable]) -> None:
+        """Publish values (or `OutgoingRecord`s) in order in the transaction, as `publish` does."""
+        ...
+
+    def send_offsets(self, consumer: Consumer, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commit offsets of the consumer's group together with the records; see the asyncio client."""
+        ...
+
+    def __enter__(self) -> Self:
+        ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        ...
+
+class TransactionAdmin:
+    """Transactions of one cluster; available as `client.admin.transactions`."""
+    def list(self, *, states: Iterable[str] = (), producer_ids: Iterable[int] = (), open_ms_min: int | None = None, pattern: str | None = None, timeout_ms: float | None = None) -> TransactionListings:
+        """The transactional ids of all coordinators, sorted. Filters that are not given select all.
+
+        `states`: Kafka's names of states. `open_ms_min`: only transactions that are open for longer. `pattern`: regular
+        expression (RE2) of whole ids. The requests are repeated for `timeout_ms` (default: the client's retry timeout)
+        while a coordinator does not respond; `is_complete` of the result tells whether some are missing. Raises
+        `InvalidRegularExpression`."""
+        ...
+
+    def describe(self, transactional_id: str) -> TransactionDescription:
+        """State of a transactional id. Raises `TransactionalIdNotFound`."""
+        ...
+
+    def describe_producers(self, partitions: Iterable[TopicPartition], *, node_id: int | None = None) -> dict[TopicPartition, tuple[PartitionProducer, ...]]:
+        """Producers of each partition, with the open transaction of each. `node_id`: ask this broker, which has a
+        replica, instead of the leader. Raises `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if `node_id` has no
+        replica."""
+        ...
+
+    def find_hanging(self, partitions: Iterable[TopicPartition | str] | None = None, *, node_id: int | None = None, open_ms_min: int = 900000) -> tuple[HangingTransaction, ...]:
+        """Transactions that are open in a partition and not known to their coordinator, ordered by partition and
+        offset.
+
+        `partitions`: names of topics, or partitions; None for all. `node_id`: only partitions that this broker leads.
+        `open_ms_min`: only producers without a batch for longer. Raises `UnknownTopicOrPartition`, and `Unavailable` if
+        a coordinator does not respond, since its transactions would look as if they hung."""
+        ...
+
+    def abort(self, partition: TopicPartition, start_offset: int, *, force: bool = False) -> PartitionProducer:
+        """Abort the transaction that begins at an offset of a partition, in this partition only; returns its producer.
+        Records of the transaction in the partition are never delivered to readers of committed records.
+
+        This is for hanging transactions. One that its coordinator knows is refused, unless `force`: its producer would
+        commit the other partitions later; `terminate` aborts it as a whole. Raises `InvalidTxnState` then, and if no
+        open transaction begins at the offset; `UnknownTopicOrPartition`; `Unavailable` if a coordinator does not
+        respond."""
+        ...
+
+    def terminate(self, transactional_id: str) -> TransactionDescription:
+        """Abort the open transaction of a transactional id in all its partitions, and fence its producer, which gets
+        `ProducerFenced` from now on. Returns the state before.
+
+        A transaction that waits for the decision about its batch is refused, because the other transactions of the
+        batch may be committed. Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is
+        open."""
         ...
 
 def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: ssl.SSLContext | None = None) -> Client:

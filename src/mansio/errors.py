@@ -261,6 +261,8 @@ class InvalidTxnState(RequestError):
     """The transaction is in a state in which the request is not possible."""
 
     kafka_code = 48
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
 
 
 class TransactionCoordinatorFenced(RequestError):

@@ -92,6 +92,7 @@ class Program:
         await self.change_quotas_and_settings()
         await self.change_pending_records()
         await self.manage_schedules()
+        await self.look_at_transactions()
         await self.delete()
 
     async def publish(self) -> None:
@@ -309,6 +310,26 @@ class Program:
         assert [one.name for one in await done(schedules.list(topic))] == ["report"]
         await done(schedules.delete(topic, "report"))
         await done(admin.delete_topic(topic))
+
+    async def look_at_transactions(self) -> None:
+        transactions = self.client.admin.transactions
+        assert isinstance(transactions, mansio.TransactionAdmin | mansio.blocking.TransactionAdmin)
+        listed: mansio.TransactionListings = await done(transactions.list())
+        ids: list[mansio.TransactionListing] = [*listed]
+        assert listed.is_complete
+        assert ids == []
+        hanging: tuple[mansio.HangingTransaction, ...] = await done(transactions.find_hanging([self.topic]))
+        assert hanging == ()
+        found = await done(transactions.describe_producers([self.partition]))
+        producers: tuple[mansio.PartitionProducer, ...] = found[self.partition]
+        assert all(each.transaction_start_offset is None for each in producers)
+        with pytest.raises(errors.InvalidTxnState):
+            await done(transactions.abort(self.partition, 0))
+        with pytest.raises(errors.TransactionalIdNotFound):
+            await done(transactions.describe("nobody"))
+        with pytest.raises(errors.TransactionalIdNotFound):
+            await done(transactions.terminate("nobody"))
+        assert mansio.TransactionDescription("a", 1, "Ongoing", 1, 0, 60_000, 1, (self.partition,)).is_open
 
     async def delete(self) -> None:
         admin = self.client.admin

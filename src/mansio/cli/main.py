@@ -17,7 +17,7 @@ import typer
 
 import mansio_demo
 from mansio.cli import pipeline
-from mansio.cli.admin import cluster, dlq, group, quota, schedule, topic
+from mansio.cli.admin import cluster, dlq, group, quota, schedule, topic, txn
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, delayed, produce
 from mansio.cli.support.common import print_error
@@ -49,6 +49,7 @@ app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(delayed.app, name="delayed")
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(txn.app, name="txn")
 app.add_typer(quota.app, name="quota")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")

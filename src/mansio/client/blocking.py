@@ -30,6 +30,7 @@ from mansio.client.admin import delays as asyncio_delays
 from mansio.client.admin import quotas as asyncio_quotas
 from mansio.client.admin import schedules as asyncio_schedules
 from mansio.client.admin import shares as asyncio_shares
+from mansio.client.admin import transactions as asyncio_transactions
 from mansio.client.consumer import consumer as asyncio_consumer
 from mansio.client.producer import producer as asyncio_producer
 from mansio.client.share import receiver_blocking
@@ -96,6 +97,17 @@ class ScheduleAdmin(BlockingProxy[asyncio_schedules.ScheduleAdmin]):
     delete = blocking(asyncio_schedules.ScheduleAdmin.delete)
 
 
+class TransactionAdmin(BlockingProxy[asyncio_transactions.TransactionAdmin]):
+    """Transactions of one cluster; available as `client.admin.transactions`."""
+
+    list = blocking(asyncio_transactions.TransactionAdmin.list)
+    describe = blocking(asyncio_transactions.TransactionAdmin.describe)
+    describe_producers = blocking(asyncio_transactions.TransactionAdmin.describe_producers)
+    find_hanging = blocking(asyncio_transactions.TransactionAdmin.find_hanging)
+    abort = blocking(asyncio_transactions.TransactionAdmin.abort)
+    terminate = blocking(asyncio_transactions.TransactionAdmin.terminate)
+
+
 class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
     """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
 
@@ -119,6 +131,8 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         """Delayed records that are pending."""
         self.schedules: ScheduleAdmin = ScheduleAdmin(thread, original.schedules)
         """Recurring schedules."""
+        self.transactions: TransactionAdmin = TransactionAdmin(thread, original.transactions)
+        """Transactions of producers with a transactional id."""
 
     describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
     list_topics = blocking(asyncio_admin.Admin.list_topics)

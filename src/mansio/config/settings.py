@@ -397,6 +397,11 @@ class Settings:
         "aborted. Readers of committed records wait at it.",
         minimum=1,
     )
+    transaction_open_warning_ms: int = _ms(
+        10 * MINUTE_MS,
+        "Health warns of transactions that are open for longer. 0: never.",
+        minimum=0,
+    )
     transactional_id_expiration_ms: int = _ms(
         7 * 24 * 60 * MINUTE_MS,
         "Time after its last use at which a transactional id is forgotten.",

@@ -226,8 +226,8 @@ _ROWS: Final = (
         1,
         2,
         "transaction_markers.write_txn_markers",
-        note=_BROKERS_ONLY,
-        brokers_only=True,
+        note="Clients only abort a transaction that is open in the partition, with its epochs (KIP-664); other "
+        "requests are for brokers of the cluster (CLUSTER_AUTHORIZATION_FAILED).",
     ),
     Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "offsets.txn_offset_commit"),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
@@ -317,7 +317,7 @@ _ROWS: Final = (
         note="No feature can be changed, and there is no metadata version: each update gets INVALID_UPDATE_VERSION.",
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
-    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers"),
     Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.describe_transactions"),
     Api(
         ApiKey.LIST_TRANSACTIONS,

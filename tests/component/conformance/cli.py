@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Final
 from component.conformance.protocol import (
     INVALID,
     TOO_LARGE,
+    UNKNOWN_ID,
     UNKNOWN_TOPIC,
     WAIT_S,
+    WRONG_STATE,
     Protocol,
     Received,
     Refused,
@@ -20,6 +22,9 @@ from support.paths import mansio_command
 
 NAMES: Final = {
     "there is no such topic": UNKNOWN_TOPIC,
+    "there is no transactional id": UNKNOWN_ID,
+    "no open transaction": WRONG_STATE,
+    "the transaction is not hanging": WRONG_STATE,
     "exceeds max.message.bytes": TOO_LARGE,
     "invalid value for": INVALID,
 }
@@ -88,6 +93,24 @@ class Cli(Protocol):
     def read_from(self, topic: str, time_ms: int) -> list[str]:
         found = self._records("consume", topic, "--from-time", str(time_ms), "--exit-at-end")
         return [each["value"] for each in found]
+
+    def transactions(self, pattern: str) -> list[tuple[str, str]]:
+        rows = json.loads(self._run("txn", "list", "--pattern", pattern, "-o", "json"))
+        return [(row["transactional_id"], row["state"]) for row in rows]
+
+    def transaction(self, transactional_id: str) -> tuple[str, list[str]]:
+        found = json.loads(self._run("txn", "describe", transactional_id, "-o", "json"))
+        return found["state"], found["partitions"]
+
+    def terminate(self, transactional_id: str) -> None:
+        self._run("txn", "terminate", transactional_id, "--yes")
+
+    def hanging(self, topic: str) -> list[int]:
+        where = ("-t", topic, "-p", "0", "--open-for", "0s", "-o", "json")
+        return [row["start_offset"] for row in json.loads(self._run("txn", "find-hanging", *where))]
+
+    def abort(self, topic: str, start_offset: int) -> None:
+        self._run("txn", "abort", "-t", topic, "-p", "0", "--start-offset", str(start_offset), "--yes")
 
     def close(self) -> None:
         """Each command has ended."""

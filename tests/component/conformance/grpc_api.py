@@ -11,8 +11,10 @@ from component.conformance.protocol import (
     INVALID,
     LEASE_LOST,
     TOO_LARGE,
+    UNKNOWN_ID,
     UNKNOWN_TOPIC,
     WAIT_S,
+    WRONG_STATE,
     Protocol,
     Received,
     Refused,
@@ -26,6 +28,8 @@ NAMES: Final = {
     "UnknownTopicOrPartition": UNKNOWN_TOPIC,
     "MessageTooLarge": TOO_LARGE,
     "InvalidRecordState": LEASE_LOST,
+    "TransactionalIdNotFound": UNKNOWN_ID,
+    "InvalidTxnState": WRONG_STATE,
     "InvalidRequest": INVALID,
     "InvalidRecord": INVALID,
 }
@@ -151,6 +155,29 @@ class GrpcApi(Protocol):
     def read_from(self, topic: str, time_ms: int) -> list[str]:
         answer = self._call("Fetch", pb.FetchRequest(topic=topic, time_ms=time_ms))
         return [each.value.decode() for each in answer.records]
+
+    def transactions(self, pattern: str) -> list[tuple[str, str]]:
+        answer = self._call("ListTransactions", pb.ListTransactionsRequest(pattern=pattern))
+        assert answer.is_complete
+        return [(each.transactional_id, each.state) for each in answer.transactions]
+
+    def transaction(self, transactional_id: str) -> tuple[str, list[str]]:
+        found = self._call("DescribeTransaction", pb.TransactionalId(transactional_id=transactional_id))
+        return found.state, [f"{each.topic}-{each.partition}" for each in found.partitions]
+
+    def terminate(self, transactional_id: str) -> None:
+        self._call("TerminateTransaction", pb.TransactionalId(transactional_id=transactional_id))
+
+    def hanging(self, topic: str) -> list[int]:
+        request = pb.FindHangingRequest(topic=topic, partition=0, open_ms_min=0)
+        answer = self._call("FindHangingTransactions", request)
+        return [each.start_offset for each in answer.transactions]
+
+    def abort(self, topic: str, start_offset: int) -> None:
+        request = pb.AbortTransactionRequest(topic=topic, partition=0, start_offset=start_offset)
+        self._call("AbortTransaction", request)
+        producers = self._call("DescribeProducers", pb.DescribeProducersRequest(topic=topic, partition=0))
+        assert not any(each.HasField("transaction_start_offset") for each in producers.producers)
 
     def close(self) -> None:
         for stream in self._streams:

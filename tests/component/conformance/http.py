@@ -11,8 +11,10 @@ from component.conformance.protocol import (
     INVALID,
     LEASE_LOST,
     TOO_LARGE,
+    UNKNOWN_ID,
     UNKNOWN_TOPIC,
     WAIT_S,
+    WRONG_STATE,
     Protocol,
     Received,
     Refused,
@@ -23,6 +25,8 @@ NAMES: Final = {
     ("UnknownTopicOrPartition", 404): UNKNOWN_TOPIC,
     ("MessageTooLarge", 413): TOO_LARGE,
     ("InvalidRecordState", 409): LEASE_LOST,
+    ("TransactionalIdNotFound", 404): UNKNOWN_ID,
+    ("InvalidTxnState", 409): WRONG_STATE,
     ("InvalidRequest", 400): INVALID,
     ("InvalidRecord", 400): INVALID,
     ("ValidationError", 422): INVALID,
@@ -111,6 +115,30 @@ class Http(Protocol):
         at = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
         answer = self._call("GET", f"/topics/{topic}/partitions/0/records", params={"time": at})
         return [each["value"] for each in answer["records"]]
+
+    def transactions(self, pattern: str) -> list[tuple[str, str]]:
+        answer = self._call("GET", "/transactions", params={"pattern": pattern})
+        assert answer["is_complete"]
+        return [(each["transactional_id"], each["state"]) for each in answer["transactions"]]
+
+    def transaction(self, transactional_id: str) -> tuple[str, list[str]]:
+        found = self._call("GET", f"/transactions/{transactional_id}")
+        return found["state"], [f"{each['topic']}-{each['partition']}" for each in found["partitions"]]
+
+    def terminate(self, transactional_id: str) -> None:
+        self._call("POST", f"/transactions/{transactional_id}/terminate", headers={"X-Mansio-Request": "1"})
+
+    def hanging(self, topic: str) -> list[int]:
+        answer = self._call(
+            "GET", "/hanging-transactions", params={"topic": topic, "partition": 0, "open_ms_min": 0}
+        )
+        return [each["start_offset"] for each in answer["transactions"]]
+
+    def abort(self, topic: str, start_offset: int) -> None:
+        path = f"/topics/{topic}/partitions/0"
+        self._call("POST", f"{path}/transactions/abort", {"start_offset": start_offset})
+        producers = self._call("GET", f"{path}/producers")["producers"]
+        assert start_offset not in [each["transaction_start_offset"] for each in producers]
 
     def close(self) -> None:
         self._http.close()

@@ -85,6 +85,7 @@ class Kafka(Protocol):
     cannot: ClassVar = {
         "retry_delay": "KIP-932 releases a record by the group's backoff; Mansio's own request has a delay",
         "extend": "renewal (KIP-1222) is not in librdkafka yet; Java's client has it",
+        "transactions": "librdkafka does not administer transactions; Java's AdminClient does",
         "redrive": "Kafka's protocol has no redrive; Mansio's own request, HTTP, gRPC and the command line have it",
     }
 

@@ -23,6 +23,8 @@ UNKNOWN_TOPIC: Final = "unknown topic"
 TOO_LARGE: Final = "too large"
 LEASE_LOST: Final = "lease lost"
 INVALID: Final = "invalid argument"
+UNKNOWN_ID: Final = "unknown transactional id"
+WRONG_STATE: Final = "wrong state of the transaction"
 
 PRIORITY: Final = "mansio.priority.enable"
 DEDUPLICATION: Final = "mansio.dedup.ms"
@@ -131,6 +133,26 @@ class Protocol(ABC):
 
     def read_from(self, topic: str, time_ms: int) -> list[str]:
         """Return the values of all records of partition 0 at or after a time."""
+        raise NotImplementedError
+
+    def transactions(self, pattern: str) -> list[tuple[str, str]]:
+        """Return the transactional ids that match an expression, with their states. Raises `Refused`."""
+        raise NotImplementedError
+
+    def transaction(self, transactional_id: str) -> tuple[str, list[str]]:
+        """Return state and partitions of a transactional id. Raises `Refused`."""
+        raise NotImplementedError
+
+    def terminate(self, transactional_id: str) -> None:
+        """Abort the transaction of an id as a whole. Raises `Refused`."""
+        raise NotImplementedError
+
+    def hanging(self, topic: str) -> list[int]:
+        """Return the offsets at which hanging transactions of partition 0 begin. Raises `Refused`."""
+        raise NotImplementedError
+
+    def abort(self, topic: str, start_offset: int) -> None:
+        """Abort a hanging transaction of partition 0. Raises `Refused`."""
         raise NotImplementedError
 
     @abstractmethod

@@ -13,8 +13,10 @@ from component.conformance.protocol import (
     INVALID,
     LEASE_LOST,
     TOO_LARGE,
+    UNKNOWN_ID,
     UNKNOWN_TOPIC,
     WAIT_S,
+    WRONG_STATE,
     Protocol,
     Received,
     Refused,
@@ -30,6 +32,8 @@ NAMES: Final = {
     mansio_errors.UnknownTopicOrPartition: UNKNOWN_TOPIC,
     mansio_errors.MessageTooLarge: TOO_LARGE,
     mansio_errors.LeaseLost: LEASE_LOST,
+    mansio_errors.TransactionalIdNotFound: UNKNOWN_ID,
+    mansio_errors.InvalidTxnState: WRONG_STATE,
     mansio_errors.InvalidRequest: INVALID,
     mansio_errors.InvalidRecord: INVALID,
     ValueError: INVALID,
@@ -161,6 +165,25 @@ class PythonBlocking(Protocol):
             found += [each.value.decode() for each in self._call(consumer.poll, 100)]
         self._call(consumer.close)
         return found
+
+    def transactions(self, pattern: str) -> list[tuple[str, str]]:
+        found = self._call(self._client.admin.transactions.list, pattern=pattern)
+        return [(each.transactional_id, each.state) for each in found]
+
+    def transaction(self, transactional_id: str) -> tuple[str, list[str]]:
+        found = self._call(self._client.admin.transactions.describe, transactional_id)
+        return found.state, [f"{topic}-{index}" for topic, index in found.partitions]
+
+    def terminate(self, transactional_id: str) -> None:
+        self._call(self._client.admin.transactions.terminate, transactional_id)
+
+    def hanging(self, topic: str) -> list[int]:
+        find = self._client.admin.transactions.find_hanging
+        return [each.start_offset for each in self._call(find, [TopicPartition(topic, 0)], open_ms_min=0)]
+
+    def abort(self, topic: str, start_offset: int) -> None:
+        abort = self._client.admin.transactions.abort
+        self._call(abort, TopicPartition(topic, 0), start_offset)
 
     def close(self) -> None:
         for members in self._members.values():

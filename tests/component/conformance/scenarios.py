@@ -18,11 +18,15 @@ from component.conformance.protocol import (
     LOG_APPEND_TIME,
     PRIORITY,
     TOO_LARGE,
+    UNKNOWN_ID,
     UNKNOWN_TOPIC,
     WAIT_S,
+    WRONG_STATE,
     Refused,
 )
 from support.machine import scaled
+from support.open_transactions import hang, open_transaction
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -235,6 +239,54 @@ def invalid_argument(one: Protocol, topic: str) -> list[Any]:
     return [outcome(lambda: one.publish(topic, "a", delay_s=400 * 86_400)), one.is_empty(topic)]
 
 
+def receive_beside_transactions(one: Protocol, topic: str) -> list[Any]:
+    one.create(topic)
+    one.publish(topic, "a")
+    open_transaction(one.broker.bootstrap_servers, f"receive-{topic}", topic, ["b"]).commit_transaction(
+        WAIT_S
+    )
+    one.publish(topic, "c")
+    taken = [seen(one.take(topic, 1, "accept")) for _ in range(3)]
+    one.broker.clock.advance(seconds=LEASE_S + 1)
+    return [taken, one.is_empty(topic)]
+
+
+def transactions(one: Protocol, topic: str) -> list[Any]:
+    one.create(topic)
+    transactional_id = f"id-{topic}"
+    open_transaction(one.broker.bootstrap_servers, transactional_id, topic, ["a"])
+    state, partitions = one.transaction(transactional_id)
+    found: list[Any] = [
+        one.transactions(f"{transactional_id}.*") == [(transactional_id, "Ongoing")],
+        (state, partitions == [f"{topic}-0"]),
+        one.hanging(topic),
+        outcome(lambda: one.abort(topic, 0)),
+    ]
+    one.terminate(transactional_id)
+    wait_until(lambda: one.transaction(transactional_id)[1] == [], WAIT_S)
+    return found
+
+
+def hanging_transaction(one: Protocol, topic: str) -> list[Any]:
+    one.create(topic)
+    one.admin.publish(topic, b"before")
+    hang(one.broker, topic)
+    found = one.hanging(topic)
+    one.abort(topic, 1)
+    return [found, one.hanging(topic), outcome(lambda: one.abort(topic, 1))]
+
+
+def transaction_errors(one: Protocol, topic: str) -> list[Any]:
+    one.create(topic)
+    return [
+        outcome(lambda: one.transaction(f"nobody-{topic}")),
+        outcome(lambda: one.terminate(f"nobody-{topic}")),
+        outcome(lambda: one.abort(topic, 0)),
+        outcome(lambda: one.hanging(f"{topic}-unknown")),
+        one.transactions(f"nobody-{topic}"),
+    ]
+
+
 SCENARIOS = (
     Scenario(
         "publish, receive, accept",
@@ -267,6 +319,26 @@ SCENARIOS = (
         "a group with read_committed",
         only_committed,
         [True, [("a", 1), ("b", 1), ("c", 1)], True],
+    ),
+    Scenario(
+        "receive beside transactions",
+        receive_beside_transactions,
+        [[[("a", 1)], [("b", 1)], [("c", 1)]], True],
+    ),
+    Scenario(
+        "transactions: list, describe, terminate",
+        transactions,
+        [True, ("Ongoing", True), [], WRONG_STATE],
+        ("transactions",),
+    ),
+    Scenario(
+        "a hanging transaction: find, abort", hanging_transaction, [[1], [], WRONG_STATE], ("transactions",)
+    ),
+    Scenario(
+        "errors: transactional id, topic, state",
+        transaction_errors,
+        [UNKNOWN_ID, UNKNOWN_ID, WRONG_STATE, UNKNOWN_TOPIC, []],
+        ("transactions",),
     ),
     Scenario("errors: topic, size", errors, [UNKNOWN_TOPIC, UNKNOWN_TOPIC, TOO_LARGE, True]),
     Scenario("errors: a delay out of range", invalid_argument, [INVALID, True]),

@@ -45,6 +45,7 @@ class Sqs(Protocol):
         "late_error": "SQS answers DeleteMessage without an error; a late one has no effect",
         "reject": "SQS dead-letters only after maxReceiveCount receives",
         "priority": "SQS has no priorities; a Kafka client sets them on the same topic",
+        "transactions": "SQS has no transactions",
         "replay": "a received message is gone for SQS; Kafka clients, HTTP and gRPC read the topic of the queue",
     }
 

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from component.conformance.scenarios import Scenario
 
 PROTOCOLS = (Kafka, Http, GrpcApi, Sqs, Cli, PythonAsync, PythonBlocking)
-QUICK = ("a late acknowledgement is refused", "delayed records", "a group with read_committed")
+QUICK = (
+    "a late acknowledgement is refused",
+    "delayed records",
+    "a group with read_committed",
+    "a hanging transaction: find, abort",
+)
 """Scenarios of `make test`, for the protocols that need no process and no second."""
 
 

@@ -61,13 +61,18 @@ def java_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBrok
         assert running.stop() == 0
 
 
-@pytest.fixture(scope="module")
-def java(java_broker: ServedBroker) -> Java:
+def fetch_tools() -> None:
+    """Fetch the tools, unless they are there."""
     fetched = subprocess.run(
         [ROOT / "tools" / "java_tools.sh"], capture_output=True, text=True, timeout=scaled(600), check=False
     )
     if fetched.returncode:
         pytest.fail(f"Kafka's Java tools are missing: {fetched.stderr}{fetched.stdout}", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def java(java_broker: ServedBroker) -> Java:
+    fetch_tools()
     return Java(java_broker.bootstrap_servers)
 
 

@@ -272,6 +272,12 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "delayed_records_near_limit",
         "deduplication_ids_near_limit",
         "schedule_cannot_fire",
+        "transaction_open",
+        "transaction_may_hang",
+        "share_records_near_retention",
+        "holds_near_release",
+        "holds_not_enforced",
+        "timed_out",
     }
     modules = [ROOT / "src" / "mansio" / "api" / "http" / "metrics_cluster.py"]
     modules += (ROOT / "src" / "mansio" / "metadata").rglob("*.py")

@@ -196,7 +196,7 @@ def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = HeldWorld()
-    free = [100]
+    free = [200]
     scheduler, background = ManualScheduler(), ManualBackground()
     checks: list[None] = []
     limit = HoldDiskLimit(
@@ -211,6 +211,12 @@ def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
     world.commit(1)
     limit.start()
     background.run_all()
+    assert world.start_after_check() == 1
+    assert not world.holds.is_disk_nearly_low
+    free[0] = 199
+    scheduler.fire()
+    background.run_all()
+    assert (world.holds.is_disk_nearly_low, world.holds.is_disk_low) == (True, False)
     assert world.start_after_check() == 1
     with caplog.at_level(logging.INFO):
         free[0] = 99

@@ -62,6 +62,15 @@ def test_the_topic_is_made_by_the_first_write_and_by_nothing_else() -> None:
     assert plain(room.read(G)).lease_bound == 100
 
 
+def test_progress_of_a_share_partition_is_known_without_its_leader() -> None:
+    room = StateRoom()
+    room.begin(G)
+    room.write(G, acked(0, 9))
+    assert [*room.store.stored_offsets()] == [(G, 0)]
+    assert room.store.first_undone_offset(G) == 10
+    assert room.store.first_undone_offset(G._replace(group="none")) == 0
+
+
 def test_a_process_that_is_killed_leaves_all_that_was_appended() -> None:
     room = StateRoom()
     room.begin(G)

@@ -22,6 +22,7 @@ from mansio.errors import (
     StorageError,
     TransactionAbortable,
     TransactionalIdNotFound,
+    TransactionCoordinatorFenced,
     UnknownTopicOrPartition,
 )
 from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
@@ -97,6 +98,28 @@ def test_markers_are_repeated_until_every_partition_has_one() -> None:
     room.settle(5_000)
     assert room.state() == "CompleteCommit"
     assert room.markers.results() == {("a", 0): [True], ("b", 0): [True]}
+
+
+def test_partitions_that_lack_their_marker_are_counted_until_they_have_it_or_another_coordinator_takes_over() -> (
+    None
+):
+    room = CoordinatorRoom()
+    producer = room.begin()
+    room.add(producer)
+    room.markers.held = True
+    producer = room.end(producer)
+    room.settle(5)
+    assert room.coordinator.markers_waiting == 2
+    assert list(room.coordinator.store.prepared) == ["orders"]
+    room.markers.held = False
+    room.settle(5_000)
+    assert room.coordinator.markers_waiting == 0
+    assert not room.coordinator.store.prepared
+    room.add(producer)
+    room.markers.refusals = [TransactionCoordinatorFenced()]
+    room.end(producer)
+    room.settle(5_000)
+    assert room.coordinator.markers_waiting == 0
 
 
 def test_a_partition_without_leader_is_waited_for_and_a_deleted_one_is_not() -> None:

@@ -25,9 +25,7 @@ class ModelCoordinator:
     """`fault(api key, number of its request)` is what goes wrong: None, an error code, "lost before" (hang up, nothing
     done) or "lost after" (done, then hang up). `version`: the feature `transaction.version`."""
 
-    def __init__(
-        self, version: int = 2, fault: Callable[[int, int], Any] = lambda key, number: None
-    ) -> None:
+    def __init__(self, version: int = 2, fault: Callable[[int, int], Any] = lambda key, number: None) -> None:
         self.version = version
         self.fault = fault
         self.known: machine.Transaction | None = None
@@ -44,9 +42,7 @@ class ModelCoordinator:
     def serve(self, broker: StubBroker) -> None:
         versions = broker.api_versions
         broker.answers |= {
-            ApiKey.API_VERSIONS: lambda request: (
-                versions(request) | {"finalized_features": self._features()}
-            ),
+            ApiKey.API_VERSIONS: lambda request: versions(request) | {"finalized_features": self._features()},
             ApiKey.FIND_COORDINATOR: lambda request: {
                 "coordinators": [
                     {"key": key, "node_id": 1, "host": "127.0.0.1", "port": broker.port, "error_code": 0}
@@ -77,7 +73,11 @@ class ModelCoordinator:
 
     def _features(self) -> list[Fields]:
         return [
-            {"name": "transaction.version", "max_version_level": self.version, "min_version_level": self.version}
+            {
+                "name": "transaction.version",
+                "max_version_level": self.version,
+                "min_version_level": self.version,
+            }
         ]
 
     def _faulty(

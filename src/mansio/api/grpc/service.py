@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from mansio.broker.services.routed.group_offsets import reset_group_offsets
 from mansio.broker.services.routed.publishing import publish_records
 from mansio.broker.services.routed.read_records import read_records
 from mansio.broker.services.share_groups.leases import Acknowledgement
+from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
 from mansio.client.types import Message
 from mansio.errors import GroupIdNotFound, InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
@@ -332,6 +334,70 @@ class MansioService:
             raise InvalidRequest("give pause, resume or delete")
         await calls[chosen](request.topic, request.name)
         return pb.Empty()
+
+    # Transactions
+
+    async def ListTransactions(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        open_ms_min = _optional(request, "open_ms_min")
+        if (open_ms_min or 0) < 0:
+            raise InvalidRequest("open_ms_min: it is negative")
+        found = await self._client.admin.transactions.list(
+            states=request.states,
+            producer_ids=request.producer_ids,
+            open_ms_min=open_ms_min,
+            pattern=request.pattern or None,
+        )
+        return pb.ListTransactionsResponse(
+            transactions=[pb.TransactionSummary(**asdict(each)) for each in found],
+            is_complete=found.is_complete,
+        )
+
+    async def DescribeTransaction(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        found = await self._client.admin.transactions.describe(request.transactional_id)
+        return pb.Transaction(
+            transactional_id=found.transactional_id,
+            coordinator_id=found.coordinator_id,
+            state=found.state,
+            producer_id=found.producer_id,
+            producer_epoch=found.producer_epoch,
+            timeout_ms=found.timeout_ms,
+            started_ms=found.started_ms,
+            partitions=[pb.TransactionPartition(**each._asdict()) for each in found.partitions],
+        )
+
+    async def TerminateTransaction(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        await self._client.admin.transactions.terminate(request.transactional_id)
+        return pb.Empty()
+
+    async def DescribeProducers(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        partition = TopicPartition(request.topic, request.partition)
+        found = await self._client.admin.transactions.describe_producers([partition])
+        return pb.Producers(producers=[pb.Producer(**asdict(each)) for each in found[partition]])
+
+    async def FindHangingTransactions(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        partition, open_ms_min = _optional(request, "partition"), _optional(request, "open_ms_min")
+        if partition is not None and not request.topic:
+            raise InvalidRequest("partition: it needs a topic")
+        chosen: list[TopicPartition | str] | None = None
+        if request.topic:
+            chosen = [request.topic if partition is None else TopicPartition(request.topic, partition)]
+        found = await self._client.admin.transactions.find_hanging(
+            chosen,
+            node_id=_optional(request, "broker_id"),
+            open_ms_min=HANGING_OPEN_MS_MIN if open_ms_min is None else open_ms_min,
+        )
+        return pb.HangingTransactions(transactions=[pb.HangingTransaction(**asdict(each)) for each in found])
+
+    async def AbortTransaction(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        found = await self._client.admin.transactions.abort(
+            TopicPartition(request.topic, request.partition), request.start_offset, force=request.force
+        )
+        return pb.Producer(**asdict(found))
+
+
+def _optional(request: Any, name: str) -> Any:
+    """Return an optional field of a message, None if it is not set."""
+    return getattr(request, name) if request.HasField(name) else None
 
 
 def _changes(request: Any) -> dict[str, str | None]:

@@ -61,6 +61,7 @@ class ScheduleSample(NamedTuple):
 
 class PartitionSample(NamedTuple):
     """One open partition of this broker at the time of the scrape. `has_failed`: after a storage failure.
+    `stable_lag`: number of offsets below the high watermark for which readers of committed records wait.
     `replication`: None on a single node and on followers; `pending`, `schedules`: None without any, and on
     followers."""
 
@@ -75,6 +76,7 @@ class PartitionSample(NamedTuple):
     replication: LeaderSample | None = None
     pending: PendingSample | None = None
     schedules: ScheduleSample | None = None
+    stable_lag: int = 0
 
 
 class Problem(NamedTuple):

@@ -26,6 +26,11 @@ Warnings do not affect readiness; with any of them the broker is `degraded`:
 * `delayed_records_near_limit`: a partition has so many pending records that it will soon refuse delayed ones.
 * `deduplication_ids_near_limit`: a partition has so many deduplication ids that it will soon refuse others.
 * `schedule_cannot_fire`: a recurring schedule of a partition is due and cannot fire.
+* `transaction_open`: a transaction is open for longer than `transaction_open_warning_ms`. `transaction_may_hang`: one
+  is open in a partition for longer than a coordinator allows, unless it waits for the decision about a batch.
+* `share_records_near_retention`: retention.ms will soon delete records that a share group has not processed.
+* `holds_near_release`, `holds_not_enforced`: retention holds of pipelines will soon have no effect, or have none,
+  because there is too little disk space.
 * In a cluster: `etcd_unresponsive`, `etcd_member_down`, `replicas_not_in_sync`, `under_min_isr` (acks=all is rejected).
 
 Invariant: at most `REASONS_MAX` reasons and as many warnings are listed, with the count of the others.

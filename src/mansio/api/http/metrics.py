@@ -73,6 +73,11 @@ PARTITION_GAUGES: Final = (
     ("partition_log_end_offset", "Offset the next record gets.", "end_offset"),
     ("partition_high_watermark", "Consumers see records below this offset.", "high_watermark"),
     ("partition_log_size_bytes", "Bytes in the segments of the log.", "size_bytes"),
+    (
+        "partition_last_stable_offset_lag_records",
+        "Offsets below the high watermark for which readers of committed records wait, because of open transactions.",
+        "stable_lag",
+    ),
     ("partition_leader_epoch", "Leader epoch of the partition.", "leader_epoch"),
 )
 

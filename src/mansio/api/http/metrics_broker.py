@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.api.http import metrics_cluster
+from mansio.api.http import metrics_cluster, metrics_transactions
 from mansio.api.http.broker_stats import Distribution, Measurement, Problem
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
@@ -411,6 +411,7 @@ METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], 
     _log_lines,
     _delays,
     _deduplication,
+    metrics_transactions.measurements,
     metrics_cluster.measurements,
     _share_groups,
 )

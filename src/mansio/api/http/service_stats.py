@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from mansio.api.http import metrics_broker, metrics_cluster
+from mansio.api.http import metrics_broker, metrics_cluster, metrics_transactions, retention_warnings
 from mansio.api.http.broker_stats import (
     Bounds,
     GroupLag,
@@ -112,6 +112,8 @@ class ServiceStats:
         yield from metrics_broker.delay_warnings(self._broker)
         yield from metrics_broker.deduplication_warnings(self._broker)
         yield from metrics_broker.schedule_warnings(self._broker)
+        yield from metrics_transactions.warnings(self._broker)
+        yield from retention_warnings.share_group_warnings(self._broker)
         yield from _hold_warnings(service)
         for partition in tuple(service.partitions):
             if (truncated := partition.log.recovery.truncated_tail) is not None:
@@ -143,6 +145,7 @@ class ServiceStats:
                 replication=metrics_cluster.leader_sample(partition) if clustered else None,
                 pending=_pending_sample(delays.sample(partition)),
                 schedules=_schedule_sample(schedules.sample(partition)),
+                stable_lag=max(partition.high_watermark - partition.last_stable_offset, 0),
             )
 
     def group_lags(self) -> Iterator[GroupLag]:
@@ -184,6 +187,17 @@ def _schedule_sample(found: PartitionSchedules | None) -> ScheduleSample | None:
 def _hold_warnings(service: BrokerServices) -> Iterator[Problem]:
     """Return warnings about retention holds."""
     holds = service.partitions.holds
+    if len(holds) and holds.is_disk_low:
+        yield Problem(
+            "holds_not_enforced",
+            f"{len(holds):,} retention holds have no effect: less than retention_hold_disk_free_bytes_min is free",
+        )
+    elif len(holds) and holds.is_disk_nearly_low:
+        yield Problem(
+            "holds_near_release",
+            f"{len(holds):,} retention holds lose their effect when less than retention_hold_disk_free_bytes_min is"
+            " free, and less than twice as much is",
+        )
     if holds.has_blocked_retention:
         yield Problem(
             "holds_not_loaded",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NEARLY_LOW_FACTOR: Final = 2
 DISK_CHECK_INTERVAL_MS: Final = 5_000
 
 RELEASED_BY_BYTES: Final = "bytes"
@@ -96,6 +97,8 @@ class RetentionHolds:
         self._is_blocked_logged = False
         self.is_disk_low = False
         """Whether there is too little disk space, so that holds are ignored."""
+        self.is_disk_nearly_low = False
+        """Whether the free disk space is less than `NEARLY_LOW_FACTOR` of that limit."""
         self.released_counts = dict.fromkeys(RELEASE_REASONS, 0)
 
     # Holds
@@ -227,6 +230,7 @@ class HoldDiskLimit:
             return
         low = free_bytes < self._free_bytes_min
         holds = self._holds
+        holds.is_disk_nearly_low = free_bytes < NEARLY_LOW_FACTOR * self._free_bytes_min
         if low == holds.is_disk_low:
             return
         holds.is_disk_low = low

@@ -1,8 +1,9 @@
 """`mansio doctor`: checks of the environment in which brokers, clients and Spark jobs run.
 
 Checks Python and its build, the packages of each extra, the default ports, the flush time of the data directory's disk,
-limits of the process, Java, etcd, and whether a broker answers. Changes nothing but one temporary file, which the flush
-check writes and removes. With `--spark`, checks a Spark cluster instead. `mansio data check DIR` examines stored data.
+limits of the process, Java, etcd, whether a broker answers, and whether its cluster has transactions that hang. Changes
+nothing but one temporary file, which the flush check writes and removes. With `--spark`, checks a Spark cluster
+instead. `mansio data check DIR` examines stored data.
 
 Exit codes: 0 no problem, 1 at least one problem. A missing optional part is a note, not a problem.
 """
@@ -37,6 +38,7 @@ MEASURED_FLUSHES: Final = 20
 MEASURED_FLUSH_BYTES: Final = 4096
 SLOW_FLUSH_MS: Final = 20.0
 """Flush time above which the check reports a note: a request with acks=all waits for at least one flush."""
+TRANSACTIONS_TIMEOUT_S: Final = 15.0
 OPEN_FILES_MIN: Final = 65_536
 VOLATILE_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 
@@ -131,7 +133,10 @@ def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
     yield check_port("HTTP port", HTTP_PORT, "--http")
     yield check_java()
     yield check_etcd()
-    yield check_broker(bootstrap_servers)
+    broker = check_broker(bootstrap_servers)
+    yield broker
+    if broker.status is Status.OK:
+        yield check_transactions(bootstrap_servers)
 
 
 def check_python() -> Check:
@@ -282,6 +287,42 @@ def check_broker(bootstrap_servers: str) -> Check:
         return Check("broker", Status.PROBLEM if bootstrap_servers else Status.NOTE, error.message)
     plural = "" if brokers == 1 else "s"
     return Check("broker", Status.OK, f"{address}: cluster {cluster_id}, {brokers} broker{plural}")
+
+
+def check_transactions(bootstrap_servers: str) -> Check:
+    """Check for transactions that hang, which are a problem, and for those that are open for long, which are a note."""
+    import asyncio
+
+    from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
+    from mansio.errors import MansioError
+    from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
+
+    async def look() -> tuple[list[str], list[str]]:
+        address = bootstrap_servers or DEFAULT_BOOTSTRAP_SERVERS
+        async with asyncio.timeout(TRANSACTIONS_TIMEOUT_S), connect(address) as client:
+            transactions = client.admin.transactions
+            listed = await transactions.list(open_ms_min=HANGING_OPEN_MS_MIN)
+            hanging = await transactions.find_hanging(open_ms_min=HANGING_OPEN_MS_MIN)
+        return [each.transactional_id for each in listed], [
+            f"{each.topic}-{each.partition} from offset {each.start_offset} on" for each in hanging
+        ]
+
+    try:
+        old, hanging = run(look())
+    except TimeoutError:
+        return Check("transactions", Status.NOTE, f"no answer within {TRANSACTIONS_TIMEOUT_S} s")
+    except MansioError as error:
+        return Check("transactions", Status.NOTE, error.message)
+    if hanging:
+        more = f" and {len(hanging) - 1} more" if len(hanging) > 1 else ""
+        detail = f"one hangs in {hanging[0]}{more}: mansio txn find-hanging"
+        return Check("transactions", Status.PROBLEM, detail)
+    if old:
+        more = f" and {len(old) - 1} more" if len(old) > 1 else ""
+        minutes = HANGING_OPEN_MS_MIN // 60_000
+        detail = f"open for more than {minutes} minutes: {old[0]!r}{more}"
+        return Check("transactions", Status.NOTE, detail)
+    return Check("transactions", Status.OK, "none is open for long")
 
 
 def check_spark(

@@ -15,6 +15,7 @@ from mansio.client.admin.groups import GroupDescription, GroupListings, describe
 from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
+from mansio.client.admin.transactions import TransactionAdmin
 from mansio.client.consumer.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
 from mansio.errors import InvalidRequest, OffsetOutOfRange
@@ -122,6 +123,8 @@ class Admin:
         """Delayed records that are pending."""
         self.schedules: ScheduleAdmin = ScheduleAdmin(cluster)
         """Recurring schedules."""
+        self.transactions: TransactionAdmin = TransactionAdmin(cluster)
+        """Transactions of producers with a transactional id."""
 
     # -- topics and cluster --------
 

@@ -8,7 +8,17 @@ from pydantic_core import to_json
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from mansio.api.http.v1 import cluster, delays, groups, leases, openapi, publish, reading, topics
+from mansio.api.http.v1 import (
+    cluster,
+    delays,
+    groups,
+    leases,
+    openapi,
+    publish,
+    reading,
+    topics,
+    transactions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,6 +34,7 @@ OPERATIONS: Final = (
     *leases.OPERATIONS,
     *groups.OPERATIONS,
     *delays.OPERATIONS,
+    *transactions.OPERATIONS,
     *cluster.OPERATIONS,
 )
 

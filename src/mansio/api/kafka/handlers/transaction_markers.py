@@ -1,7 +1,8 @@
 """WriteTxnMarkers (API 27): a transaction coordinator ends transactions in the partitions that this broker leads.
 
-Behavior: only a broker of the same cluster may send the request, on a connection on which it has authenticated. A
-single node, whose coordinator needs no request, refuses all of them.
+Behavior: brokers of the same cluster write any marker, on a connection on which they have authenticated. Other clients
+may only abort a transaction that is open in the partition, with the epochs that DescribeProducers has returned
+(KIP-664); their commits are refused with CLUSTER_AUTHORIZATION_FAILED.
 
 Version notes
 * 1: flexible. 2: the transaction version of the producer (KIP-1228), which changes nothing here: an epoch below that of
@@ -29,21 +30,31 @@ async def write_txn_markers(
 ) -> dict[str, Any]:
     """Write the markers; each partition succeeds or fails on its own."""
     authenticator, peer = service.authenticator, context.peer
+    is_broker = peer is not None and authenticator.is_current_session(peer)
     refusal = None
-    if peer is None or not authenticator.is_current_session(peer):
+    if not is_broker and (peer is not None or any(each.transaction_result for each in request.markers)):
         refusal = authenticator.count_refused_request(peer, UNKNOWN_SENDER_ID, context.client_host)
-    return {"markers": [await _write(service, wanted, refusal) for wanted in request.markers]}
+    return {
+        "markers": [await _write(service, wanted, refusal, is_broker=is_broker) for wanted in request.markers]
+    }
 
 
-async def _write(service: BrokerServices, wanted: Struct, refusal: MansioError | None) -> dict[str, Any]:
+async def _write(
+    service: BrokerServices, wanted: Struct, refusal: MansioError | None, *, is_broker: bool
+) -> dict[str, Any]:
     marker = EndMarker(
         wanted.producer_id, wanted.producer_epoch, wanted.transaction_result, wanted.coordinator_epoch
     )
     partitions = [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes]
-    if refusal is None:
-        results = iter(await service.transaction_markers.write(marker, partitions))
+    markers = service.transaction_markers
+    found: list[MansioError | None]
+    if refusal is not None:
+        found = [refusal] * len(partitions)
+    elif is_broker:
+        found = await markers.write(marker, partitions)
     else:
-        results = iter([refusal] * len(partitions))
+        found = await markers.abort_open(marker, partitions)
+    results = iter(found)
     topics = []
     for topic in wanted.topics:
         entries = []

@@ -140,6 +140,17 @@ class ShareStateStore:
 
     # ------------------------------------------------------------------ reading
 
+    def stored_offsets(self) -> Iterator[tuple[ShareKey, int]]:
+        """Return the share partitions whose state is stored here, each with an offset below which all records are
+        done; `first_undone_offset` may be higher."""
+        return ((key, share.folded.start_offset) for key, share in tuple(self._shares.items()))
+
+    def first_undone_offset(self, key: ShareKey) -> int:
+        """Return the first offset of a share partition that is not done, according to the stored state; 0 if there is
+        none. The cost grows with the number of in-flight batches."""
+        share = self._shares.get(key)
+        return 0 if share is None else share.folded.progress()[0]
+
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
         """Return the state, or None, and the read session in which the leader of this epoch may write it.
 

@@ -99,6 +99,8 @@ class MarkerSender:
         self._local = local
         self._peers = peers
         self._queues: dict[int, _BrokerQueue] = {}
+        self.waiting_count = 0
+        """Number of partitions that have still to get a marker."""
 
     def has_partition(self, topic: str, index: int) -> bool:
         """Whether the partition exists, according to the metadata."""
@@ -109,7 +111,17 @@ class MarkerSender:
     ) -> bool:
         """Return True when every partition has the marker or is deleted; False if `is_current()` has become false
         before, or a later coordinator has fenced this one."""
+        self.waiting_count += len(partitions)
         missing = list(partitions)
+        try:
+            return await self._send_all(marker, missing, is_current)
+        finally:
+            self.waiting_count -= len(missing)
+
+    async def _send_all(
+        self, marker: EndMarker, missing: list[TopicPartition], is_current: Callable[[], bool]
+    ) -> bool:
+        """Send the marker until `missing` is empty; partitions that have it are removed."""
         failures = 0
         while missing:
             if not is_current():
@@ -136,7 +148,8 @@ class MarkerSender:
                     self._report(marker, outcome)
                     continue
                 waiting.append(outcome.partition)
-            missing = waiting
+            self.waiting_count -= len(missing) - len(waiting)
+            missing[:] = waiting
             if missing:
                 failures += 1
                 await self._scheduler.sleep(RETRY_BACKOFF.delay_ms(failures))

@@ -30,6 +30,7 @@ from mansio.errors import (
     InvalidTransactionTimeout,
     MansioError,
     OperationNotAttempted,
+    ProducerFenced,
     TransactionalIdNotFound,
     UnknownTopicOrPartition,
 )
@@ -66,6 +67,18 @@ EXPIRED_PER_BATCH: Final = 1_000
 TopicPartition = tuple[str, int]
 
 
+class TransactionCounts:
+    """Numbers since the start. `committed`, `aborted`: decided transactions; `timed_out`: those of the aborted ones
+    whose time was over. `fenced`, `concurrent`: refused requests, because of a newer producer or because the
+    transaction was being completed."""
+
+    __slots__ = ("aborted", "committed", "concurrent", "fenced", "timed_out")
+
+    def __init__(self) -> None:
+        self.committed = self.aborted = self.timed_out = 0
+        self.fenced = self.concurrent = 0
+
+
 class TransactionCoordinator:
     """The transaction coordinator of one broker. All methods run on the broker's event loop.
 
@@ -94,6 +107,7 @@ class TransactionCoordinator:
         self._scheduler = scheduler
         self._new_producer_id = new_producer_id
         self._markers = markers
+        self.counts = TransactionCounts()
         self._closed = False
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
@@ -310,6 +324,11 @@ class TransactionCoordinator:
         self.topic.check_all_loaded()
         return list(self.store.entries.values())
 
+    @property
+    def markers_waiting(self) -> int:
+        """Number of partitions that have still to get the marker of a decided transaction."""
+        return self._markers.waiting_count
+
     # ------------------------------------------------------------------ changes
 
     async def _producer_id_if_needed(self, transactional_id: str, *, is_new_allowed: bool) -> int:
@@ -343,6 +362,9 @@ class TransactionCoordinator:
                 if entry is None or entry.transaction.is_held:
                     raise
                 await self._wait_for_completion(entry, end_s)
+            except ProducerFenced:
+                self.counts.fenced += 1
+                raise
         with coordinator_errors():
             index = self.store.partition_for(transactional_id)
             if changed is known:
@@ -359,6 +381,10 @@ class TransactionCoordinator:
         promise = self.store.append(transactional_id, changed)
         entry = self.store.entries[transactional_id]
         if changed.is_prepared:
+            if changed.is_commit:
+                self.counts.committed += 1
+            else:
+                self.counts.aborted += 1
             self._start_completion(entry)
         elif transactional_id in self.store.ongoing:
             self._arm(entry.deadline_s)
@@ -370,6 +396,7 @@ class TransactionCoordinator:
         """Wait until the transaction is completed. Raises `ConcurrentTransactions` at `end_s`."""
         left_ms = (end_s - self._clock.monotonic()) * 1000
         if left_ms <= 0:
+            self.counts.concurrent += 1
             raise ConcurrentTransactions("the transaction is being completed")
         promise: Promise[None] = self._scheduler.promise()
         entry.waiters.append(promise)
@@ -481,6 +508,7 @@ class TransactionCoordinator:
             known = fields(transactional_id=entry.transactional_id, reason=error)
             logger.warning("transaction_not_aborted", extra=known)
             return
+        self.counts.timed_out += 1
         known = fields(
             transactional_id=entry.transactional_id,
             producer_id=timed_out.producer_id,

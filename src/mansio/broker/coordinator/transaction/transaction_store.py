@@ -71,6 +71,8 @@ class TransactionStore:
         self.entries: dict[str, TransactionEntry] = {}
         self.ongoing: dict[str, TransactionEntry] = {}
         """The entries with an ongoing transaction."""
+        self.prepared: dict[str, TransactionEntry] = {}
+        """The entries whose transaction is decided and not complete."""
         self._by_partition: dict[int, dict[str, TransactionEntry]] = defaultdict(dict)
         self.on_loaded: Callable[[list[TransactionEntry]], None] = lambda _: None
         """Called with the entries of a partition when it is loaded."""
@@ -142,7 +144,10 @@ class TransactionStore:
             passed_ms = max(self._clock.wall_ms() - begin_ms, 0)
             left_ms = max(timeout_ms - passed_ms, 0)
             entry.deadline_s = self._clock.monotonic() + left_ms / 1000
-        if not transaction.is_prepared:
+        if transaction.is_prepared:
+            self.prepared[transactional_id] = entry
+        else:
+            self.prepared.pop(transactional_id, None)
             _wake(entry)
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
@@ -166,6 +171,7 @@ class TransactionStore:
     def _remove(self, entry: TransactionEntry) -> None:
         self.entries.pop(entry.transactional_id, None)
         self.ongoing.pop(entry.transactional_id, None)
+        self.prepared.pop(entry.transactional_id, None)
         if entry.index in self._by_partition:
             self._by_partition[entry.index].pop(entry.transactional_id, None)
         _wake(entry)

@@ -3,6 +3,8 @@
 Invariants:
 * The result of a partition is returned when its marker is committed on all in-sync replicas, or failed; an error of one
   partition does not affect the others.
+* A client that is not a broker ends a transaction only by an abort, only while it is open, and without fencing a later
+  producer or coordinator (KIP-664).
 * The group coordinator gets the marker of a partition of the offsets topic after its commit and before the result is
   returned, so that a client that sees its transaction end finds its offsets.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import MansioError
+from mansio.errors import InvalidProducerEpoch, InvalidTxnState, MansioError, TransactionCoordinatorFenced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,6 +57,39 @@ class TransactionMarkerService:
                 self.on_offsets_marker(index, marker)
             results.append(None)
         return results
+
+    async def abort_open(
+        self, marker: EndMarker, partitions: Sequence[tuple[str, int]]
+    ) -> list[MansioError | None]:
+        """Abort the transaction of a producer in each of these partitions, for an administrator. The producer and the
+        epochs of `marker` are those that the partition has (coordinator epoch 0 if it has none).
+
+        Errors are those of `write`, `InvalidTxnState` if the producer has no open transaction there, and
+        `InvalidProducerEpoch` or `TransactionCoordinatorFenced` for another epoch."""
+        refused = [self._check_open(marker, topic, index) for topic, index in partitions]
+        allowed = [one for one, error in zip(partitions, refused, strict=True) if error is None]
+        written = iter(await self.write(marker, allowed))
+        return [next(written) if error is None else error for error in refused]
+
+    def _check_open(self, marker: EndMarker, topic: str, index: int) -> MansioError | None:
+        partition = self._partitions.get(topic, index)
+        if partition is None or not partition.is_leader or (producers := partition.producers) is None:
+            return None  # the append has the error
+        producer = producers.table.get(marker.producer_id)
+        if producer is None or marker.producer_id not in producers.transactions.open:
+            return InvalidTxnState(
+                f"producer {marker.producer_id} has no open transaction in {partition.name}"
+            )
+        if marker.producer_epoch != producer.epoch:
+            return InvalidProducerEpoch(
+                f"producer {marker.producer_id} has epoch {producer.epoch}, the request {marker.producer_epoch}"
+            )
+        if marker.coordinator_epoch != max(producer.coordinator_epoch, 0):
+            return TransactionCoordinatorFenced(
+                f"the coordinator epoch of producer {marker.producer_id} is {producer.coordinator_epoch}, in the"
+                f" request it is {marker.coordinator_epoch}"
+            )
+        return None
 
     def _append(self, marker: EndMarker, topic: str, index: int) -> Promise[None] | MansioError:
         try:

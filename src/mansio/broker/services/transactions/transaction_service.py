@@ -6,6 +6,7 @@ All methods that name a transactional id raise `InvalidRequest` for an invalid o
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
@@ -15,15 +16,17 @@ from mansio.state.transactions.transaction import TransactionState
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
     from mansio.broker.coordinator.transaction.batch_committer import BatchCommitter
     from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+    from mansio.broker.coordinator.transaction.transaction_store import TransactionEntry
     from mansio.errors import MansioError
     from mansio.metadata.model import BrokerState
     from mansio.ports import Clock
     from mansio.state.transactions.batch_decision import TaskTransaction
+    from mansio.state.transactions.transaction import Transaction
 
 TITLES: Final = {state.title: state for state in TransactionState if state is not TransactionState.DEAD}
 """Kafka's names of the states."""
@@ -53,6 +56,22 @@ class ListedTransaction(NamedTuple):
     transactional_id: str
     producer_id: int
     state: str
+
+
+class TransactionStatistics(NamedTuple):
+    """Numbers of the transactions that this broker coordinates. `open`: begun, and not all partitions have the marker;
+    `oldest_open_ms`: age of the oldest of them, 0 without any; `markers_waiting`: partitions that have still to get the
+    marker of a decided transaction. The others count since the start: decisions, and refused requests."""
+
+    transactional_ids: int
+    open: int
+    oldest_open_ms: int
+    markers_waiting: int
+    committed: int
+    aborted: int
+    timed_out: int
+    fenced: int
+    concurrent: int
 
 
 class TransactionService:
@@ -177,18 +196,43 @@ class TransactionService:
         else:
             await self._batches.abort(query_id, [*transactions, *abandoned])
 
+    def statistics(self) -> TransactionStatistics:
+        """Return the numbers of the transactions that this broker coordinates. The cost grows with the number of open
+        transactions."""
+        coordinator = self._coordinator
+        store, counts = coordinator.store, coordinator.counts
+        begun = [each.transaction.started_ms for each in self._open()]
+        return TransactionStatistics(
+            transactional_ids=len(store.entries),
+            open=len(begun),
+            oldest_open_ms=max(self._clock.wall_ms() - min(begun), 0) if begun else 0,
+            markers_waiting=coordinator.markers_waiting,
+            committed=counts.committed,
+            aborted=counts.aborted,
+            timed_out=counts.timed_out,
+            fenced=counts.fenced,
+            concurrent=counts.concurrent,
+        )
+
+    def open_longer_than(self, open_ms: int) -> list[tuple[DescribedTransaction, int]]:
+        """Return the transactions of this coordinator that are open for longer than `open_ms`, the oldest first, with
+        their ages in milliseconds."""
+        now_ms = self._clock.wall_ms()
+        found = [each for each in self._open() if now_ms - each.transaction.started_ms > open_ms]
+        found.sort(key=lambda each: each.transaction.started_ms)
+        return [
+            (_described(each.transactional_id, each.transaction), now_ms - each.transaction.started_ms)
+            for each in found
+        ]
+
+    def _open(self) -> Iterator[TransactionEntry]:
+        store = self._coordinator.store
+        return chain(store.ongoing.values(), store.prepared.values())
+
     async def describe(self, transactional_id: str) -> DescribedTransaction:
         """Describe a transactional id. Raises `TransactionalIdNotFound`."""
         found = await self._coordinator.describe(transactional_id)
-        return DescribedTransaction(
-            transactional_id,
-            found.state.title,
-            HELD_TIMEOUT_MS if found.is_held else found.timeout_ms,
-            found.started_ms,
-            found.producer_id,
-            found.producer_epoch,
-            tuple(sorted(found.partitions)),
-        )
+        return _described(transactional_id, found)
 
     def list_transactions(
         self,
@@ -219,3 +263,15 @@ class TransactionService:
             if is_match is None or is_match(entry.transactional_id):
                 found.append(ListedTransaction(entry.transactional_id, transaction.producer_id, title))
         return found
+
+
+def _described(transactional_id: str, found: Transaction) -> DescribedTransaction:
+    return DescribedTransaction(
+        transactional_id,
+        found.state.title,
+        HELD_TIMEOUT_MS if found.is_held else found.timeout_ms,
+        found.started_ms,
+        found.producer_id,
+        found.producer_epoch,
+        tuple(sorted(found.partitions)),
+    )
