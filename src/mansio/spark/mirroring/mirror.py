@@ -38,6 +38,7 @@ from mansio.errors import (
     ProducerFenced,
     TopicRecreated,
     TransactionAbortable,
+    UnknownTopicOrPartition,
 )
 from mansio.logs import fields
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, commit_offsets, list_offsets
@@ -74,7 +75,7 @@ from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from mansio.net.metadata import TopicMetadata
     from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
@@ -93,7 +94,7 @@ ROUNDS_PER_TURN: Final = 16
 FETCH_BYTES: Final = 1 << 20
 RUNS_PER_ROUND_MAX: Final = 1_024
 """Maximum number of runs of one partition that one transaction adds to the offset map."""
-TRANSACTION_TIMEOUT_MS: Final = 60_000
+TRANSACTION_TIMEOUT_MS: Final = 120_000
 """Time after which the target aborts the transaction of a killed mirror."""
 REFRESH_INTERVAL_S: Final = 10.0
 """Time between two looks at partitions, settings and log start offsets of the source."""
@@ -204,6 +205,7 @@ def mirror(
             failures, batches = (failures + 1 if batches == run.batches else 1), run.batches
             is_temporary = error.retriable or isinstance(error, (TransactionAbortable, TopicRecreated))
             is_temporary |= job.accept_loss and isinstance(error, DataLoss)
+            is_temporary &= not isinstance(error, UnknownTopicOrPartition)
             if not is_temporary or failures > RESTARTS_MAX or should_stop():
                 if session is not None:
                     run.publish(session, error=error.message, has_ended=True)
@@ -232,6 +234,12 @@ def translate_offsets(
         state = states.get(MirroredPartition(place.topic, topics[place.topic], place.partition))
         found[place] = None if state is None else state.map.translate(offset)
     return found
+
+
+def target_topics(job: MirrorJob, topics: Iterable[str]) -> dict[str, str]:
+    """The name on the target of each topic. Raises the brokers' errors."""
+    source_id = _cluster_id(sync_client(job.source_servers))
+    return {topic: job.target_topic(topic, source_id) for topic in topics}
 
 
 class _Run:
@@ -429,7 +437,7 @@ class _Session:
             starts = self._list(places, EARLIEST)
             is_first = self._job.starts_at_end and not any(place in self._states for place in places)
             begin = self._list(places, LATEST) if is_first else starts
-            records: list[tuple[bytes, bytes | None]] = []
+            records = self._forget(copy, places)
             for place in places:
                 state = self._states.get(place)
                 if self._is_new(copy, place):
@@ -447,6 +455,17 @@ class _Session:
                 self._send_state(copy, records)
                 copy.sender.commit()
         self._refreshed_s = time.monotonic()
+
+    def _forget(self, copy: _Copy, places: Sequence[MirroredPartition]) -> list[tuple[bytes, bytes | None]]:
+        """Forget partitions that the topic no longer has, because it was created again with fewer; returns the records
+        that remove their states."""
+        pair = copy.topic, copy.target_topic
+        gone = [place for place in self._states if place[:2] == pair and place not in places]
+        records: list[tuple[bytes, bytes | None]] = []
+        for place in gone:
+            records += [removal_record(place, run.source) for run in self._states.pop(place).map]
+            records.append(removal_record(place))
+        return records
 
     def _is_new(self, copy: _Copy, place: MirroredPartition) -> bool:
         """Whether nothing of this partition was mirrored: it is new, or one of the topics was created again."""

@@ -118,9 +118,9 @@ def run_record(place: MirroredPartition, run: Run) -> tuple[bytes, bytes]:
     return _encode([*place, run.source]), _encode([run.target, run.length])
 
 
-def removal_record(place: MirroredPartition, source: int) -> tuple[bytes, None]:
-    """Key and value of the record that removes the run that began at this source offset."""
-    return _encode([*place, source]), None
+def removal_record(place: MirroredPartition, source: int | None = None) -> tuple[bytes, None]:
+    """Key and value of the record that removes the run that began at this source offset; None: the position."""
+    return _encode([*place] if source is None else [*place, source]), None
 
 
 def to_rows(records: list[tuple[bytes, bytes | None]]) -> pa.RecordBatch:
