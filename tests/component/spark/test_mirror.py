@@ -187,6 +187,22 @@ def assert_translation_is_exact(pair: Pair) -> None:
             assert what(there) == what(unread), (place, offset, found)
 
 
+def test_a_mirror_waits_for_the_end_of_a_transaction(pair: Pair) -> None:
+    pair.publish(30)
+    producer = Producer({"bootstrap.servers": pair.a, "transactional.id": f"open-{pair.topic}", **QUIET})
+    producer.init_transactions(scaled(20))
+    producer.begin_transaction()
+    producer.produce(pair.topic, b"late", partition=0)
+    assert producer.flush(scaled(20)) == 0
+    pair.publish(30)
+    result = mirror(pair.job)
+    assert result.records == 30 + 20
+    assert result.positions[TopicPartition(pair.topic, 0)] == 10
+    producer.commit_transaction(scaled(20))
+    assert mirror(pair.job).records == 1 + 10
+    pair.assert_copied()
+
+
 def test_gaps_of_compaction_change_neither_the_copy_nor_what_a_group_reads(
     brokers: tuple[mansio.Broker, mansio.Broker], pair: Pair
 ) -> None:
@@ -254,29 +270,45 @@ def test_an_error_that_passes_repeats_the_transaction_and_doubles_nothing(
 
 
 def test_a_second_mirror_of_a_topic_fences_the_first_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one would go on just when the second one has read the positions."""
     monkeypatch.setattr(mirroring, "ROWS_PER_ROUND", 10)
     pair.publish(120)
-    send = TaskSender.send
+    main_thread = threading.current_thread()
+    waits, may_send = threading.Event(), threading.Event()
+    send, load_states = TaskSender.send, mirroring.load_states
     sent = itertools.count()
-    results = []
+    errors: list[BaseException] = []
 
-    def second() -> None:
+    def first() -> None:
         try:
-            results.append(mirror(replace(pair.job, name="second", source_name="other")))
+            mirror(pair.job)
+        except ProducerFenced as error:
+            errors.append(error)
         finally:
             close_sync_clients()
 
-    def overtaken(sender: TaskSender, *args: Any) -> None:
+    def send_late(sender: TaskSender, *args: Any) -> None:
+        if (
+            threading.current_thread() is not main_thread and next(sent) == 5
+        ):  # the third transaction with copies
+            waits.set()
+            assert may_send.wait(scaled(60))
         send(sender, *args)
-        if next(sent) == 3:  # the copies of the second transaction, of the first mirror
-            thread = threading.Thread(target=second)
-            thread.start()
-            thread.join(scaled(60))
 
-    monkeypatch.setattr(TaskSender, "send", overtaken)
-    with pytest.raises(ProducerFenced, match="another mirror"):
-        mirror(pair.job)
-    assert results[0].records > 0
+    def load_and_wait(*args: Any) -> Any:
+        found = load_states(*args)
+        if threading.current_thread() is main_thread:
+            may_send.set()
+            thread.join(scaled(60))
+        return found
+
+    monkeypatch.setattr(TaskSender, "send", send_late)
+    monkeypatch.setattr(mirroring, "load_states", load_and_wait)
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert waits.wait(scaled(60))
+    assert mirror(replace(pair.job, name="second", source_name="other")).records == 60
+    assert "another mirror" in str(errors[0])
     pair.assert_copied()
 
 
