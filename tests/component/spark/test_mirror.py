@@ -160,6 +160,7 @@ def test_a_mirror_copies_each_record_once_and_its_groups_continue_on_the_other_s
     pair.assert_copied()
 
 
+@pytest.mark.full
 def test_gaps_of_aborted_transactions_change_neither_the_copy_nor_what_a_group_reads(pair: Pair) -> None:
     pair.publish_transactions(True, False, True, False, False, True, True, False)
     mirror(pair.job)
@@ -187,6 +188,7 @@ def assert_translation_is_exact(pair: Pair) -> None:
             assert what(there) == what(unread), (place, offset, found)
 
 
+@pytest.mark.full
 def test_a_mirror_waits_for_the_end_of_a_transaction(pair: Pair) -> None:
     pair.publish(30)
     producer = Producer({"bootstrap.servers": pair.a, "transactional.id": f"open-{pair.topic}", **QUIET})
@@ -203,6 +205,7 @@ def test_a_mirror_waits_for_the_end_of_a_transaction(pair: Pair) -> None:
     pair.assert_copied()
 
 
+@pytest.mark.full
 def test_gaps_of_compaction_change_neither_the_copy_nor_what_a_group_reads(
     brokers: tuple[mansio.Broker, mansio.Broker], pair: Pair
 ) -> None:
@@ -222,6 +225,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", range(1, 7))
 def test_a_mirror_killed_between_two_writes_neither_loses_nor_doubles(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, step: int
@@ -312,7 +316,8 @@ def test_a_second_mirror_of_a_topic_fences_the_first_one(pair: Pair, monkeypatch
     pair.assert_copied()
 
 
-@pytest.mark.parametrize("pattern", ["{topic}", "{source}.{topic}"])
+@pytest.mark.parametrize("pattern", ["{topic}", pytest.param("{source}.{topic}", marks=pytest.mark.full)])
+@pytest.mark.row("S10", "C7")
 def test_mirrors_in_both_directions_copy_each_record_once(pair: Pair, pattern: str) -> None:
     """With one name for the topic on both sides, and with a prefix on the copies."""
     prefix = pattern.removesuffix("{topic}")
@@ -371,6 +376,7 @@ def test_partitions_and_settings_of_the_source_are_those_of_the_copy(
     pair.assert_copied()
 
 
+@pytest.mark.full
 def test_partitions_that_are_added_while_it_runs_are_mirrored(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,6 +442,7 @@ def test_offsets_of_a_group_only_go_forward_and_never_under_its_members(pair: Pa
     assert mirror(replace(pair.job, translates_groups=False)).group_offsets == 0
 
 
+@pytest.mark.full
 def test_a_group_ahead_of_the_mirror_is_never_beyond_the_copies(pair: Pair) -> None:
     pair.publish(30)
     place = TopicPartition(pair.topic, 0)
@@ -450,6 +457,7 @@ def test_a_group_ahead_of_the_mirror_is_never_beyond_the_copies(pair: Pair) -> N
     assert_translation_is_exact(pair)
 
 
+@pytest.mark.full
 def test_a_topic_that_was_created_again_is_copied_from_its_beginning(pair: Pair) -> None:
     places = [TopicPartition(pair.topic, partition) for partition in range(PARTITIONS)]
     pair.publish(30)
@@ -531,6 +539,7 @@ def test_the_command_mirrors_and_translates(pair: Pair, capsys: pytest.CaptureFi
     }
 
 
+@pytest.mark.full
 def test_what_cannot_be_mirrored_is_refused(pair: Pair) -> None:
     with pytest.raises(InvalidRequest, match="same cluster"):
         mirror(replace(pair.job, target_servers=pair.a))

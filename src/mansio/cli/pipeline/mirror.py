@@ -114,8 +114,7 @@ def mirror(
     from mansio.host.extras import require_extra
 
     require_extra("iceberg")
-    from mansio.spark.mirroring.mirror import MirrorJob
-    from mansio.spark.mirroring.mirror import mirror as run_mirror
+    from mansio.spark.mirroring.mirror import MirrorJob, run_mirror
     from mansio.wire.batch.compression import Codec
 
     if no_groups and group:

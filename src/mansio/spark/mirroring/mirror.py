@@ -120,11 +120,12 @@ class MirrorJob:
     """What is mirrored, and how.
 
     `name`: name of the pipeline. `topic_pattern`: name of a topic on the target, from `{topic}` and `{source}`, which
-    is `source_name`, or the id of the source's cluster. `groups`: groups whose offsets are translated; empty: all that
-    have offsets in the topics. `stops_when_caught_up`: copy the records that exist now, then end. `trigger_s`: minimum
+    is `source_name`, or the id of the source's cluster. `groups`: groups whose offsets are translated, every
+    `groups_interval_s` and at the end; empty: all that have offsets in the topics. `stops_when_caught_up`: copy the records that exist now, then end. `trigger_s`: minimum
     interval between two batches. `starts_at_end`: a topic that was never mirrored begins with new records.
     `accept_loss`: continue if the source has deleted records that were not copied. `commits_on_source`: commit the
-    position on the source, too, which holds records there back from deletion and shows the lag.
+    position on the source, too, which holds records there back from deletion and shows the lag. `compression`: codec of
+    the copies.
     """
 
     topics: tuple[str, ...]
@@ -172,7 +173,6 @@ def mirror(
     job: MirrorJob,
     progress: Callable[[BatchProgress], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    metrics: PipelineMetrics | None = None,
 ) -> MirrorResult:
     """Mirror topics until `should_stop`, or until the target has what the source has now.
 
@@ -186,6 +186,16 @@ def mirror(
         ProducerFenced: Another mirror of one of the topics was started.
         MansioError: Other errors of the brokers.
     """
+    return run_mirror(job, progress, should_stop)
+
+
+def run_mirror(
+    job: MirrorJob,
+    progress: Callable[[BatchProgress], None] | None,
+    should_stop: Callable[[], bool],
+    metrics: PipelineMetrics | None = None,
+) -> MirrorResult:
+    """`mirror`, with metrics."""
     run = _Run(job, progress, should_stop, metrics)
     failures, batches = 0, 0
     while True:
