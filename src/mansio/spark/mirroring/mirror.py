@@ -121,11 +121,11 @@ class MirrorJob:
 
     `name`: name of the pipeline. `topic_pattern`: name of a topic on the target, from `{topic}` and `{source}`, which
     is `source_name`, or the id of the source's cluster. `groups`: groups whose offsets are translated, every
-    `groups_interval_s` and at the end; empty: all that have offsets in the topics. `stops_when_caught_up`: copy the records that exist now, then end. `trigger_s`: minimum
-    interval between two batches. `starts_at_end`: a topic that was never mirrored begins with new records.
-    `accept_loss`: continue if the source has deleted records that were not copied. `commits_on_source`: commit the
-    position on the source, too, which holds records there back from deletion and shows the lag. `compression`: codec of
-    the copies.
+    `groups_interval_s` and at the end; empty: all that have offsets in the topics. `stops_when_caught_up`: copy the
+    records that exist now, then end. `trigger_s`: minimum interval between two batches. `starts_at_end`: a topic that
+    was never mirrored begins with new records. `accept_loss`: continue if the source has deleted records that were not
+    copied. `commits_on_source`: commit the position on the source, too, which holds records there back from deletion
+    and shows the lag. `compression`: codec of the copies.
     """
 
     topics: tuple[str, ...]
