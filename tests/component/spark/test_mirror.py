@@ -19,8 +19,10 @@ from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import DataLoss, InvalidRequest, ProducerFenced, Unavailable, UnknownTopicOrPartition
 from mansio.net.offsets import LATEST, READ_COMMITTED, READ_UNCOMMITTED, list_offsets
 from mansio.spark.mirroring import mirror as mirroring
+from mansio.spark.mirroring import offset_map
 from mansio.spark.mirroring.mirror import MirrorJob, mirror, translate_offsets
 from mansio.spark.mirroring.passed_clusters import CLUSTER_HEADER
+from mansio.spark.mirroring.state_topic import load_states
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import close_sync_clients, find_topic, sync_client
 from support.machine import scaled
@@ -477,6 +479,51 @@ def test_a_group_ahead_of_the_mirror_is_never_beyond_the_copies(pair: Pair) -> N
 
 
 @pytest.mark.full
+def test_a_map_stays_small_and_its_removed_runs_skip_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirroring, "ROWS_PER_ROUND", 2)
+    monkeypatch.setattr(offset_map, "RUNS_MAX", 8)
+    pair.publish(180)
+    mirror(pair.job)
+    pair.publish(6)
+    mirror(pair.job)  # writes what the last transaction has removed
+    place = TopicPartition(pair.topic, 0)
+    source, copies = (
+        [message for message in pair.read(servers) if message.partition == 0] for servers in (pair.a, pair.b)
+    )
+
+    def runs() -> int:
+        client = sync_client(pair.b)
+        (view,) = (
+            find_topic(client, name)
+            for name in client.run(client.cluster.topics())
+            if name.startswith("mansio-mirror.")
+        )
+        states = load_states(client, view, [(pair.topic, pair.topic)])
+        return max(len(state.map) for state in states.values())
+
+    assert 4 <= runs() <= 9
+    exact = 0
+    for offset in range(len(source)):
+        found = translate_offsets(pair.job, {place: offset})[place]
+        assert found is not None
+        left = what([message for message in copies if message.offset >= found])
+        assert what(source[offset:]) == left[-len(source[offset:]) :], "nothing is skipped"
+        exact += len(left) == len(source) - offset
+    assert exact >= 8
+    job = replace(pair.job, commits_on_source=False)
+    with mansio.blocking.connect(pair.a) as client:
+        client.admin.alter_topic_config(pair.topic, {"mansio.hold.enable": "false"})
+        client.admin.delete_records([pair.topic], before=60)
+    pair.publish(3)
+    mirror(job)
+    mirror(job)
+    assert runs() <= 4, "of the records that the source still has"
+    assert translate_offsets(job, {place: 62})[place] == copies[-1].offset + 2, "behind the marker"
+
+
+@pytest.mark.full
 def test_a_topic_that_was_created_again_is_copied_from_its_beginning(pair: Pair) -> None:
     places = [TopicPartition(pair.topic, partition) for partition in range(PARTITIONS)]
     pair.publish(30)
@@ -564,6 +611,13 @@ def test_what_cannot_be_mirrored_is_refused(pair: Pair) -> None:
         mirror(replace(pair.job, target_servers=pair.a))
     with pytest.raises(InvalidRequest, match=r"lacks \{topic\}"):
         mirror(replace(pair.job, topic_pattern="copy"))
+    mirror(pair.job)
+    with mansio.blocking.connect(pair.b) as client:
+        (state_topic,) = (name for name in client.admin.list_topics() if name.startswith("mansio-mirror."))
+        client.admin.delete_topic(pair.topic)
+    back = replace(pair.job, source_servers=pair.b, target_servers=pair.a, topics=(state_topic,))
+    with pytest.raises(InvalidRequest, match="cannot be mirrored"):
+        mirror(back)
     with pytest.raises(UnknownTopicOrPartition, match="the source has no topic"):
         mirror(replace(pair.job, topics=("nowhere",)))
     with mansio.blocking.connect(pair.b) as client:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mansio.net.metadata import TopicMetadata
     from mansio.spark.sync_client import SyncClient
 
+STATE_TOPIC_PREFIX: Final = "mansio-mirror."
 STATE_TOPIC_CONFIG: Final = {"cleanup.policy": "compact"}
 STATE_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 STABLE_WAIT_MS: Final = 180_000
@@ -60,7 +61,7 @@ class PartitionState:
 
 def state_topic_name(source_cluster_id: str) -> str:
     """The name of the topic, on the target."""
-    return f"mansio-mirror.{source_cluster_id}.internal"
+    return f"{STATE_TOPIC_PREFIX}{source_cluster_id}.internal"
 
 
 def load_states(

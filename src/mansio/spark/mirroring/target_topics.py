@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import InvalidRequest, UnknownTopicOrPartition
 from mansio.net.retry import raise_for_code
+from mansio.spark.mirroring.state_topic import STATE_TOPIC_PREFIX
 from mansio.spark.sync_client import ensure_topic, find_topic
 from mansio.wire.api_versions import ApiKey
 
@@ -49,12 +50,14 @@ def ensure_copy(
     """Metadata of both topics, and the maximum size of a batch of the target's.
 
     Creates the topic on the target, adds partitions that it lacks, and sets the settings that differ. Raises
-    `UnknownTopicOrPartition` if the source does not exist, `InvalidRequest` if the target would not keep timestamps,
-    and the brokers' errors."""
+    `UnknownTopicOrPartition` if the source does not exist, `InvalidRequest` for an internal topic and if the target
+    would not keep timestamps, and the brokers' errors."""
     try:
         view = find_topic(source, source_topic)
     except UnknownTopicOrPartition:
         raise UnknownTopicOrPartition(f"the source has no topic {source_topic}") from None
+    if view.is_internal or source_topic.startswith(STATE_TOPIC_PREFIX):
+        raise InvalidRequest(f"topic {source_topic} belongs to its cluster and cannot be mirrored")
     copy = ensure_topic(target, target_topic, len(view.partitions), {TIMESTAMP_TYPE_SETTING: "CreateTime"})
     if len(copy.partitions) < len(view.partitions):
         _create_partitions(target, target_topic, len(view.partitions))
