@@ -18,9 +18,10 @@ from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import DataLoss, InvalidRequest, ProducerFenced, Unavailable, UnknownTopicOrPartition
 from mansio.net.offsets import LATEST, READ_COMMITTED, READ_UNCOMMITTED, list_offsets
+from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
 from mansio.spark.mirroring import mirror as mirroring
 from mansio.spark.mirroring import offset_map
-from mansio.spark.mirroring.mirror import MirrorJob, mirror, translate_offsets
+from mansio.spark.mirroring.mirror import MirrorJob, mirror, run_mirror, translate_offsets
 from mansio.spark.mirroring.passed_clusters import CLUSTER_HEADER
 from mansio.spark.mirroring.state_topic import load_states
 from mansio.spark.sink.task_sender import TaskSender
@@ -290,8 +291,12 @@ def test_an_error_that_passes_repeats_the_transaction_and_doubles_nothing(
         commit(sender)
 
     monkeypatch.setattr(TaskSender, "commit", fails)
-    assert mirror(pair.job).records == 90
+    metrics = PipelineMetrics(pair.job.name)
+    assert run_mirror(pair.job, None, lambda: False, metrics).records == 90
     pair.assert_copied()
+    values = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+    names = ("records_total", "restarts_total", "offset_commit_failures_total", "lag_records")
+    assert [values[f"mansio_pipeline_{name}"] for name in names] == [90, 2, 0, 0]
 
 
 def test_a_second_mirror_of_a_topic_fences_the_first_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
