@@ -66,7 +66,7 @@ rounds translated offsets down (`offset.lag.max`, as with Kafka), and does not t
 (at least once, as with Kafka) |
 | ACLs (`sync.topic.acls.enabled`) | set it to `false`: access control is not implemented |
 | exactly once (`exactly.once.source.support=enabled`) | tested with Connect's source of lines, not with MirrorMaker: \
-see [Transactions](#transactions) |
+see [Transactions](#transactions); [`mansio pipeline mirror`](PIPELINES.md#mirror) is exactly once |
 
 ```properties
 clusters = a, b

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mansio.spark.jobs.pipeline_progress import BatchProgress
     from mansio.spark.jobs.replay import PartitionReplay, ReplayReport, replay
     from mansio.spark.jobs.topic_table import read_topic_as_table
+    from mansio.spark.mirroring.mirror import MirrorJob, MirrorResult, mirror, translate_offsets
     from mansio.spark.spark_versions import start_available_now
     from mansio.spark.topic_views import register_topics
 
@@ -58,6 +59,8 @@ __all__ = [
     "JavaHome",
     "JavaNotFound",
     "MalformedValue",
+    "MirrorJob",
+    "MirrorResult",
     "NotAnArchiveTable",
     "PartitionReplay",
     "ReplayReport",
@@ -71,12 +74,14 @@ __all__ = [
     "archive",
     "find_java",
     "find_version",
+    "mirror",
     "open_table",
     "read_topic_as_table",
     "register_topics",
     "replay",
     "session",
     "start_available_now",
+    "translate_offsets",
 ]
 
 _LAZY = {
@@ -85,6 +90,8 @@ _LAZY = {
     "ArchiveResult": ("spark", "jobs.archive"),
     "ArchiveTable": ("iceberg", "iceberg.catalog"),
     "BatchProgress": ("spark", "jobs.pipeline_progress"),
+    "MirrorJob": ("iceberg", "mirroring.mirror"),
+    "MirrorResult": ("iceberg", "mirroring.mirror"),
     "PartitionReplay": ("iceberg", "jobs.replay"),
     "ReplayReport": ("iceberg", "jobs.replay"),
     "Selection": ("iceberg", "iceberg.table_scan"),
@@ -92,13 +99,16 @@ _LAZY = {
     "TableVersion": ("iceberg", "iceberg.time_travel"),
     "archive": ("spark", "jobs.archive"),
     "find_version": ("iceberg", "iceberg.time_travel"),
+    "mirror": ("iceberg", "mirroring.mirror"),
     "open_table": ("iceberg", "iceberg.catalog"),
     "read_topic_as_table": ("spark", "jobs.topic_table"),
     "register_topics": ("spark", "topic_views"),
     "replay": ("iceberg", "jobs.replay"),
     "start_available_now": ("spark", "spark_versions"),
+    "translate_offsets": ("iceberg", "mirroring.mirror"),
 }
-"""The extra that each name needs, and the module in `mansio.spark` that defines it. A replay works without Spark."""
+"""The extra that each name needs, and the module in `mansio.spark` that defines it. Replays and mirrors work without
+Spark."""
 
 
 def __getattr__(name: str) -> Any:

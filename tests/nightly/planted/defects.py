@@ -7,6 +7,7 @@ from nightly.planted.batch_commit_defects import BATCH_COMMIT_DEFECTS
 from nightly.planted.deduplication_defects import DEDUPLICATION_DEFECTS
 from nightly.planted.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from nightly.planted.key_order_defects import KEY_ORDER_DEFECTS
+from nightly.planted.mirror_defects import MIRROR_DEFECTS
 from nightly.planted.planted import Defect
 from nightly.planted.priority_defects import PRIORITY_DEFECTS
 from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
@@ -122,6 +123,7 @@ DEFECTS = (
     *SHARE_STATE_DEFECTS,
     *GROUP_DEFECTS,
     *BATCH_COMMIT_DEFECTS,
+    *MIRROR_DEFECTS,
     *DEDUPLICATION_DEFECTS,
     *KEY_ORDER_DEFECTS,
     *PRIORITY_DEFECTS,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = re.compile(r"^<!-- example: (\S+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BOOTSTRAP = "127.0.0.1:9092"
+SECOND = "127.0.0.1:9192"
 EXPECTED = {
     "flights": "",
     "batch": "",
@@ -50,6 +51,7 @@ EXPECTED = {
     "sql": "20.25",
     "replay": "THERE ALREADY",
     "look": ",2013,1,",
+    "mirror": "0 behind",
     "maintain": "files in the table now",
     "compact": "keys in the table",
     "erase": "mansio.flights ",
@@ -81,6 +83,15 @@ def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedB
 
 
 @pytest.fixture
+def second_broker(tmp_path: Path) -> Iterator[ServedBroker]:
+    broker = ServedBroker(tmp_path / "second" / "data", http=False)
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()
+
+
+@pytest.fixture
 def handlers() -> Iterator[None]:
     """Commands that run for long take SIGINT and SIGTERM for themselves."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -91,10 +102,11 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.row("S0", "S1", "S3", "S4", "S5", "S6", "S8", "S9", "S11")
+@pytest.mark.row("S0", "S1", "S3", "S4", "S5", "S6", "S8", "S9", "S10", "S11")
 def test_the_examples_of_the_document_work_in_their_order(
     spark: SparkSession,
     broker_process: ServedBroker,
+    second_broker: ServedBroker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -105,6 +117,7 @@ def test_the_examples_of_the_document_work_in_their_order(
     assert list(found) == list(EXPECTED)
     for name, (language, code) in found.items():
         code = code.replace(BOOTSTRAP, broker_process.bootstrap_servers)
+        code = code.replace(SECOND, second_broker.bootstrap_servers)
         code = re.sub(r'(--warehouse |")lake\b', rf"\g<1>{tmp_path}/lake", code)
         # Spark's JVM has another working directory.
         code = code.replace('"checkpointLocation", "', f'"checkpointLocation", "{tmp_path}/')

@@ -73,6 +73,25 @@ def test_archive_union_and_replay_with_public_names(
     assert sum(progress.numInputRows for progress in query.recentProgress) == RECORDS + 1
 
 
+@pytest.mark.full
+def test_mirror_with_public_names(
+    served_broker: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic = topic_name("mirrored")
+    with mansio.blocking.connect(served_broker.bootstrap_servers) as client:
+        client.admin.create_topic(topic, partitions=1)
+        client.publish_many(topic, [b"%d" % number for number in range(RECORDS)])
+    with mansio.Broker(tmp_path / "target") as target:
+        job = mansio.spark.MirrorJob(
+            (topic,), served_broker.bootstrap_servers, target.address, stops_when_caught_up=True
+        )
+        batches: list[mansio.spark.BatchProgress] = []
+        result: mansio.spark.MirrorResult = mansio.spark.mirror(job, batches.append)
+        assert result.records == sum(batch.records for batch in batches) == RECORDS
+        place = mansio.TopicPartition(topic, 0)
+        assert mansio.spark.translate_offsets(job, {place: 3}) == {place: 3}
+
+
 def test_errors_of_spark_jobs_are_mansio_errors() -> None:
     for kind in (
         mansio.spark.ArchiveError,

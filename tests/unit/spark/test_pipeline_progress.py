@@ -19,11 +19,11 @@ from mansio.spark.jobs.pipeline_progress import (
     FAILED,
     STOPPED,
     PipelineProgress,
+    commits_with_holds,
     newest_progress,
     parse_progress,
     progress_of_batch,
 )
-from mansio.spark.jobs.progress_listener import commits_with_holds
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, parse_hold_metadata
 from mansio.wire.topic_partition import TopicPartition
 

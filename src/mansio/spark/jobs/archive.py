@@ -41,10 +41,10 @@ from mansio.spark.jobs.pipeline_progress import (
     REPORT_INTERVAL_S,
     BatchProgress,
     PipelineProgress,
+    commits_with_holds,
     newest_progress,
     progress_of_batch,
 )
-from mansio.spark.jobs.progress_listener import commits_with_holds
 from mansio.spark.jobs.run import (
     WORKER_START_TIMEOUT_TEXT,
     WorkerStartTimeout,

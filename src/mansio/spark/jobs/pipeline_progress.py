@@ -15,10 +15,13 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.wire.internal_records.hold_metadata import parse_hold_metadata
+from mansio.net.offsets import CommittedOffset
+from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, parse_hold_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from mansio.wire.topic_partition import TopicPartition
 
 ERROR_CHARACTERS_MAX: Final = 300
 STOPPED: Final = "stopped"
@@ -165,3 +168,17 @@ def _time_ms(text: str | None) -> int | None:
     if not text:
         return None
     return round(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000) or None
+
+
+def commits_with_holds(
+    offsets: Mapping[TopicPartition, int], query_id: str, progress: PipelineProgress | None
+) -> dict[TopicPartition, CommittedOffset]:
+    """The commits of a pipeline's offsets, each with a retention hold. The metadata of the first partition also
+    contains the progress: in the others it would only be repeated.
+    """
+    hold = encode_hold_metadata(query_id)
+    commits = {partition: CommittedOffset(offset, hold) for partition, offset in offsets.items()}
+    if progress is not None and commits:
+        first = min(commits)
+        commits[first] = CommittedOffset(offsets[first], encode_hold_metadata(query_id, progress.to_json()))
+    return commits

@@ -30,16 +30,17 @@ from mansio.logs import fields
 from mansio.net.blocking import LoopThread
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
-from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from mansio.net.offsets import commit_offsets, fetch_offsets
 from mansio.spark.jobs.pipeline_progress import (
     REPORT_INTERVAL_S,
     PipelineProgress,
+    commits_with_holds,
     newest_progress,
     progress_of_batch,
 )
 from mansio.spark.source.offsets import FIRST_BATCH_START
 from mansio.spark.spark_versions import parse_progress_offsets
-from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
+from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -106,20 +107,6 @@ class OffsetPublisher:
                 self._is_open = False
                 self._thread.run(self._cluster.close())
                 self._thread.close()
-
-
-def commits_with_holds(
-    offsets: Mapping[TopicPartition, int], query_id: str, progress: PipelineProgress | None
-) -> dict[TopicPartition, CommittedOffset]:
-    """The commits of a pipeline's offsets, each with a retention hold. The metadata of the first partition also
-    contains the progress: in the others it would only be repeated.
-    """
-    hold = encode_hold_metadata(query_id)
-    commits = {partition: CommittedOffset(offset, hold) for partition, offset in offsets.items()}
-    if progress is not None and commits:
-        first = min(commits)
-        commits[first] = CommittedOffset(offsets[first], encode_hold_metadata(query_id, progress.to_json()))
-    return commits
 
 
 class ProgressListener(StreamingQueryListener):

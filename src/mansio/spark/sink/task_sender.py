@@ -33,7 +33,7 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -67,8 +67,12 @@ class TaskSender:
         *,
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
         transaction: SinkTransaction | DirectTransaction | None = None,
+        on_appended: Callable[[TopicPartition, int, int], None] | None = None,
     ) -> None:
-        """`transaction`: the one in which the task writes; needs acks=all."""
+        """`transaction`: the one in which the task writes; needs acks=all. `on_appended` is called with partition,
+        first offset and number of records of each acknowledged batch, in order for each partition; the offset is -1 if
+        the broker did not return it."""
+        self._on_appended = on_appended
         self._transaction = transaction
         self._client = sync_client
         self._acks = options.acks
@@ -275,6 +279,8 @@ class TaskSender:
             last = result.base_offset + batch.rows - 1 if known else -1
             first, rows = (result.base_offset, 0) if before is None else (before.first_offset, before.rows)
             self._written[partition] = WrittenRange(*partition, first, last, rows + batch.rows)
+            if self._on_appended is not None:
+                self._on_appended(partition, result.base_offset, batch.rows)
         return []
 
 
