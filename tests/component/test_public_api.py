@@ -7,6 +7,7 @@ import asyncio
 import functools
 import inspect
 import sys
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ class Program:
         await self.change_pending_records()
         await self.manage_schedules()
         await self.look_at_transactions()
+        await self.transact()
         await self.delete()
 
     async def publish(self) -> None:
@@ -317,7 +319,7 @@ class Program:
         listed: mansio.TransactionListings = await done(transactions.list())
         ids: list[mansio.TransactionListing] = [*listed]
         assert listed.is_complete
-        assert ids == []
+        assert all(each.state == "CompleteCommit" for each in ids)
         hanging: tuple[mansio.HangingTransaction, ...] = await done(transactions.find_hanging([self.topic]))
         assert hanging == ()
         found = await done(transactions.describe_producers([self.partition]))
@@ -331,6 +333,29 @@ class Program:
             await done(transactions.terminate("nobody"))
         assert mansio.TransactionDescription("a", 1, "Ongoing", 1, 0, 60_000, 1, (self.partition,)).is_open
 
+    async def transact(self) -> None:
+        client, target, group = self.client, f"{self.topic}-copies", f"{self.group}-transactions"
+        await done(client.admin.create_topic(target, partitions=1))
+        consumer = await done(client.consume(self.topic, group=group, auto_commit=False, to_end=True))
+        messages = await done(consumer.poll())
+        async with entered(client.transaction(f"{group}-1")) as transaction:
+            assert isinstance(transaction, mansio.Transaction | mansio.blocking.Transaction)
+            delivery = await done(transaction.publish(target, b"1"))
+            await done(transaction.publish_many(target, [b"2", b"3"]))
+            await done(transaction.send_offsets(consumer))
+        assert delivery.result().offset == 0
+        await done(consumer.seek_to_committed())
+        await done(consumer.close())
+
+        def copy(messages: list[mansio.Message]) -> list[Any]:
+            return [(target, message.value) for message in messages]
+
+        handler: mansio.ProcessHandler | mansio.blocking.ProcessHandler = copy
+        rest = await done(client.consume(self.topic, group=group, auto_commit=False, to_end=True))
+        count = await done(client.process(rest, handler, transactional_id=f"{group}-1"))
+        assert len(messages) + count == 6
+        await done(rest.close())
+
     async def delete(self) -> None:
         admin = self.client.admin
         assert await done(admin.delete_records([self.partition], before=1)) == {self.partition: 1}
@@ -343,6 +368,17 @@ class Program:
 async def done(result: Any) -> Any:
     """The result of a call of either client."""
     return await result if inspect.iscoroutine(result) else result
+
+
+@asynccontextmanager
+async def entered(block: Any) -> AsyncIterator[Any]:
+    """The block of a `with` statement of either client."""
+    if hasattr(block, "__aenter__"):
+        async with block as inner:
+            yield inner
+    else:
+        with block as inner:
+            yield inner
 
 
 async def items(iterable: Any) -> AsyncIterator[Any]:
