@@ -1,9 +1,10 @@
-"""`python -m bench.transactions`: cost of transactions, with confluent-kafka (librdkafka) as client, beside Apache Kafka.
+"""`python -m bench.transactions`: cost of transactions, with confluent-kafka as client, beside Apache Kafka.
 
-    produce     batches of 100 records of 100 B: one idempotent stream, the same with a wait after each 10 and 100 batches,
-                and transactions of 10 and of 100 batches
-    commit      transactions of one record in one partition and in 64, one after the other: time of the commit, and until a
-                reader with read_committed has all records, beside the duration of a flush of this disk in the same run
+    produce     batches of 100 records of 100 B: one idempotent stream, the same with a wait after each 10 and 100
+                batches, and transactions of 10 and of 100 batches
+    commit      transactions of one record in each of 1 and 64 partitions, one after the other: time of the commit, of
+                EndTxn alone (without a client library), and until a reader with read_committed has all records;
+                beside the duration of a flush of this disk in the same run
     syncs       flushes (fsync and similar calls) of the server per transaction, counted with strace
     memory      memory of Mansio for records behind an open transaction, beside the same without one
 
@@ -28,7 +29,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.peers import apache_kafka, mansio_broker
@@ -60,7 +60,14 @@ PAIRS = (
 )
 """Kinds that are compared round by round, and the required ratio."""
 PARTITIONS = (1, 64)
-COMMIT_KINDS = [(partitions, reads) for partitions in PARTITIONS for reads in (False, True)]
+COMMIT_KINDS = (
+    ("commit", "commit", 1),
+    ("commit", "readable", 1),
+    ("commit", "commit", 64),
+    ("commit", "readable", 64),
+    ("end", "EndTxn", 1),
+)
+"""Kind of load, what is timed, partitions."""
 CASES = ("produce", "commit", "syncs", "memory")
 SERVERS = {"mansio": mansio_broker.serve, "kafka": apache_kafka.serve}
 
@@ -110,7 +117,11 @@ def measure_produce(servers: dict[str, Server], options: argparse.Namespace) -> 
     for number in range(-1, options.rounds):  # the first round is the warm-up
         for name, server in turned(servers, number):
             for kind, (per_transaction, per_flush) in PRODUCE_KINDS.items():
-                spec = {"batches": options.batches, "per_transaction": per_transaction, "per_flush": per_flush}
+                spec = {
+                    "batches": options.batches,
+                    "per_transaction": per_transaction,
+                    "per_flush": per_flush,
+                }
                 used = server.cpu_s()
                 result = run_load(server, "produce", 1, spec)
                 used = server.cpu_s() - used
@@ -138,28 +149,31 @@ def measure_commit(servers: dict[str, Server], directory: Path, options: argpars
     for number in range(-1, options.rounds):
         flushes += flush_times_s(directory) if number >= 0 else []
         for name, server in turned(servers, number):
-            for partitions, reads in COMMIT_KINDS:
+            for kind, what, partitions in COMMIT_KINDS:
                 count = max(20, options.transactions // (1 if partitions == 1 else 4))
-                spec = {"partitions": partitions, "transactions": count, "reads": reads}
-                result = run_load(server, "commit", partitions, spec)
+                spec = {"partitions": partitions, "transactions": count, "reads": what == "readable"}
+                result = run_load(server, kind, partitions, spec)
                 if number < 0:
                     continue
-                kind = f"{partitions} partition{'s' if partitions > 1 else ''}"
-                timed = {"readable": result["readable_s"]} if reads else {"commit": result["commit_s"]}
-                for what, times in timed.items():
-                    found.samples[name, f"{what}, {kind}"] += times
-                    found.figures[name, f"{what}, {kind}"].append(statistics.median(times))
-                add_requests(found, (name, kind), result)
+                named = f"{what}, {partitions} partition{'s' if partitions > 1 else ''}"
+                times = result[f"{'readable' if what == 'readable' else 'commit'}_s"]
+                found.samples[name, named] += times
+                found.figures[name, named].append(statistics.median(times))
+                add_requests(found, (name, named), result)
         load.append(os.getloadavg()[0])
     flush_s = statistics.median(flushes)
-    print(f"\ncommit, {options.rounds} rounds of {options.transactions} transactions, load {spread(load, '.1f')}")
-    print(f"  a flush of {FLUSH_BYTES} B: p50 {flush_s * 1e3:.2f} ms, p99 {percentile(flushes, 99) * 1e3:.2f} ms")
+    print(
+        f"\ncommit, {options.rounds} rounds of {options.transactions} transactions, load {spread(load, '.1f')}"
+    )
+    print(
+        f"  a flush of {FLUSH_BYTES} B: p50 {flush_s * 1e3:.2f} ms, p99 {percentile(flushes, 99) * 1e3:.2f} ms"
+    )
     for (name, kind), times in found.samples.items():
         p50, p99 = statistics.median(times), percentile(times, 99)
         medians = [each * 1e3 for each in found.figures[name, kind]]
         print(
-            f"  {name:7} {kind:24} p50 {p50 * 1e3:6.2f} ms ({min(medians):.2f}-{max(medians):.2f}), p99 {p99 * 1e3:6.2f} ms"
-            f"   p50 is {p50 / flush_s:.1f} flushes"
+            f"  {name:7} {kind:24} p50 {p50 * 1e3:6.2f} ms ({min(medians):.2f}-{max(medians):.2f}),"
+            f" p99 {p99 * 1e3:6.2f} ms   p50 is {p50 / flush_s:.1f} flushes"
         )
     for name in servers:
         for what in ("commit", "readable"):
@@ -209,7 +223,10 @@ def measure_memory(directory: Path, options: argparse.Namespace) -> None:
             process.communicate(timeout=LOAD_SECONDS_MAX)
             kind = "behind an open transaction, a reader waits" if is_open else "without a transaction"
             growth = sizes[1] - sizes[0]
-            print(f"  {kind}: {sizes[1] >> 20} MiB, growth {growth / (1 << 20):.1f} MiB, {growth / options.records:.2f} B a record")
+            print(
+                f"  {kind}: {sizes[1] >> 20} MiB, growth {growth / (1 << 20):.1f} MiB,"
+                f" {growth / options.records:.2f} B a record"
+            )
 
 
 # ---------------------------------------------------------------------- servers and load

@@ -7,6 +7,7 @@ request that was sent again because of a retriable error is seen with every brok
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -15,10 +16,18 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import produce as produce_api
+from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.codec import messages
+
 VALUE = bytes(100)
 BATCH = 100
 STATISTICS_MS = 100
 DEADLINE_S = 60.0
+RETRY_S = 0.02
+RETRIABLE = (3, 5, 6, 14, 15, 16, 51)
+"""Unknown partition, no leader, not the leader, coordinator loads or is not there, concurrent transactions."""
 BATCHES = {count: [{"value": VALUE}] * count for count in (1, BATCH, 20 * BATCH)}
 COUNTED = ("Produce", "AddPartitionsToTxn", "EndTxn", "InitProducerId")
 
@@ -105,9 +114,7 @@ def produce(spec: dict[str, Any]) -> dict[str, Any]:
     """Produce batches. `per_transaction`: batches in a transaction; `per_flush`: batches until the producer waits for
     their acknowledgements; 0 for none, which is one stream of batches."""
     batches, per_transaction, per_flush = spec["batches"], spec["per_transaction"], spec["per_flush"]
-    counted = CountedProducer(
-        spec["port"], {"transactional.id": spec["topic"]} if per_transaction else {}
-    )
+    counted = CountedProducer(spec["port"], {"transactional.id": spec["topic"]} if per_transaction else {})
     producer = counted.producer
     per_round = per_transaction or per_flush or batches
     if per_transaction:
@@ -188,11 +195,105 @@ def commit(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class Line:
+    """A connection without a client library: one request at a time. It speaks the protocol of KIP-890, in which a batch
+    adds its partition, and the end returns the epoch of the next transaction."""
+
+    def __init__(self, port: int, transactional_id: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self._socket.makefile("rb")
+        self._transactional_id = transactional_id
+        self.retries = 0
+        wanted = {"transactional_id": transactional_id, "transaction_timeout_ms": 60_000, "producer_id": -1}
+        self._ask(ApiKey.FIND_COORDINATOR, 4, {"key_type": 1, "coordinator_keys": [transactional_id]})
+        answer = self._ask(ApiKey.INIT_PRODUCER_ID, 5, {**wanted, "producer_epoch": -1})
+        self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+
+    def _ask(self, api_key: int, version: int, fields: dict[str, Any]) -> Any:
+        """Send a request until its answer has no retriable error."""
+        request = messages.encode_request(api_key, version, 1, "bench", fields)
+        while True:
+            self._socket.sendall(request)
+            _, answer = messages.decode_response_frame(api_key, version, self._frame())
+            code = getattr(answer, "error_code", 0)
+            if code not in RETRIABLE:
+                break
+            self._pause()
+        if code:
+            raise RuntimeError(f"error {code} of request {api_key}")
+        return answer
+
+    def _frame(self) -> bytes:
+        return self._file.read(int.from_bytes(self._file.read(4), "big"))
+
+    def _pause(self) -> None:
+        self.retries += 1
+        time.sleep(RETRY_S)
+
+    def produce(self, topic: str) -> None:
+        """Produce one record as the first batch of a transaction."""
+        now_ms = time.time_ns() // 1_000_000
+        batch = build_batch(
+            [(now_ms, None, VALUE, ())],
+            producer_id=self._producer_id,
+            producer_epoch=self._epoch,
+            base_sequence=0,
+            transactional=True,
+        )
+        topics = [(topic, None, [(0, batch)])]
+        request = b"".join(
+            map(bytes, produce_api.encode_request(12, 1, "bench", -1, 30_000, topics, self._transactional_id))
+        )
+        while True:
+            self._socket.sendall(request)
+            code = produce_api.decode_response(12, self._frame()).topics[0][2][0].error_code
+            if code not in RETRIABLE:
+                break
+            self._pause()
+        if code:
+            raise RuntimeError(f"error {code} of a batch")
+
+    def end(self) -> float:
+        """Commit; return the seconds until the answer."""
+        fields = {
+            "transactional_id": self._transactional_id,
+            "producer_id": self._producer_id,
+            "producer_epoch": self._epoch,
+            "committed": True,
+        }
+        began = time.perf_counter()
+        answer = self._ask(ApiKey.END_TXN, 5, fields)
+        seconds = time.perf_counter() - began
+        self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+        return seconds
+
+
+def end(spec: dict[str, Any]) -> dict[str, Any]:
+    """As `commit` in one partition, on a connection without a client library: the time of EndTxn alone."""
+    line = Line(spec["port"], spec["topic"])
+    warm_up = min(20, spec["transactions"])
+    ends = []
+    retries = 0
+    for number in range(warm_up + spec["transactions"]):
+        if number == warm_up:
+            retries = line.retries
+        line.produce(spec["topic"])
+        ends.append(line.end())
+    return {
+        "commit_s": ends[warm_up:],
+        "transactions": spec["transactions"],
+        "requests": {"retries": line.retries - retries},
+    }
+
+
 def behind(spec: dict[str, Any]) -> dict[str, Any]:
     """Produce records without a transaction, behind an open transaction of the same partition if `open`, while a reader
-    with `read_committed` waits. Two rounds: the process prints a line after the first, and goes on when it reads one."""
+    with `read_committed` waits. Two rounds; the process prints a line after each, and goes on when it reads one."""
     topic, count = spec["topic"], spec["records"]
-    transactional = CountedProducer(spec["port"], {"transactional.id": topic, "transaction.timeout.ms": 600_000})
+    transactional = CountedProducer(
+        spec["port"], {"transactional.id": topic, "transaction.timeout.ms": 600_000}
+    )
     transactional.producer.init_transactions()
     if spec["open"]:
         transactional.producer.begin_transaction()
@@ -216,7 +317,7 @@ def behind(spec: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-KINDS = {"produce": produce, "commit": commit, "behind": behind}
+KINDS = {"produce": produce, "commit": commit, "end": end, "behind": behind}
 
 
 def main() -> None:
