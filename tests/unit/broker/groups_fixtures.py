@@ -179,7 +179,7 @@ class AppendResult(NamedTuple):
 
 class MemoryPartition:
     """Has what `internal_topic.CoordinatorPartition` asks for. With `holds` on, nothing becomes durable until
-    `sync`."""
+    `sync`. `urgent_appends`: the number of appends that requested a flush."""
 
     def __init__(self, scheduler: VirtualScheduler, batches: list[bytes] | None = None) -> None:
         self.scheduler = scheduler
@@ -190,7 +190,7 @@ class MemoryPartition:
         self.holds = False
         self.refuses: StorageError | None = None
         self.waits: list[tuple[int, Promise]] = []
-        self.batches_read = 0
+        self.batches_read = self.urgent_appends = 0
         self.damaged: list[int] = []
 
     @property
@@ -204,9 +204,14 @@ class MemoryPartition:
         base_offset = self.end_offset
         self.stored.append(base_offset.to_bytes(8, "big") + batch[8:])
         self.end_offset += read_header(batch).record_count
+        if urgent:
+            self.urgent_appends += 1
+            self.request_flush()
+        return AppendResult(base_offset, self.end_offset)
+
+    def request_flush(self) -> None:
         if not self.holds:
             self.scheduler.call_soon(self.sync)
-        return AppendResult(base_offset, self.end_offset)
 
     def commit_promise(self, end_offset: int) -> Promise:
         promise = self.scheduler.promise()

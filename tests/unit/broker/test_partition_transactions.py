@@ -246,6 +246,34 @@ def test_a_follower_knows_open_and_aborted_transactions() -> None:
     assert follower.producers.table.to_bytes(5) == leader.producers.table.to_bytes(5)
 
 
+def test_readers_of_committed_records_are_woken_only_when_they_can_read_more() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    woken: list[str] = []
+    bench.partition.append(batch(2, 0, transactional=False))
+    bench.flush()
+    bench.partition.park(lambda: woken.append("uncommitted"))
+    bench.partition.park(lambda: woken.append("committed"), READ_COMMITTED)
+
+    def woken_by_flush() -> set[str]:
+        woken.clear()
+        bench.flush()
+        return set(woken)
+
+    for sequence in range(3):
+        bench.partition.append(batch(1, sequence), transactional=True)
+        bench.partition.append(batch(2, sequence + 1, transactional=False))
+        assert woken_by_flush() == {"uncommitted"}
+    bench.partition.append(batch(3, 0), transactional=True)
+    bench.partition.append_marker(EndMarker(1, 0, True, 7))  # the transaction of producer 3 stays open
+    assert woken_by_flush() == {"uncommitted", "committed"}
+    bench.partition.append(batch(3, 1), transactional=True)
+    assert woken_by_flush() == {"uncommitted"}
+    bench.partition.append_marker(EndMarker(3, 0, True, 7))
+    assert woken_by_flush() == {"uncommitted", "committed"}
+    bench.partition.append(batch(2, 4, transactional=False))
+    assert woken_by_flush() == {"uncommitted", "committed"}
+
+
 def test_a_marker_of_an_older_epoch_or_coordinator_is_fenced() -> None:
     bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
     bench.partition.append(batch(1, 0, epoch=4), transactional=True)

@@ -57,6 +57,25 @@ def test_an_end_of_the_old_version_keeps_the_epoch_and_can_be_repeated() -> None
     assert room.markers.results() == {("a", 0): [False], ("b", 0): [False]}
 
 
+def test_a_transaction_takes_two_flushes_of_the_coordinators_log() -> None:
+    room = CoordinatorRoom()
+    producer = room.begin()
+
+    def flushes() -> int:
+        return sum(each.urgent_appends for each in room.partitions)
+
+    before = flushes()
+    room.add(producer)
+    room.end(producer)
+    room.settle()
+    assert room.state() == "CompleteCommit"
+    assert flushes() == before + 2  # the begin and the decision, not the completion
+    stored = next(each for each in room.partitions if each.stored)
+    assert stored.high_watermark < stored.end_offset
+    assert room.run(room.coordinator.describe("orders")).state.title == "CompleteCommit"
+    assert stored.high_watermark == stored.end_offset  # a description waits for it, and requests its flush
+
+
 def test_no_marker_is_sent_before_the_decision_is_durable() -> None:
     room = CoordinatorRoom()
     producer = room.begin()

@@ -61,6 +61,32 @@ def test_first_request_starts_a_sync_and_later_ones_share_the_next() -> None:
     assert bench.group_commit.is_idle
 
 
+def test_requests_of_one_block_share_one_sync() -> None:
+    bench = Bench(3)
+    with bench.group_commit.one_job():
+        for number in range(3):
+            bench.group_commit.request_flush(bench.write(number))
+        assert not bench.background.jobs
+    bench.background.run_one()
+    assert all(log.durable_end_offset == 1 for log in bench.logs)
+    assert bench.group_commit.sync_count == 1
+    with bench.group_commit.one_job():
+        pass
+    assert not bench.background.jobs
+
+
+def test_a_block_of_requests_does_not_start_a_second_job_beside_a_running_one() -> None:
+    bench = Bench(2)
+    bench.group_commit.request_flush(bench.write(0))
+    with bench.group_commit.one_job():
+        bench.group_commit.request_flush(bench.write(1))
+    assert len(bench.background.jobs) == 1
+    bench.background.run_one()
+    bench.background.run_one()
+    assert all(log.durable_end_offset == 1 for log in bench.logs)
+    assert bench.group_commit.is_idle
+
+
 def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
     for logs, file_system_sync_count in [(2, 0), (20, 1)]:
         bench = Bench(logs)

@@ -449,7 +449,8 @@ class CoordinatorRuntime:
     def append_without_flush(self, index: int, records: Sequence[KeyValue], *, atomic: bool = False) -> None:
         """Append records like `append`, but without requesting a flush: they survive the end of this process at once,
         but a power loss or the loss of this broker only after the next flush."""
-        self._append(index, records, atomic=atomic, urgent=False)
+        partition = self._append(index, records, atomic=atomic, urgent=False)
+        self._contexts[index].unflushed_end = partition.end_offset
 
     def append_in_transaction(
         self, index: int, records: Sequence[tuple[bytes, bytes]], *, producer_id: int, producer_epoch: int
@@ -538,7 +539,7 @@ class CoordinatorRuntime:
         context = self._contexts[index]
         partition = context.require_partition()
         if partition.high_watermark < partition.end_offset:
-            if self._replays_every_record:
+            if partition.high_watermark < context.unflushed_end:
                 partition.request_flush()  # no append may have requested it
             await partition.commit_promise(partition.end_offset)
         if context.has_ended:

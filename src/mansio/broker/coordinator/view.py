@@ -112,6 +112,7 @@ class CoordinatorContext:
         "leader_epoch",
         "partition",
         "replay_start_offset",
+        "unflushed_end",
     )
 
     def __init__(
@@ -130,6 +131,8 @@ class CoordinatorContext:
         self.appended_bytes = 0
         """Bytes appended since the last checkpoint."""
         self.is_checkpointing = False
+        self.unflushed_end = 0
+        """End offset of the last records that were appended without requesting their flush."""
         self.replay_start_offset = 0
         """Offset from which the next load replays the log, if it uses the last checkpoint."""
 

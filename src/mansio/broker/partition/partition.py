@@ -157,6 +157,7 @@ class Partition:
         "_readable_ends",
         "_rejects",
         "_settings",
+        "_stable_end",
         "_start_offset_waits",
         "broker_id",
         "check_ids",
@@ -249,7 +250,8 @@ class Partition:
         self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
         self._flush_waits: list[tuple[int, Callable[[], None]]] = []
         self._start_offset_waits: list[tuple[int, Promise[int]]] = []
-        self._parked: dict[Callable[[], None], None] = {}
+        self._parked: dict[Callable[[], None], int] = {}  # with their isolation levels
+        self._stable_end = -1  # the last stable offset when the readers were woken
         self._parked_followers: dict[Callable[[], None], None] = {}
         self._set_role(replica)
         log.on_failure = self._on_log_failed
@@ -604,7 +606,12 @@ class Partition:
         waits = self._commit_waits
         while waits and waits[0][0] <= high_watermark:
             waits.popleft()[1](None)
-        self.wake_readers()
+        producers = self.producers
+        if producers is None or not producers.transactions.open:
+            self._stable_end = high_watermark
+            self.wake_readers()
+        else:
+            self._wake_readers_beside_transaction(self.last_stable_offset)
 
     def _on_log_failed(self, error: StorageError) -> None:
         failed = self.failure or error
@@ -683,12 +690,12 @@ class Partition:
             self.report_damage(_damaged_offset(error), error)
             raise
 
-    def park(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever more records may be readable, until `unpark(wake)`.
+    def park(self, wake: Callable[[], None], isolation_level: int = READ_UNCOMMITTED) -> None:
+        """Call `wake` whenever more records may be readable for this isolation level, until `unpark(wake)`.
 
         If the log has uncommitted records, starts their flush, because a reader waits for them.
         """
-        self._parked[wake] = None
+        self._parked[wake] = isolation_level
         if self.log.end_offset > self.replica.high_watermark:
             self.group_commit.request_flush(self.log, urgent=True)
 
@@ -719,6 +726,13 @@ class Partition:
         """Wake the parked fetches of clients, not those of followers, which read uncommitted records, too."""
         for wake in tuple(self._parked):
             wake()
+
+    def _wake_readers_beside_transaction(self, stable_end: int) -> None:
+        """Wake the readers of committed records only if they can read more than before."""
+        has_advanced, self._stable_end = stable_end != self._stable_end, stable_end
+        for wake, isolation_level in tuple(self._parked.items()):
+            if has_advanced or not isolation_level:
+                wake()
 
     def _wake_all(self) -> None:
         for wake in (*self._parked, *self._parked_followers):
@@ -844,6 +858,7 @@ class Partition:
     def _change_role(self, replica: ReplicationProgress | FollowerReplica, reason: str) -> None:
         self._before_append = [one for one in self._before_append if not isinstance(one, _SessionCheck)]
         self._acknowledged_end = 0
+        self._stable_end = -1
         self._set_role(replica)
         ended = NotLeaderOrFollower(
             f"{self.name}: {reason}; this broker does not know whether the batch is kept"

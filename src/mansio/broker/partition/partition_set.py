@@ -54,6 +54,7 @@ from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from uuid import UUID
 
     from mansio.broker.partition.partition_files import AssignedReplica
@@ -417,6 +418,10 @@ class PartitionSet:
         if log.end_offset > log.durable_end_offset:
             self._group_commit.request_flush(log, urgent=True)
         return partition
+
+    def one_flush(self) -> AbstractContextManager[None]:
+        """Return a context in which appends to several partitions are flushed together, when it ends."""
+        return self._group_commit.one_job()
 
     def _attach_delays_if_received(self, partition: Partition, records: memoryview) -> None:
         """Keep track of delayed records if a leader sends control batches of them, because its topic accepted delays

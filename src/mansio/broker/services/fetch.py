@@ -436,7 +436,7 @@ class ParkedFetch:
                 if self.is_by_follower:
                     partition.park_follower(self.wake)
                 else:
-                    partition.park(self.wake)
+                    partition.park(self.wake, self._request.isolation_level)
                 self._partitions[partition] = None
             named += len(wanted)
         wait_ms = 0

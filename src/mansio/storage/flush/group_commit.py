@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +26,7 @@ from mansio.storage.flush.flush_state import FlushJob, LogDiskFull, MaintenanceJ
 from mansio.storage.recovery.batch_sync import SYNC_ALL_FILES_MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.ports import Background, Clock, Disk, Scheduler, Timer
     from mansio.storage.log import Log
@@ -152,6 +153,18 @@ class GroupCommit:
             self._delayed_logs.pop(log, None)
         if self._dirty_logs and not self._is_job_running:
             self._start_next_job()
+
+    @contextmanager
+    def one_job(self) -> Iterator[None]:
+        """Start one job for all flushes that the block requests, when it ends; otherwise the first one would get a job
+        of its own. The block must not await."""
+        was_running, self._is_job_running = self._is_job_running, True
+        try:
+            yield
+        finally:
+            self._is_job_running = was_running
+            if self._dirty_logs and not was_running:
+                self._start_next_job()
 
     def request_flush_with_followers(self, log: Log) -> None:
         """Request a flush of a log whose records followers have to store, too, before a producer gets its response.

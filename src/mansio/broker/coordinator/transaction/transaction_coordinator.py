@@ -8,6 +8,8 @@ Invariants:
 * A request is answered when the state that the answer describes is committed.
 * Markers are sent when the decision is committed, by one task per transactional id. A coordinator that loads a decided
   transaction sends all its markers again.
+* The completion is not flushed for itself: without it the markers are sent again, and the next transaction of the id
+  begins with a later record of the same partition.
 * A request that meets a completing transaction waits up to `COMPLETION_WAIT_MS` for it, then it gets
   `ConcurrentTransactions`. There is one timer for all transactions, none without a transactional id.
 """
@@ -453,9 +455,9 @@ class TransactionCoordinator:
         is_current = partial(self._is_decided, entry, decided)
         if not await self._markers.send(marker, sorted(decided.partitions), is_current) or not is_current():
             return False
-        self.store.append(
+        self.store.append_without_flush(
             entry.transactional_id, machine.complete(decided, now_ms=self._clock.wall_ms())
-        ).add_done_callback(_ignore_outcome)
+        )
         self._arm_expiry()
         return True
 

@@ -106,6 +106,12 @@ class TransactionStore:
             self.partition_for(transactional_id), [_to_record(transactional_id, transaction)]
         )
 
+    def append_without_flush(self, transactional_id: str, transaction: Transaction) -> None:
+        """Append and apply the new state like `append`, but let the next flush of the partition make it durable."""
+        self.topic.append_without_flush(
+            self.partition_for(transactional_id), [_to_record(transactional_id, transaction)]
+        )
+
     def delete(self, index: int, transactional_ids: list[str]) -> Promise[None]:
         """Append the deletion of transactional ids of one partition. Returns the promise of its commit."""
         records: list[KeyValue] = [(encode_key(each), None) for each in transactional_ids]

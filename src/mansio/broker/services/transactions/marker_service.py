@@ -3,6 +3,7 @@
 Invariants:
 * The result of a partition is returned when its marker is committed on all in-sync replicas, or failed; an error of one
   partition does not affect the others.
+* The markers of one call are flushed together.
 * A client that is not a broker ends a transaction only by an abort, only while it is open, and without fencing a later
   producer or coordinator (KIP-664).
 * The group coordinator gets the marker of a partition of the offsets topic after its commit and before the result is
@@ -42,7 +43,8 @@ class TransactionMarkerService:
     ) -> list[MansioError | None]:
         """Write a marker to each of these partitions (topic, index). Returns None for a partition whose marker is
         committed, otherwise its error: those of `Partition.append_marker`, and `UnknownTopicOrPartition`."""
-        waiting = [self._append(marker, topic, index) for topic, index in partitions]
+        with self._partitions.one_flush():
+            waiting = [self._append(marker, topic, index) for topic, index in partitions]
         results: list[MansioError | None] = []
         for (topic, index), one in zip(partitions, waiting, strict=True):
             if isinstance(one, MansioError):
