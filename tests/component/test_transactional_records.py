@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.errors import InvalidTxnState, MansioError
+from mansio.errors import (
+    ConcurrentTransactions,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    MansioError,
+    NotEnoughReplicas,
+    ProducerFenced,
+)
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.compression import Codec
@@ -207,6 +216,26 @@ def test_a_batch_that_the_coordinator_refuses_is_not_appended(tmp_path: Path) ->
     with bench(tmp_path) as one:
         one.verifier.error = InvalidTxnState("not in the transaction")
         assert one.send(batch(1)) == INVALID_TXN_STATE
+        assert one.latest(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "code"),
+    [
+        (11, ProducerFenced("newer"), InvalidProducerEpoch.kafka_code),
+        (12, ProducerFenced("newer"), InvalidProducerEpoch.kafka_code),
+        (11, ConcurrentTransactions("being completed"), NotEnoughReplicas.kafka_code),
+        (12, ConcurrentTransactions("being completed"), ConcurrentTransactions.kafka_code),
+        (11, CoordinatorNotAvailable("no leader"), NotEnoughReplicas.kafka_code),
+        (12, CoordinatorLoadInProgress("loading"), NotEnoughReplicas.kafka_code),
+    ],
+)
+def test_a_failed_verification_gives_the_error_that_producers_of_the_version_handle(
+    tmp_path: Path, version: int, error: MansioError, code: int
+) -> None:
+    with bench(tmp_path) as one:
+        one.verifier.error = error
+        assert one.send(batch(1), version=version) == code
         assert one.latest(0) == 0
 
 

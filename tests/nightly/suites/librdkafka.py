@@ -47,6 +47,8 @@ SETTINGS = {
 """Scenario of the suite -> settings of its brokers."""
 BROKERS = {"default": 1, "noautocreate": 3}
 """Some tests of the second scenario ask for three replicas."""
+REPLICATED = frozenset({"0103_transactions"})
+"""Tests of the first scenario that ask for three replicas, too."""
 ENTRY = re.compile(r"_TEST\((\d{4}\w+),\s*([^,)]+)(.*?)\),?\n(?=\s*(?:_TEST|#|\{|/\*))", re.DOTALL)
 """A line of the suite's table: name, flags, what else is known of the test."""
 WORDS = {"PASSED": Outcome.PASSED, "FAILED": Outcome.FAILED, "SKIPPED": Outcome.SKIPPED}
@@ -61,6 +63,11 @@ class BrokerTest(NamedTuple):
     @property
     def number(self) -> str:
         return self.name[:4]
+
+    @property
+    def brokers(self) -> int:
+        """How many it asks for."""
+        return 3 if self.name in REPLICATED else BROKERS[self.scenario]
 
 
 def broker_tests(text: str) -> list[BrokerTest]:
@@ -89,22 +96,21 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
         if (test.name in only if only is not None else test.name not in expected.skipped)
     ]
     outcomes: Outcomes = {}
-    for scenario in SETTINGS:
-        chosen = [test for test in tests if test.scenario == scenario]
-        if chosen:
-            with _brokers(directory, scenario) as bootstrap_servers:
-                outcomes |= _outcomes(directory, chosen, bootstrap_servers, scenario)
+    for scenario, count in sorted({(test.scenario, test.brokers) for test in tests}):
+        chosen = [test for test in tests if (test.scenario, test.brokers) == (scenario, count)]
+        with _brokers(directory, scenario, count) as bootstrap_servers:
+            outcomes |= _outcomes(directory, chosen, bootstrap_servers, scenario)
     return outcomes
 
 
 @contextmanager
-def _brokers(directory: Path, scenario: str) -> Iterator[str]:
+def _brokers(directory: Path, scenario: str, count: int) -> Iterator[str]:
     """The addresses of running brokers."""
-    if BROKERS[scenario] == 1:
+    if count == 1:
         with one_broker(directory, data=scenario, **SETTINGS[scenario]) as broker:
             yield broker.bootstrap_servers
     else:
-        with cluster(directory / FOLDER, brokers=BROKERS[scenario], **SETTINGS[scenario]) as several:
+        with cluster(directory / FOLDER / scenario, brokers=count, **SETTINGS[scenario]) as several:
             yield several.bootstrap_servers
 
 

@@ -25,11 +25,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import (
+    ConcurrentTransactions,
     CorruptMessage,
+    InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTopic,
     InvalidTxnState,
     MansioError,
+    NotEnoughReplicas,
+    ProducerFenced,
     RequestTimedOut,
     UnsupportedCompression,
 )
@@ -354,11 +358,12 @@ class ProduceService:
         partitions = [(one.partition.topic, one.partition.index) for one in unverified]
         errors: list[MansioError | None] = [RequestTimedOut(NOT_APPENDED_IN_TIME_MESSAGE)] * len(unverified)
         try:
-            errors = await self.verifier.verify(
+            found = await self.verifier.verify(
                 transactional_id, first.producer_id, first.producer_epoch, partitions, adds=adds
             )
+            errors = [_as_produce_error(error, adds=adds) for error in found]
         except MansioError as error:
-            errors = [error] * len(unverified)
+            errors = [_as_produce_error(error, adds=adds)] * len(unverified)
         finally:
             self._end_verification(pending, unverified, errors, acks, allow_zstd, client)
 
@@ -657,6 +662,17 @@ def _transactional_header(records: Buffer | None) -> BatchHeader | None:
         return None
     header = read_header(records)
     return header if header.is_transactional and not header.is_control else None
+
+
+def _as_produce_error(error: MansioError | None, *, adds: bool) -> MansioError | None:
+    """Return the error of a batch for a failed verification, as Kafka does. Clients handle a fenced producer by the
+    error that a partition gives, and retry NOT_ENOUGH_REPLICAS; only those that use `adds` retry
+    CONCURRENT_TRANSACTIONS, and none retries the other errors of a coordinator."""
+    if isinstance(error, ProducerFenced):
+        return InvalidProducerEpoch(error.message)
+    if error is None or not error.retriable or (adds and isinstance(error, ConcurrentTransactions)):
+        return error
+    return NotEnoughReplicas(f"the transaction cannot be verified now: {error.message}")
 
 
 def _is_zstd(records: Buffer) -> bool:
