@@ -27,16 +27,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 
 async def read(client: mansio.Client, topic: str, isolation: Any = "read_committed") -> list[str]:
     """The values of a topic, once no transaction is open in it."""
-    found: list[str] = []
     async with client.consume(topic, isolation=isolation, to_end=True) as consumer:
-        async for message in consumer:
-            found.append((message.value or b"").decode())
-    return found
+        return [(message.value or b"").decode() async for message in consumer]
 
 
 async def settled(client: mansio.Client, topic: str, count: int) -> list[str]:
     """The committed values, once there are so many: markers are written after the answer to a commit."""
-    while len(found := await read(client, topic)) < count:
+    while len(found := await read(client, topic)) < count:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     return found
 
@@ -47,7 +44,7 @@ def test_ten_thousand_records_over_eight_partitions_are_committed_or_aborted_as_
     async def scenario() -> None:
         async with connected(broker, many=8) as client:
             values = [b"%d" % number for number in range(10_000)]
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012
                 async with client.transaction("many-1") as txn:
                     await txn.publish_many("many", values)
                     raise ZeroDivisionError
@@ -57,6 +54,23 @@ def test_ten_thousand_records_over_eight_partitions_are_committed_or_aborted_as_
                 assert await read(client, "many") == []
             found = await settled(client, "many", len(values))
             assert Counter(found) == Counter(value.decode() for value in values)
+
+    run(scenario)
+
+
+def test_an_abort_while_the_producer_connects_keeps_the_records_out_of_the_next_transaction(
+    broker: mansio.Broker,
+) -> None:
+    async def scenario() -> None:
+        async with connected(broker, connecting=1) as client:
+            for number in range(3):
+                with pytest.raises(ZeroDivisionError):  # noqa: PT012
+                    async with client.transaction(f"connecting-{number}") as txn:
+                        await txn.publish("connecting", "no")
+                        raise ZeroDivisionError
+                async with client.transaction(f"connecting-{number}") as txn:
+                    await txn.publish("connecting", f"{number}")
+            assert await settled(client, "connecting", 3) == ["0", "1", "2"]
 
     run(scenario)
 
@@ -89,7 +103,7 @@ def test_a_second_client_with_the_id_takes_over_and_the_first_one_can_do_nothing
 ) -> None:
     async def scenario() -> None:
         async with connected(broker, fenced=1) as first, connected(broker) as second:
-            with pytest.raises(ProducerFenced, match="another producer"):
+            with pytest.raises(ProducerFenced, match="another producer"):  # noqa: PT012
                 async with first.transaction("fenced-1") as txn:
                     await (await txn.publish("fenced", "of the first"))
                     async with second.transaction("fenced-1") as other:
@@ -146,7 +160,7 @@ def test_offsets_are_committed_with_the_records_or_not_at_all(broker: mansio.Bro
                         assert await client.admin.group_offsets(group) == {}
                         await consumer.seek_to_committed()
             assert await settled(client, target, 2) == ["a", "b"]
-            while not (offsets := await client.admin.group_offsets(group)):
+            while not (offsets := await client.admin.group_offsets(group)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             assert [each.offset for each in offsets.values()] == [2]
 
@@ -159,7 +173,10 @@ def test_workers_that_die_and_rebalance_process_each_message_once(broker: mansio
 
     async def scenario() -> None:
         async with connected(broker, jobs=4, results=2) as client:
-            await client.publish_many("jobs", [b"%d" % number for number in range(count)])
+            for first in range(
+                0, count, 10
+            ):  # each call is a stored batch, which a transaction takes as a whole
+                await client.publish_many("jobs", [b"%d" % number for number in range(first, first + 10)])
 
             async def work(name: str, fails_at: int) -> None:
                 seen = 0
@@ -221,12 +238,14 @@ def test_the_blocking_client_commits_and_aborts_without_await(broker: mansio.Bro
     with mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic("blocking", partitions=1)
         client.admin.create_topic("doubled", partitions=1)
-        with pytest.raises(ZeroDivisionError), client.transaction("blocking-1") as txn:
+        with pytest.raises(ZeroDivisionError), client.transaction("blocking-1") as txn:  # noqa: PT012
             txn.publish("blocking", "no")
             raise ZeroDivisionError
         with client.transaction("blocking-1") as txn:
             txn.publish_many("blocking", [b"1", b"2", b"3"])
-        with client.consume("blocking", group="blocking", auto_commit=False, max_records=3) as consumer:
+        with client.consume("blocking", max_records=3) as consumer:
+            assert [message.value for message in consumer] == [b"1", b"2", b"3"]
+        with client.consume("blocking", group="blocking", auto_commit=False, to_end=True) as consumer:
             count = client.process(
                 consumer,
                 lambda messages: [2 * (message.value or b"") for message in messages],

@@ -3,13 +3,17 @@ rules for batches and markers."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from typing import NamedTuple
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
 from mansio.broker.partition import producer_hook
 from mansio.broker.partition.partition import READ_COMMITTED
+from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
@@ -283,6 +287,42 @@ def test_a_marker_of_an_older_epoch_or_coordinator_is_fenced() -> None:
     with pytest.raises(TransactionCoordinatorFenced):
         bench.partition.append_marker(EndMarker(1, 4, False, 6))
     assert bench.log.end_offset == 2
+
+
+def test_a_repeated_marker_does_not_end_the_next_transaction_of_its_producer() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench.partition.append(batch(1, 0, epoch=4), transactional=True)
+    marker = EndMarker(1, 5, False, 7, bumps_epoch=True)
+    bench.partition.append_marker(marker)
+    bench.partition.append_marker(marker)  # nothing is open: a repeat is accepted
+    bench.partition.append(batch(1, 0, epoch=5), transactional=True)
+    with pytest.raises(InvalidProducerEpoch, match="an earlier one"):
+        bench.partition.append_marker(marker)
+    bench.partition.append_marker(EndMarker(1, 6, True, 7, bumps_epoch=True))
+    bench.flush()
+    assert [one.first_offset for one in bench.producers.transactions.aborted()] == [0]
+
+
+def test_no_marker_of_a_request_waits_for_the_commit_of_another_one() -> None:
+    slow, fast = (SimulatedPartition(SimulatedDisk(), 1_000.0) for _ in range(2))
+    for bench in (slow, fast):
+        bench.partition.append(batch(1, 0, epoch=4), transactional=True)
+        bench.flush()
+    found: Any = SimpleNamespace(
+        find=lambda topic, _, __: {"slow": slow, "fast": fast}[topic].partition, one_flush=nullcontext
+    )
+    marker = EndMarker(1, 4, False, 7)
+
+    async def write() -> None:
+        service = TransactionMarkerService(found)
+        task = asyncio.create_task(service.write_all([(marker, [("slow", 0)]), (marker, [("fast", 0)])]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (slow.log.end_offset, fast.log.end_offset) == (2, 2)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(write())
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -110,13 +110,38 @@ def test_markers_are_repeated_until_every_partition_has_one() -> None:
     room = CoordinatorRoom()
     producer = room.begin()
     room.add(producer)
-    room.markers.refusals = [NotLeaderOrFollower(), RequestTimedOut(), StorageError()]
+    room.markers.refusals = [
+        NotLeaderOrFollower(),
+        RequestTimedOut(),
+        StorageError(),
+        TransactionCoordinatorFenced(),
+    ]
     room.end(producer)
     room.settle(5)
     assert room.state() == "PrepareCommit"
     room.settle(5_000)
     assert room.state() == "CompleteCommit"
     assert room.markers.results() == {("a", 0): [True], ("b", 0): [True]}
+
+
+def test_a_defect_in_the_completion_is_logged_and_the_completion_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = CoordinatorRoom()
+    producer = room.begin()
+    room.add(producer)
+    write = room.markers.write
+    failures = iter([ZeroDivisionError(), ZeroDivisionError()])
+
+    async def fail_first(*args: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return await write(*args)
+
+    monkeypatch.setattr(room.markers, "write", fail_first)
+    room.end(producer)
+    room.settle(60_000)
+    assert room.state() == "CompleteCommit"
 
 
 def test_partitions_that_lack_their_marker_are_counted_until_they_have_it_or_another_coordinator_takes_over() -> (
@@ -446,7 +471,7 @@ class OtherBroker:
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         assert node_id == 1
-        asked = messages.decode_request(ApiKey.WRITE_TXN_MARKERS, 1, _body(request))
+        asked = messages.decode_request(ApiKey.WRITE_TXN_MARKERS, 2, _body(request))
         self.requests.append(asked)
         if self.failures:
             self.failures -= 1
@@ -469,7 +494,7 @@ class OtherBroker:
                 for marker in asked.markers
             ]
         }
-        return messages.encode_response(ApiKey.WRITE_TXN_MARKERS, 1, 0, fields)[4:]
+        return messages.encode_response(ApiKey.WRITE_TXN_MARKERS, 2, 0, fields)[4:]
 
 
 def _body(request: bytes) -> bytes:
@@ -496,6 +521,7 @@ def test_markers_for_another_broker_are_requests_that_are_repeated() -> None:
         True,
     )
     assert [(each.name, list(each.partition_indexes)) for each in marker.topics] == [("a", [1]), ("b", [0])]
+    assert marker.transaction_version == 2
 
 
 def test_a_broker_without_transactions_has_no_timer() -> None:

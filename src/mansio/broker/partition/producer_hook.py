@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
-from mansio.errors import CorruptLog, CorruptMessage, InvalidTxnState
+from mansio.errors import CorruptLog, CorruptMessage, InvalidProducerEpoch, InvalidTxnState
 from mansio.logs import fields
 from mansio.state.partition_transactions import PartitionTransactions
 from mansio.state.producers import ProducerTable
@@ -270,8 +270,19 @@ class ProducerHook:
 
     def check_marker(self, marker: EndMarker) -> None:
         """Check a marker that is about to be appended, and announce it. Raises `InvalidProducerEpoch`,
-        `TransactionCoordinatorFenced`."""
-        self.table.check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        `TransactionCoordinatorFenced`.
+
+        A repeated marker may arrive when the producer's next transaction is open, which has the marker's epoch in
+        transaction version 2 (KIP-1228): it is refused, because it would end that transaction."""
+        producer_id, epoch = marker.producer_id, marker.producer_epoch
+        self.table.check_marker(producer_id, epoch, marker.coordinator_epoch)
+        if marker.bumps_epoch and producer_id in self.transactions.open:
+            producer = self.table.get(producer_id)
+            if producer is not None and producer.epoch == epoch:
+                raise InvalidProducerEpoch(
+                    f"producer {producer_id} has a transaction of epoch {epoch}, which the marker of an earlier one"
+                    " cannot end"
+                )
         self._staged.clear()
         self._staged.append(marker)
 

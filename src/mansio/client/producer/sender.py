@@ -99,8 +99,8 @@ class Sender:
         """Queues with batches, in round-robin order."""
         self._in_flight: dict[int, int] = {}
         """Number of requests in flight, by node id."""
-        self._connecting: set[int] = set()
-        """Node ids of the brokers to which a connection is being opened."""
+        self._connecting: dict[int, PendingRequest] = {}
+        """Request that waits for a connection, by node id."""
         self._pending: set[PendingRequest] = set()
         """Requests that wait for a response."""
         self._tasks = BackgroundTasks(self._loop, self._on_internal_error)
@@ -279,7 +279,7 @@ class Sender:
         self._in_flight[node] = self._in_flight.get(node, 0) + 1
         connection = self._writer.existing_connection(pending)
         if connection is None:
-            self._connecting.add(node)
+            self._connecting[node] = pending
             self._tasks.spawn(self._connect_and_send(pending))
         else:
             self._send(connection, pending)
@@ -344,15 +344,17 @@ class Sender:
         try:
             connection = await self._cluster.connection(pending.node, PRODUCE_CHANNEL)
         except MansioError as error:
-            self._connecting.discard(pending.node)
-            self._on_request_end(pending, (), error, was_sent=False)
+            self._connecting.pop(pending.node, None)
+            if not pending.done():
+                self._on_request_end(pending, (), error, was_sent=False)
         except asyncio.CancelledError:
-            self._connecting.discard(pending.node)
+            self._connecting.pop(pending.node, None)
             raise
         else:
-            self._connecting.discard(pending.node)
-            pending.selected_s = self._loop.time()
-            self._send(connection, pending)
+            self._connecting.pop(pending.node, None)
+            if not pending.done():  # otherwise its batches have failed, and must not be sent
+                pending.selected_s = self._loop.time()
+                self._send(connection, pending)
             self._schedule_dispatch()
 
     def _send(self, connection: Connection, pending: PendingRequest) -> None:
@@ -515,7 +517,7 @@ class Sender:
     def _fail_all(self, error: MansioError) -> None:
         """Fail every batch that is not completed. The broker may still store batches in flight, so later records get a
         new producer epoch."""
-        for pending in self._pending:
+        for pending in (*self._pending, *self._connecting.values()):
             pending.ignore_response()
         self._pending.clear()
         self._in_flight.clear()

@@ -26,12 +26,14 @@ _VALUE_VERSION: Final = 0
 
 class EndMarker(NamedTuple):
     """End of a producer's transaction in a partition. `producer_epoch`: batches of earlier epochs are fenced by it.
-    `coordinator_epoch`: leader epoch of the transaction coordinator that decided the transaction."""
+    `coordinator_epoch`: leader epoch of the transaction coordinator that decided the transaction. `bumps_epoch`: the
+    batches of the transaction have an earlier epoch (transaction version 2); it is not stored."""
 
     producer_id: int
     producer_epoch: int
     is_commit: bool
     coordinator_epoch: int
+    bumps_epoch: bool = False
 
 
 def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytes:

@@ -5,8 +5,8 @@ may only abort a transaction that is open in the partition, with the epochs that
 (KIP-664); their commits are refused with CLUSTER_AUTHORIZATION_FAILED.
 
 Version notes
-* 1: flexible. 2: the transaction version of the producer (KIP-1228), which changes nothing here: an epoch below that of
-  the producer's last batch is refused in every version.
+* 1: flexible. 2: the transaction version of the producer (KIP-1228). With transaction version 2 the epoch of a marker
+  is that of the producer's next transaction, which a repeated marker must not end.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.wire.batch.end_marker import EndMarker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.errors import MansioError
     from mansio.wire.codec.messages import Struct
+
+VERSION_WITH_TRANSACTION_VERSION: Final = 2
+BUMPING_VERSION: Final = 2
+"""Transaction version in which each end bumps the epoch (KIP-890)."""
 
 UNKNOWN_SENDER_ID: Final = -1
 """Broker id in the log about a request, which does not name its sender."""
@@ -34,26 +40,30 @@ async def write_txn_markers(
     refusal = None
     if not is_broker and (peer is not None or any(each.transaction_result for each in request.markers)):
         refusal = authenticator.count_refused_request(peer, UNKNOWN_SENDER_ID, context.client_host)
-    return {
-        "markers": [await _write(service, wanted, refusal, is_broker=is_broker) for wanted in request.markers]
-    }
-
-
-async def _write(
-    service: BrokerServices, wanted: Struct, refusal: MansioError | None, *, is_broker: bool
-) -> dict[str, Any]:
-    marker = EndMarker(
-        wanted.producer_id, wanted.producer_epoch, wanted.transaction_result, wanted.coordinator_epoch
-    )
-    partitions = [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes]
-    markers = service.transaction_markers
-    found: list[MansioError | None]
+    asked = [_decoded(wanted, context.api_version) for wanted in request.markers]
+    found: list[list[MansioError | None]]
     if refusal is not None:
-        found = [refusal] * len(partitions)
+        found = [[refusal] * len(partitions) for _, partitions in asked]
     elif is_broker:
-        found = await markers.write(marker, partitions)
+        found = await service.transaction_markers.write_all(asked)
     else:
-        found = await markers.abort_open(marker, partitions)
+        found = [await service.transaction_markers.abort_open(*each) for each in asked]
+    return {"markers": [_encoded(*each) for each in zip(request.markers, found, strict=True)]}
+
+
+def _decoded(wanted: Struct, version: int) -> tuple[EndMarker, list[tuple[str, int]]]:
+    marker = EndMarker(
+        wanted.producer_id,
+        wanted.producer_epoch,
+        wanted.transaction_result,
+        wanted.coordinator_epoch,
+        bumps_epoch=version >= VERSION_WITH_TRANSACTION_VERSION
+        and wanted.transaction_version >= BUMPING_VERSION,
+    )
+    return marker, [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes]
+
+
+def _encoded(wanted: Struct, found: Sequence[MansioError | None]) -> dict[str, Any]:
     results = iter(found)
     topics = []
     for topic in wanted.topics:

@@ -4,8 +4,9 @@ A marker is sent to the leader of each partition, again and again with backoff, 
 topic is deleted, or the sender's coordinator is replaced. Markers for another broker that wait while a request is in
 flight are sent in the next request.
 
-Invariants: a marker is sent to the broker that leads the partition when it is sent; repeating a marker is harmless,
-because a partition accepts it with the same epochs again. One request per broker is in flight.
+Invariants: a marker is sent to the broker that leads the partition when it is sent. A partition accepts a repeated
+marker with the same epochs, unless the producer's next transaction has begun there with an epoch of its own. One
+request per broker is in flight.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLIENT_ID: Final = "mansio-transactions"
-WRITE_TXN_MARKERS_VERSION: Final = 1
+WRITE_TXN_MARKERS_VERSION: Final = 2
+PLAIN_VERSION: Final = 1
+BUMPING_VERSION: Final = 2
+"""Transaction versions: with the second one each end bumps the epoch (KIP-890)."""
 TRANSACTION_COORDINATOR_FENCED: Final = 52
 """Kafka's error code."""
 
@@ -284,4 +288,5 @@ def _marker_fields(marker: EndMarker, partitions: Sequence[TopicPartition]) -> d
         "transaction_result": marker.is_commit,
         "topics": [{"name": topic, "partition_indexes": each} for topic, each in indexes.items()],
         "coordinator_epoch": marker.coordinator_epoch,
+        "transaction_version": BUMPING_VERSION if marker.bumps_epoch else PLAIN_VERSION,
     }

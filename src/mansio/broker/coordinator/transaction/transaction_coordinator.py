@@ -432,14 +432,22 @@ class TransactionCoordinator:
         failures = 0
         try:
             while self._is_coordinated(entry) and entry.transaction.is_prepared:
+                reason: Exception | str
                 try:
-                    if not await self._complete_once(entry, entry.transaction):
+                    if await self._complete_once(entry, entry.transaction):
                         return
+                    reason = "another coordinator has written markers"
                 except MansioError as error:
-                    failures += 1
-                    known = fields(transactional_id=entry.transactional_id, reason=error)
-                    logger.warning("transaction_not_completed", extra=known)
-                    await self._scheduler.sleep(COMPLETION_BACKOFF.delay_ms(failures))
+                    reason = error
+                except Exception as error:
+                    logger.exception("transaction_completion_failed")
+                    reason = error
+                if not (self._is_coordinated(entry) and entry.transaction.is_prepared):
+                    return
+                failures += 1
+                known = fields(transactional_id=entry.transactional_id, reason=reason)
+                logger.warning("transaction_not_completed", extra=known)
+                await self._scheduler.sleep(COMPLETION_BACKOFF.delay_ms(failures))
         finally:
             entry.is_completing = False
 
@@ -451,6 +459,7 @@ class TransactionCoordinator:
             decided.producer_epoch,
             decided.is_commit,
             self.topic.leader_epoch_of(entry.index),
+            bumps_epoch=decided.client_version >= machine.BUMPING_VERSION,
         )
         is_current = partial(self._is_decided, entry, decided)
         if not await self._markers.send(marker, sorted(decided.partitions), is_current) or not is_current():

@@ -3,7 +3,7 @@
 Invariants:
 * The result of a partition is returned when its marker is committed on all in-sync replicas, or failed; an error of one
   partition does not affect the others.
-* The markers of one call are flushed together.
+* The markers of one call are appended at once and flushed together.
 * A client that is not a broker ends a transaction only by an abort, only while it is open, and without fencing a later
   producer or coordinator (KIP-664).
 * The group coordinator gets the marker of a partition of the offsets topic after its commit and before the result is
@@ -43,8 +43,32 @@ class TransactionMarkerService:
     ) -> list[MansioError | None]:
         """Write a marker to each of these partitions (topic, index). Returns None for a partition whose marker is
         committed, otherwise its error: those of `Partition.append_marker`, and `UnknownTopicOrPartition`."""
+        (results,) = await self.write_all([(marker, partitions)])
+        return results
+
+    async def write_all(
+        self, markers: Sequence[tuple[EndMarker, Sequence[tuple[str, int]]]]
+    ) -> list[list[MansioError | None]]:
+        """Write markers, each to its partitions: see `write`.
+
+        All are appended at once: a marker that waited for the commit of another one could be repeated by its sender
+        meanwhile, and would then be appended when the producer's next transaction has begun."""
         with self._partitions.one_flush():
-            waiting = [self._append(marker, topic, index) for topic, index in partitions]
+            waiting = [
+                [self._append(marker, topic, index) for topic, index in partitions]
+                for marker, partitions in markers
+            ]
+        return [
+            await self._wait(marker, partitions, each)
+            for (marker, partitions), each in zip(markers, waiting, strict=True)
+        ]
+
+    async def _wait(
+        self,
+        marker: EndMarker,
+        partitions: Sequence[tuple[str, int]],
+        waiting: Sequence[Promise[None] | MansioError],
+    ) -> list[MansioError | None]:
         results: list[MansioError | None] = []
         for (topic, index), one in zip(partitions, waiting, strict=True):
             if isinstance(one, MansioError):
