@@ -157,8 +157,8 @@ class RecordService:
             await _CommitWait(behind, self._scheduler).wait()
 
     async def _wait_for_markers(self, deletions: Sequence[RecordsToDelete]) -> None:
-        """Wait until the records to delete are below the last stable offsets, or time is up. A producer is told the end
-        of its transaction shortly before the markers are written, and may delete the records then."""
+        """Wait until the records to delete are below the last stable offsets, or time is up. The markers of a
+        transaction are written shortly after the answer to EndTxn, and a client may delete the records in between."""
         waits = 0
         for each in deletions:
             partition = self._partitions.get(each.topic, each.partition)
