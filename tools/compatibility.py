@@ -108,6 +108,9 @@ alone and together with the broker: the count is exact |
 (FileStreamSource), killed 5 times, alone and together with the broker: each line once and in order |
 | Spark's Kafka connector, `kafka.isolation.level=read_committed` | reads only | batch and stream in small \
 micro-batches with `failOnDataLoss`, over aborted and open transactions and control records |
+| librdkafka 2.15.1, its own tests (`0103_transactions`, `0129_fetch_aborted_msgs`, \
+`0177_share_consumer_transactions`) | v1 | pass, the first one on three brokers |
+| sarama 1.61.1, its own tests (`TestFuncTxn...`) | v1 | pass on three brokers, also when one fails |
 | franz-go 1.22.2 (`TestTxnEtl`) | v2 | consume, transform, produce in groups of both protocols with every balancer |
 """
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
+from mansio.broker.services.records import RecordsToDelete
 from mansio.errors import (
     ConcurrentTransactions,
     CoordinatorLoadInProgress,
@@ -258,6 +259,17 @@ def test_the_end_of_the_previous_transaction_during_the_verification_does_not_en
         one.verifier.during = EndMarker(1, 0, True, 1)
         assert one.send(batch(1)) == 0
         assert (one.latest(0), one.latest(1)) == (2, 1)
+
+
+def test_records_can_be_deleted_when_the_end_of_their_transaction_is_decided_and_not_yet_written(
+    tmp_path: Path,
+) -> None:
+    with bench(tmp_path) as one:
+        assert one.send(batch(1)) == 0
+        deletion = one.services.records.delete_records([RecordsToDelete("t", 0, 1)], timeout_ms=1_000)
+        deleted = asyncio.run_coroutine_threadsafe(deletion, one.loop)
+        one.end(1, is_commit=True)
+        assert deleted.result(30) == [1]
 
 
 def test_what_does_not_belong_into_a_transaction_is_refused(tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ class Clients(Conversation):
         found = self.ask(f"read {topic} {isolation} {begin} {fetch_bytes}").split()
         return [one.split(":")[2] for one in found]
 
+    def reads(self, topic: str, values: list[str]) -> None:
+        """Check what readers of committed records see when the markers are written, which may be after the answer to
+        the producer."""
+        wait_until(lambda: len(self.read(topic)) >= len(values), 60)
+        assert self.read(topic) == values
+
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
@@ -104,13 +110,13 @@ def test_commits_are_read_whole_and_aborts_never_with_an_epoch_for_each_transact
     assert java.read("ended") == []
     assert java.read("ended", "read_uncommitted") == ["a", "b", "c"]
     java.ask("commit ended")
-    assert java.read("ended") == ["a", "b", "c"]
+    java.reads("ended", ["a", "b", "c"])
     states = [java.ended("ended")]
     java.do("begin ended", "send ended ended 0 x", "send ended ended 1 y", "flush ended", "abort ended")
     states.append(java.ended("ended"))
     java.do("begin ended", "send ended ended 1 d", "commit ended")
     states.append(java.ended("ended"))
-    assert java.read("ended") == ["a", "b", "c", "d"]
+    java.reads("ended", ["a", "b", "c", "d"])
     assert [state.split(":")[0] for state in states] == ["CompleteCommit", "CompleteAbort", "CompleteCommit"]
     epochs = [int(state.split(":")[1]) for state in states]
     assert epochs == sorted(set(epochs)), "each transaction has an epoch of its own"
@@ -125,7 +131,7 @@ def test_second_producer_fences_the_first_one_and_aborts_its_transaction(java: C
     java.producer("fenced-2")
     assert java.error("commit fenced-1") in ("ProducerFencedException", "InvalidProducerEpochException")
     java.do("begin fenced-2", "send fenced-2 fenced 0 successor", "commit fenced-2")
-    assert java.read("fenced") == ["successor"]
+    java.reads("fenced", ["successor"])
     java.do("close fenced-1", "close fenced-2")
 
 
@@ -151,6 +157,7 @@ def test_reader_leaves_out_aborted_ranges_of_interleaved_transactions_in_fetches
         committed += [f"{kept}.{turn}.{part}.{n}" for part in range(2) for n in range(3)]
     everything = java.read("ranges", "read_uncommitted")
     assert len(everything) == 12 * 3 * 6
+    java.reads("ranges", committed)
     for fetch_bytes in (1, 700, 1 << 20):
         assert java.read("ranges", fetch_bytes=fetch_bytes) == committed
     places = [place.split(":")[1:] for place in java.ask("read ranges read_committed 0 1000000").split()]
@@ -182,7 +189,7 @@ def test_offsets_of_a_group_are_committed_with_the_records_and_dropped_with_an_a
     java.do(*move, f"commit {mover}")
     # the control record that ends the transaction of the filler is behind each partition's records
     assert java.ask(f"committed {mover}") == "0:4 1:2"
-    assert java.read(target) == ["a", "b", "c", "d"]
+    java.reads(target, ["a", "b", "c", "d"])
     java.do(f"close {mover}")  # the producer
     java.do(f"close {mover}")  # the consumer
     assert not java.versions(ApiKey.ADD_OFFSETS_TO_TXN), "the first commit of offsets adds the group"
@@ -199,7 +206,7 @@ def test_member_that_left_its_group_cannot_commit_offsets_in_a_transaction(java:
     java.do("begin left", "send left left 0 b")
     assert java.error("offsets left left-1") in ("FencedInstanceIdException", "CommitFailedException")
     java.do("abort left", "begin left", "send left left 0 c", "offsets left left-2", "commit left")
-    assert java.read("left") == ["a", "c"]
+    java.reads("left", ["a", "c"])
 
 
 def test_transaction_that_exceeds_its_timeout_is_aborted_and_its_producer_is_told(java: Clients) -> None:
@@ -211,7 +218,7 @@ def test_transaction_that_exceeds_its_timeout_is_aborted_and_its_producer_is_tol
     java.do("close late-1")
     java.producer("late-2")
     java.do("begin late-2", "send late-2 late 0 after", "commit late-2")
-    assert java.read("late") == ["after"]
+    java.reads("late", ["after"])
 
 
 def test_records_behind_an_open_transaction_wait_for_its_end(java: Clients) -> None:
@@ -222,4 +229,4 @@ def test_records_behind_an_open_transaction_wait_for_its_end(java: Clients) -> N
     java.do("begin open1", "send open1 open 0 second", "commit open1")
     assert java.read("open") == []
     java.ask("commit open0")
-    assert java.read("open") == ["first", "second"]
+    java.reads("open", ["first", "second"])

@@ -48,6 +48,10 @@ COMMIT_WAIT_MS_MAX: Final = 5_000
 """Maximum wait for the commit of records that were acknowledged before the request; afterwards the request uses the
 records that are committed."""
 
+MARKER_WAIT_MS: Final = 10
+MARKER_WAITS_MAX: Final = 50
+"""Pauses of a request to delete records in which it waits for the markers of transactions."""
+
 REPLICATION_WAIT_MS_MAX: Final = 500
 """Maximum wait for the commit if followers have to flush the records too. It is shorter because a follower that is down
 stays in sync for seconds. Kafka does not wait."""
@@ -152,6 +156,20 @@ class RecordService:
         if behind:
             await _CommitWait(behind, self._scheduler).wait()
 
+    async def _wait_for_markers(self, deletions: Sequence[RecordsToDelete]) -> None:
+        """Wait until the records to delete are below the last stable offsets, or time is up. The markers of a
+        transaction are written shortly after the answer to EndTxn, and a client may delete the records in between."""
+        waits = 0
+        for each in deletions:
+            partition = self._partitions.get(each.topic, each.partition)
+            while (
+                partition is not None
+                and partition.last_stable_offset < each.before_offset <= partition.high_watermark
+                and waits < MARKER_WAITS_MAX
+            ):
+                waits += 1
+                await self._scheduler.sleep(MARKER_WAIT_MS)
+
     async def _yield_to_loop(self) -> None:
         promise: Promise[None] = self._scheduler.promise()
         self._scheduler.call_soon(_resume, promise)
@@ -253,6 +271,7 @@ class RecordService:
         other replicas: if this broker has the only replica, its flush is awaited even if `timeout_ms` is 0.
         """
         await self._wait_for_acknowledged((each.topic, each.partition) for each in deletions)
+        await self._wait_for_markers(deletions)
         await self._copy_pending_records(deletions)
         await self._copy_deduplication_ids(deletions)
         pending: list[Promise[int] | MansioError] = []
