@@ -18,6 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _HEAD: Final = struct.Struct(">IIQ")  # numbers of open, ended and aborted transactions
 _PAIR: Final = struct.Struct(">qq")
-_ABORTED: Final = struct.Struct(">qqqq")
 _FIELDS: Final = 4
 _LAST: Final = 2
 
@@ -111,10 +111,10 @@ class PartitionTransactions:
 
     def remove_aborted(self, marker_offsets: Container[int]) -> None:
         """Forget the aborted transactions with these markers, because the log has no record of them any more."""
-        kept = array("q")
-        for one in self.aborted():
-            if one.last_offset not in marker_offsets:
-                kept.extend(one)
+        known, kept = self._aborted, array("q")
+        for position, last_offset in enumerate(known[_LAST::_FIELDS]):
+            if last_offset not in marker_offsets:
+                kept += known[position * _FIELDS : (position + 1) * _FIELDS]
         self._aborted = kept
 
     def aborted(self, from_offset: int = 0, end_offset: int | None = None) -> list[AbortedTransaction]:
@@ -143,7 +143,7 @@ class PartitionTransactions:
         parts = [_HEAD.pack(len(self.open), len(self._ended), self.aborted_count)]
         parts += [_PAIR.pack(*one) for one in self.open.items()]
         parts += [_PAIR.pack(*one) for one in self._ended]
-        parts += [_ABORTED.pack(*one) for one in self.aborted()]
+        parts.append(_big_endian(self._aborted).tobytes())
         return b"".join(parts)
 
     @classmethod
@@ -157,9 +157,9 @@ class PartitionTransactions:
             aborted_at = ended_at + ended_count * _PAIR.size
             found.open = dict(_PAIR.iter_unpack(view[_HEAD.size : ended_at]))
             found._ended.extend(_PAIR.iter_unpack(view[ended_at:aborted_at]))
-            for fields in _ABORTED.iter_unpack(view[aborted_at:]):
-                found._aborted.extend(fields)
-        except struct.error as error:
+            stored = array("q", bytes(view[aborted_at:]))
+            found._aborted = _big_endian(stored)
+        except (struct.error, ValueError) as error:
             raise CorruptLog("snapshot of transactions: wrong length") from error
         if (len(found.open), len(found._ended), found.aborted_count) != (
             open_count,
@@ -168,3 +168,13 @@ class PartitionTransactions:
         ):
             raise CorruptLog("snapshot of transactions: wrong length")
         return found
+
+
+def _big_endian(numbers: array[int]) -> array[int]:
+    """Convert between the byte order of this machine and big-endian, in either direction; returns a copy, or the same
+    array where both are the same."""
+    if sys.byteorder == "big":
+        return numbers
+    swapped = numbers[:]
+    swapped.byteswap()
+    return swapped

@@ -13,6 +13,8 @@ import pytest
 
 from mansio.broker.partition import producer_hook
 from mansio.broker.partition.partition import READ_COMMITTED
+from mansio.broker.partition.recompression import Recompressor
+from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.errors import (
     InvalidProducerEpoch,
@@ -24,11 +26,14 @@ from mansio.errors import (
 )
 from mansio.state.partition_transactions import PartitionTransactions
 from mansio.testing.disk import SimulatedDisk
+from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.end_marker import EndMarker, decode_end_marker, encode_end_marker
 from mansio.wire.batch.isolation_filter import visible_batches
+from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 from support.simulated_partition import DIRECTORY, SimulatedPartition
+from unit.broker.test_recompression import ManualThread, rules
 
 ROUNDS = 40
 STEPS = 60
@@ -408,3 +413,78 @@ def test_only_the_aborted_transactions_of_a_range_are_found() -> None:
     transactions.remove_aborted({11, 15})
     assert [one.producer_id for one in transactions.aborted(10, 20)] == [6, 8, 9]
     assert PartitionTransactions.from_bytes(transactions.to_bytes()).aborted() == transactions.aborted()
+
+
+def test_a_damaged_marker_neither_commits_nor_aborts_its_transaction() -> None:
+    disk = SimulatedDisk()
+    bench = SimulatedPartition(disk, 1_000.0)
+    bench.partition.append(batch(1, 0), transactional=True)
+    marker_at = bench.log.size_bytes
+    bench.partition.append_marker(EndMarker(1, 0, False, 7))
+    for _ in range(5):
+        bench.partition.append(build_batch([(1000, None, b"x" * 900, ())]))  # the first segment is closed
+    bench.flush()
+    names = [name for name in disk.list_directory(DIRECTORY) if name.endswith(".log")]
+    assert len(names) > 1
+    bench.partition.close()
+    bench.log.close()
+    for name in disk.list_directory(DIRECTORY):
+        if name.endswith(".producers"):
+            disk.remove(f"{DIRECTORY}/{name}")
+    path = f"{DIRECTORY}/{min(names)}"
+    data = bytearray(disk.read_file(path))
+    key_type_at = data.index(b"\x00\x00\x00\x00", marker_at + 61 + 5) + 3  # version and type: abort is 0
+    data[key_type_at] ^= 1
+    disk.put_file(path, bytes(data))
+    again = SimulatedPartition(disk, 1_000.0)
+    assert dict(again.producers.transactions.open) == {1: 0}
+    assert again.partition.last_stable_offset == 0
+    again.partition.append_marker(EndMarker(1, 0, False, 7))
+    again.flush()
+    assert [one.first_offset for one in again.producers.transactions.aborted()] == [0]
+
+
+def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_another_one() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0, rules=rules(Compression(Codec.GZIP, 9)))
+    thread = ManualThread()
+    started: list[Any] = []
+    found: Any = SimpleNamespace(find=lambda *_: bench.partition, recompressor=Recompressor(thread))
+    scheduler: Any = SimpleNamespace(spawn=lambda work, name: started.append(work))
+    statistics: Any = None
+
+    class Accepting:
+        async def verify(self, *_: Any, adds: bool) -> list[None]:
+            return [None]
+
+    service = ProduceService(
+        found,
+        clock=bench.clock,
+        scheduler=scheduler,
+        statistics=statistics,
+        verifier=Accepting(),
+        wait_ms_max=1000,
+    )
+    value = random.Random(1).randbytes(200_000)
+    for sequence in (0, 1):  # a first batch is verified, a later one belongs to an open transaction
+        large = build_batch(
+            [(1000, None, value, ())],
+            producer_id=1,
+            producer_epoch=0,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        pending = service.begin_transactional([("t", None, [(0, large)])], "x", acks=-1, adds=False)
+        for work in started:
+            with pytest.raises(StopIteration):
+                work.send(None)
+        started.clear()
+        assert bench.partition.is_recompressing
+        bench.partition.append_marker(EndMarker(1, 0, False, 7))
+        while thread.jobs:
+            thread.run()
+        ((_, _, (result,)),) = pending.results
+        assert isinstance(result.error, InvalidTxnState)
+        bench.flush()
+        assert not bench.producers.transactions.open
+        assert bench.partition.last_stable_offset == bench.partition.high_watermark
+        bench.partition.append(batch(1, 0), transactional=True)

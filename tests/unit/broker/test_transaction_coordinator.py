@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mansio.broker.coordinator.transaction import transaction_coordinator
 from mansio.errors import (
     ConcurrentTransactions,
     InvalidProducerEpoch,
@@ -441,6 +442,16 @@ def test_unused_transactional_ids_expire_and_open_ones_do_not() -> None:
     assert set(room.restarted().coordinator.store.entries) == {"open"}
     with pytest.raises(TransactionalIdNotFound):
         room.run(room.coordinator.describe("unused"))
+
+
+def test_any_number_of_unused_transactional_ids_expires_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_coordinator, "EXPIRED_PER_BATCH", 10)
+    room = CoordinatorRoom(expiration_ms=10_000, expiration_check_interval_ms=3_600_000)
+    for number in range(100):
+        room.begin(f"unused-{number}")
+    room.settle(3_600_000)
+    room.settle(20_000)
+    assert not room.coordinator.store.entries
 
 
 def test_invalid_ids_and_timeouts_are_refused() -> None:

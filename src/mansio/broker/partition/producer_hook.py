@@ -26,13 +26,18 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
-from mansio.errors import CorruptLog, CorruptMessage, InvalidProducerEpoch, InvalidTxnState
+from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidTxnState, RequestError
 from mansio.logs import fields
 from mansio.state.partition_transactions import PartitionTransactions
 from mansio.state.producers import ProducerTable
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
 from mansio.wire.batch.end_marker import decode_end_marker
-from mansio.wire.batch.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, iterate_batches
+from mansio.wire.batch.record_batch import (
+    CONTROL_FLAG,
+    TRANSACTIONAL_FLAG,
+    check_stored_batch,
+    iterate_batches,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -315,11 +320,18 @@ class ProducerHook:
         self.transactions.end(header.producer_id, offset, is_commit=marker.is_commit)
 
     def _read_marker(self, offset: int) -> EndMarker | None:
+        """Return the marker at an offset; None if compaction has removed its record. None also for a damaged marker:
+        the transaction stays open, because whether it was committed is not known."""
         batch = next(self._log.batches(offset), None)
+        if batch is None:
+            return None
         try:
-            return None if batch is None else decode_end_marker(batch)
-        except CorruptMessage as error:
-            raise CorruptLog(f"{self._directory} at offset {offset}: {error}") from error
+            check_stored_batch(memoryview(batch))
+            return decode_end_marker(batch)
+        except RequestError as error:
+            known = fields(directory=self._directory, offset=offset, reason=error)
+            logger.error("transaction_marker_damaged", extra=known)
+            return None
 
     def _replay(self, from_offset: int) -> None:
         """Apply the batches of the log from an offset on."""

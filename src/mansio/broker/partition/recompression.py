@@ -75,6 +75,7 @@ class _QueuedAppend:
     """A batch that waits to be recompressed or appended."""
 
     __slots__ = (
+        "check",
         "client",
         "job_bytes_max",
         "on_appended",
@@ -97,6 +98,7 @@ class _QueuedAppend:
         client: Hashable,
         on_appended: OnAppended,
         transactional: bool,
+        check: Callable[[], None] | None,
     ) -> None:
         self.records = records
         self.target = target
@@ -114,6 +116,7 @@ class _QueuedAppend:
         self.client = client
         self.on_appended = on_appended
         self.transactional = transactional
+        self.check = check
         self.result: Buffer | MansioError | None = None
         """The batch to append, or the error with which recompression failed; None while neither is known."""
 
@@ -147,9 +150,10 @@ class Recompressor:
         on_appended: OnAppended,
         client: Hashable = None,
         transactional: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
-        with the result or the error.
+        with the result or the error. `check` is called before the append, and may raise a `MansioError` instead of it.
 
         The errors are those of `Partition.append`; `InvalidRecord` if the batch is too large when decompressed;
         `RequestTimedOut` if too many batches wait, of all clients or of this `client`; and `MansioError` itself after
@@ -174,6 +178,7 @@ class Recompressor:
                     client=client,
                     on_appended=on_appended,
                     transactional=transactional,
+                    check=check,
                 )
                 self._reserve_bytes(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))
         except MansioError as error:
@@ -181,7 +186,7 @@ class Recompressor:
             return
         if batch is not None:
             on_appended(
-                self._append(partition, batch, urgent, transactional, recompressed=target is not None)
+                self._append(partition, batch, urgent, transactional, check, recompressed=target is not None)
             )
             return
         entry.records = bytes(records)
@@ -273,7 +278,12 @@ class Recompressor:
         assert result is not None
         if not isinstance(result, MansioError):
             outcome = self._append(
-                partition, result, entry.urgent, entry.transactional, recompressed=entry.target is not None
+                partition,
+                result,
+                entry.urgent,
+                entry.transactional,
+                entry.check,
+                recompressed=entry.target is not None,
             )
         else:
             outcome = result
@@ -283,9 +293,18 @@ class Recompressor:
             _log_failure(partition, raised)
 
     def _append(
-        self, partition: Partition, batch: Buffer, urgent: bool, transactional: bool, *, recompressed: bool
+        self,
+        partition: Partition,
+        batch: Buffer,
+        urgent: bool,
+        transactional: bool,
+        check: Callable[[], None] | None,
+        *,
+        recompressed: bool,
     ) -> AppendResult | MansioError:
         try:
+            if check is not None:
+                check()
             result = partition.append(batch, urgent=urgent, transactional=transactional)
         except MansioError as error:
             return error

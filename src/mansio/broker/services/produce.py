@@ -33,6 +33,7 @@ from mansio.errors import (
     InvalidTxnState,
     MansioError,
     NotEnoughReplicas,
+    NotLeaderOrFollower,
     ProducerFenced,
     RequestTimedOut,
     UnsupportedCompression,
@@ -238,12 +239,27 @@ class ProduceService:
         client: Hashable,
         *,
         transactional: bool = False,
+        adds: bool = False,
     ) -> None:
-        """Append a batch after its recompression, now or later."""
+        """Append a batch after its recompression, now or later. A transactional one is refused if its transaction ends
+        meanwhile: it would open one that never ends. `adds`: see `begin_transactional`."""
         pending.is_recompressed = True
-        size = len(records)
+        size, partition = len(records), waiting.partition
+        header = _transactional_header(records) if transactional else None
+        producers, leader_epoch = partition.producers, partition.leader_epoch
+        verification = (
+            None
+            if header is None or producers is None
+            else producers.begin_verification(header, bumps_epoch=adds)
+        )
+
+        def check() -> None:
+            if verification is not None:
+                _check_verified(partition, verification, leader_epoch)
 
         def on_appended(outcome: AppendResult | MansioError) -> None:
+            if header is not None and producers is not None and verification is not None:
+                producers.end_verification(header.producer_id, verification)
             if isinstance(outcome, MansioError):
                 self.counters.rejected_batches += 1
             else:
@@ -253,12 +269,13 @@ class ProduceService:
 
         urgent = acks == ACKS_ALL
         self._partitions.recompressor.append(
-            waiting.partition,
+            partition,
             records,
             urgent=urgent,
             on_appended=on_appended,
             client=client,
             transactional=transactional,
+            check=check if verification is not None else None,
         )
 
     # Transactions
@@ -295,11 +312,12 @@ class ProduceService:
                         unverified.append(found)
                         continue
                 self._append_transactional(
-                    pending, (name, topic_id, index), records, position, acks, allow_zstd, client
+                    pending, (name, topic_id, index), records, position, acks, allow_zstd, client, adds=adds
                 )
         if len(producer_ids) > 1:
             error = InvalidProducerIdMapping("a request has transactional batches of more than one producer")
-            self._end_verification(pending, unverified, [error] * len(unverified), acks, allow_zstd, client)
+            errors = [error] * len(unverified)
+            self._end_verification(pending, unverified, errors, acks, allow_zstd, client, adds=adds)
         elif unverified:
             pending.is_verified = True
             work = self._verify(pending, transactional_id, unverified, acks, adds, allow_zstd, client)
@@ -365,7 +383,7 @@ class ProduceService:
         except MansioError as error:
             errors = [_as_produce_error(error, adds=adds)] * len(unverified)
         finally:
-            self._end_verification(pending, unverified, errors, acks, allow_zstd, client)
+            self._end_verification(pending, unverified, errors, acks, allow_zstd, client, adds=adds)
 
     def _end_verification(
         self,
@@ -375,15 +393,18 @@ class ProduceService:
         acks: int,
         allow_zstd: bool,
         client: Hashable,
+        *,
+        adds: bool,
     ) -> None:
         for one, found in zip(unverified, errors, strict=True):
             error = found
             one.producers.end_verification(one.producer_id, one.verification)
             partition = one.partition
-            if error is None and not (
-                one.verification.is_valid and partition.leader_epoch == one.leader_epoch
-            ):
-                error = InvalidTxnState(f"{partition.name}: the transaction has ended meanwhile")
+            try:
+                if error is None:
+                    _check_verified(partition, one.verification, one.leader_epoch)
+            except MansioError as outdated:
+                error = outdated
             if error is not None:
                 self.counters.rejected_batches += 1
                 pending.record_outcome(one.wait, error, awaits_commit=False)
@@ -401,7 +422,9 @@ class ProduceService:
             except MansioError as rejection:
                 pending.record_outcome(one.wait, rejection, awaits_commit=False)
             except RecompressionRequired:
-                self._append_recompressed(pending, one.wait, one.records, acks, client, transactional=True)
+                self._append_recompressed(
+                    pending, one.wait, one.records, acks, client, transactional=True, adds=adds
+                )
             else:
                 pending.record_outcome(one.wait, appended, awaits_commit=acks == ACKS_ALL)
 
@@ -414,6 +437,8 @@ class ProduceService:
         acks: int,
         allow_zstd: bool,
         client: Hashable,
+        *,
+        adds: bool,
     ) -> None:
         """Append a batch whose transaction is open already, or which is not transactional."""
         results = pending.results[position[0]][2]
@@ -426,7 +451,9 @@ class ProduceService:
             return
         except RecompressionRequired as required:
             waiting = pending.add_pending_batch(required.partition, NOT_APPENDED_OFFSET, *position)
-            self._append_recompressed(pending, waiting, records or b"", acks, client, transactional=True)
+            self._append_recompressed(
+                pending, waiting, records or b"", acks, client, transactional=True, adds=adds
+            )
             return
         base_offset, end_offset, append_time_ms, _ = appended
         if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
@@ -654,6 +681,15 @@ class PendingProduce:
         on_done, self._on_done = self._on_done, None
         if on_done is not None:
             on_done(self)
+
+
+def _check_verified(partition: Partition, verification: Verification, leader_epoch: int) -> None:
+    """Raise an error if the result of a verification is outdated: the leader has changed since it began
+    (`NotLeaderOrFollower`), or the transaction has ended (`InvalidTxnState`)."""
+    if partition.leader_epoch != leader_epoch:
+        raise NotLeaderOrFollower(f"{partition.name}: the leader has changed meanwhile")
+    if not verification.is_valid:
+        raise InvalidTxnState(f"{partition.name}: the transaction has ended meanwhile")
 
 
 def _transactional_header(records: Buffer | None) -> BatchHeader | None:

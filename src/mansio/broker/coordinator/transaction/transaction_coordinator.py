@@ -65,6 +65,8 @@ COMPLETION_BACKOFF: Final = Backoff(50, 5_000, jitter=0)
 TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 EXPIRED_PER_BATCH: Final = 1_000
 """Maximum number of expired transactional ids that one iteration of the event loop deletes."""
+EXPIRY_PAUSE_S: Final = 1.0
+"""Time between two such iterations, if there are more expired ids."""
 
 TopicPartition = tuple[str, int]
 
@@ -501,8 +503,8 @@ class TransactionCoordinator:
             if entry.deadline_s <= now_s:
                 self._time_out(entry)
         if self._expiry_due_s and self._expiry_due_s <= now_s:
-            self._expiry_due_s = 0.0
-            self._remove_expired()
+            is_more = self._remove_expired()
+            self._expiry_due_s = now_s + EXPIRY_PAUSE_S if is_more else 0.0
             self.on_expiry()
         if self.store.ongoing:
             self._arm(min(each.deadline_s for each in self.store.ongoing.values()))
@@ -527,8 +529,9 @@ class TransactionCoordinator:
         )
         logger.info("transaction_timed_out", extra=known)
 
-    def _remove_expired(self) -> None:
-        """Delete the transactional ids that were not used for long, at most `EXPIRED_PER_BATCH` of each partition."""
+    def _remove_expired(self) -> bool:
+        """Delete the transactional ids that were not used for long, at most `EXPIRED_PER_BATCH` of each partition.
+        Returns whether there may be more of them."""
         now_ms, expiration_ms = self._clock.wall_ms(), self._settings.expiration_ms
         expired: dict[int, list[str]] = defaultdict(list)
         for entry in self.store.entries.values():
@@ -544,6 +547,7 @@ class TransactionCoordinator:
             except MansioError as error:
                 known = fields(partition=index, reason=error)
                 logger.warning("transactional_ids_not_removed", extra=known)
+        return any(len(found) == EXPIRED_PER_BATCH for found in expired.values())
 
 
 def _check_id(transactional_id: str) -> None:
