@@ -296,6 +296,10 @@ class SimulatedConnection(Connection):
         self._versions[response] = self._version
         super().queue_response(response)
 
+    def queue_exclusive_response(self, response: Any) -> None:
+        self._versions[response] = self._version
+        super().queue_exclusive_response(response)
+
     def on_response_complete(self, slot: Any) -> None:
         if isinstance(slot, _PRODUCES) and slot.response:
             self.broker.confirms(self._versions.pop(slot), bytes(slot.response[0]))
