@@ -195,7 +195,7 @@ class TransactionHistory:
             if len(found) > 1 and (value in self._of_value or value in self._plain_acknowledged):
                 self._broken(f"{value!r} is there {len(found)} times, doubled: {found}")
         if lost := self._plain_acknowledged - places.keys():
-            self._broken(f"{sorted(lost)[0]!r} was acknowledged and is lost")
+            self._broken(f"{min(lost)!r} was acknowledged and is lost")
         for transaction in self.transactions.values():
             self._check_whole(transaction, places)
         self._check_passes()

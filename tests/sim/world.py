@@ -51,7 +51,9 @@ class World:
     def __init__(
         self, seed: int, *, faults_ms: float | None = None, only: str = "", more: bool = False
     ) -> None:
-        """`faults_ms`: for how long faults are drawn, None for the usual time. `only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too."""
+        """`faults_ms`: for how long faults are drawn, None for the usual time.
+
+        `only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too."""
         self.seed = seed
         self.wants_more = more
         self.more: More | None = None
