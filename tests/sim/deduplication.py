@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from sim.world import World
 
 FIRST_SEED: Final = 2_000_000
-"""Histories from this seed on are of deduplication only."""
+"""Histories from this seed on are of deduplication only, up to those of transactions."""
+END_SEED: Final = 3_000_000
 
 PARTITIONS: Final = 2
 LONG_WINDOW_MS: Final = 7 * 24 * 3_600_000
@@ -68,7 +69,7 @@ DRAIN_MS_MAX: Final = 120_000
 
 
 def is_deduplication_history(seed: int) -> bool:
-    return seed >= FIRST_SEED
+    return FIRST_SEED <= seed < END_SEED
 
 
 def window_ms_of(seed: int) -> int:

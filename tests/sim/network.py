@@ -47,6 +47,8 @@ class Network:
         self.duplicate = 0.0
         self.drop = 0.0
         self.slow = 1.0
+        self.is_faithful: Callable[[bytes], bool] = lambda _: False
+        """Whether a request between brokers, with its length, comes neither late nor twice."""
         self._held: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.counts: dict[str, int] = {}
         self._wires = simulation.scheduler("network")
@@ -296,6 +298,10 @@ class SimulatedConnection(Connection):
         self._versions[response] = self._version
         super().queue_response(response)
 
+    def queue_exclusive_response(self, response: Any) -> None:
+        self._versions[response] = self._version
+        super().queue_exclusive_response(response)
+
     def on_response_complete(self, slot: Any) -> None:
         if isinstance(slot, _PRODUCES) and slot.response:
             self.broker.confirms(self._versions.pop(slot), bytes(slot.response[0]))
@@ -370,6 +376,7 @@ class SimulatedPeers:
         timer = scheduler.call_later(timeout_ms, late)
         done = False
         try:
+            link.faithful = self._broker.world.network.is_faithful(request)
             link.send(request[:8] + number + request[12:])
             answer: bytes = await promise
             done = True

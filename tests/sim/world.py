@@ -17,7 +17,7 @@ from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import deduplication, delays, delivery, priorities, workload_clients
+from sim import deduplication, delays, delivery, priorities, transactions, workload_clients
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
@@ -49,9 +49,11 @@ class World:
     """See the module. Make it, `run` it."""
 
     def __init__(
-        self, seed: int, *, faults_ms: float = FAULTS_MS, only: str = "", more: bool = False
+        self, seed: int, *, faults_ms: float | None = None, only: str = "", more: bool = False
     ) -> None:
-        """`only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too."""
+        """`faults_ms`: for how long faults are drawn, None for the usual time.
+
+        `only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too."""
         self.seed = seed
         self.wants_more = more
         self.more: More | None = None
@@ -59,7 +61,10 @@ class World:
         self.settings: dict[str, int] = {}
         """Of brokers, beside those of all histories."""
         self.feature: Any = deduplication if deduplication.is_deduplication_history(seed) else delays
-        """Module with what is of one feature only, if this is a history of one: `delays` or `deduplication`."""
+        """Module with what is of one feature only, if this is a history of one: `delays`, `deduplication` or
+        `transactions`."""
+        if transactions.is_transaction_history(seed):
+            self.feature = transactions
         if delays.is_delay_history(seed):
             self.settings = dict(self.feature.SETTINGS)
         elif seed >= delivery.FIRST_SEED:
@@ -69,6 +74,8 @@ class World:
                 "share_coordinator_state_topic_prune_interval_ms": 3000,
             }
         self.only = only
+        if faults_ms is None:
+            faults_ms = transactions.FAULTS_MS if self.feature is transactions else FAULTS_MS
         self.faults_ms = faults_ms
         self.simulation = Simulation(seed)
         self.random = self.simulation.random
@@ -78,8 +85,8 @@ class World:
         self.etcd = EtcdModel(self.simulation, SimulatedClock(self.simulation), self.etcd_scheduler)
         self.driver = self.simulation.scheduler("driver")
         self.node_ids = tuple(range(1, self.random.choice((3, 3, 4, 5)) + 1))
-        self.is_single_node = delays.is_single_node(seed)
-        if delays.is_delay_history(seed):
+        self.is_single_node = delays.is_single_node(seed) and self.feature is not transactions
+        if delays.is_delay_history(seed) and self.feature is not transactions:
             self.node_ids = (1,) if self.is_single_node else (1, 2, 3)
         self.metadata = InMemoryStore(SimulatedClock(self.simulation), self.etcd_scheduler)
         """What a single node has instead of etcd."""
@@ -107,7 +114,9 @@ class World:
         self.readers: list[Any] = []
         self.delays: Any = None
         """The clients and the judge of a history of one feature."""
-        if deduplication.is_deduplication_history(seed):
+        if self.feature is transactions:
+            self.delays = transactions.Transactions(self)
+        elif deduplication.is_deduplication_history(seed):
             self.delays = deduplication.Deduplication(self)
         elif delays.is_delay_history(seed):
             self.delays = delays.Delays(self)
@@ -286,9 +295,9 @@ class World:
 
     def _make_topic(self) -> None:
         broker = self.brokers()[0]
-        replicas, configs = 1 if self.is_single_node else 3, CONFIGS
+        replicas, configs, partitions = 1 if self.is_single_node else 3, CONFIGS, PARTITIONS
         if self.delays is not None:
-            own = self.feature.configs_of(self.seed)
+            own, partitions = self.feature.configs_of(self.seed), self.feature.PARTITIONS
             configs = own if self.is_single_node else {**CONFIGS, **own}
         elif delivery.has_priorities(self.seed):
             configs = {**CONFIGS, **priorities.CONFIGS}
@@ -297,7 +306,7 @@ class World:
             while True:
                 try:
                     await broker.core.topics.create(
-                        NewTopic(TOPIC, PARTITIONS, replicas, configs=tuple(configs.items()))
+                        NewTopic(TOPIC, partitions, replicas, configs=tuple(configs.items()))
                     )
                 except TopicAlreadyExists:
                     return
