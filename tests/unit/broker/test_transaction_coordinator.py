@@ -16,6 +16,7 @@ from mansio.errors import (
     InvalidTransactionTimeout,
     InvalidTxnState,
     NotCoordinator,
+    NotEnoughReplicas,
     NotLeaderOrFollower,
     OperationNotAttempted,
     ProducerFenced,
@@ -452,6 +453,24 @@ def test_any_number_of_unused_transactional_ids_expires_soon(monkeypatch: pytest
     room.settle(3_600_000)
     room.settle(20_000)
     assert not room.coordinator.store.entries
+
+
+def test_a_failed_deletion_of_expired_transactional_ids_waits_for_the_next_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transaction_coordinator, "EXPIRED_PER_BATCH", 1)
+    room = CoordinatorRoom(expiration_ms=10_000, expiration_check_interval_ms=3_600_000)
+    room.begin("unused")
+    attempts = []
+
+    def refuse(index: int, transactional_ids: list[str]) -> None:
+        attempts.append(transactional_ids)
+        raise NotEnoughReplicas("too few replicas")
+
+    monkeypatch.setattr(type(room.coordinator.store), "delete", staticmethod(refuse))
+    room.settle(3_600_000)
+    room.settle(60_000)
+    assert len(attempts) == 1
 
 
 def test_invalid_ids_and_timeouts_are_refused() -> None:

@@ -531,7 +531,7 @@ class TransactionCoordinator:
 
     def _remove_expired(self) -> bool:
         """Delete the transactional ids that were not used for long, at most `EXPIRED_PER_BATCH` of each partition.
-        Returns whether there may be more of them."""
+        Returns whether there may be more of them, where the deletion did not fail."""
         now_ms, expiration_ms = self._clock.wall_ms(), self._settings.expiration_ms
         expired: dict[int, list[str]] = defaultdict(list)
         for entry in self.store.entries.values():
@@ -540,14 +540,16 @@ class TransactionCoordinator:
                 entry.transaction, expiration_ms=expiration_ms, now_ms=now_ms
             ):
                 found.append(entry.transactional_id)
+        is_more = False
         for index, transactional_ids in expired.items():
             try:
                 if transactional_ids:
                     self.store.delete(index, transactional_ids).add_done_callback(_ignore_outcome)
+                    is_more = is_more or len(transactional_ids) == EXPIRED_PER_BATCH
             except MansioError as error:
                 known = fields(partition=index, reason=error)
                 logger.warning("transactional_ids_not_removed", extra=known)
-        return any(len(found) == EXPIRED_PER_BATCH for found in expired.values())
+        return is_more
 
 
 def _check_id(transactional_id: str) -> None:
