@@ -9,10 +9,10 @@ Invariants:
 * `check` changes nothing. Only `record`, called after the append, does.
 * An unknown producer may start at any sequence (KIP-360, as Kafka since 2.5): retention may have removed its batches.
   Consequence: a producer expires after `expiration_ms` without a batch, or when it is the oldest of more than
-  `producers_max`; a duplicate of an earlier batch is then not detected.
+  `producers_max` without an open transaction; a duplicate of an earlier batch is then not detected.
 * A producer with an open transaction neither expires nor is evicted: its marker must still end the transaction.
 * Producers are ordered by their last batch, so that expiry and eviction only read those that they remove, and those
-  with open transactions.
+  with open transactions. Eviction may move the latter behind others; the marker moves them to the end.
 * A marker of a transaction with a higher epoch fences all earlier batches of the producer; its next batch then has
   sequence 0 (KIP-890).
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
@@ -32,7 +33,7 @@ from mansio.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Collection, Iterable
 
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -101,7 +102,7 @@ class ProducerTable:
     def __init__(
         self, *, expiration_ms: int = DEFAULT_EXPIRATION_MS, producers_max: int = DEFAULT_PRODUCERS_MAX
     ) -> None:
-        self.retained: Container[int] = ()
+        self.retained: Collection[int] = ()
         """Ids of the producers that neither expire nor are evicted, because they have open transactions."""
         self.expiration_ms = expiration_ms
         self.producers_max = producers_max
@@ -229,12 +230,15 @@ class ProducerTable:
         self._evict()
 
     def _evict(self) -> None:
-        if len(self._producers) <= self.producers_max:
+        producers, retained = self._producers, self.retained
+        if len(producers) <= self.producers_max or len(producers) <= self.producers_max + len(retained):
             return
-        oldest = next((one for one in self._producers if one not in self.retained), None)
-        if oldest is not None:
-            del self._producers[oldest]
-            self.evicted_count += 1
+        for one in list(
+            takewhile(retained.__contains__, producers)
+        ):  # the next evictions do not read them again
+            producers[one] = producers.pop(one)
+        del producers[next(iter(producers))]
+        self.evicted_count += 1
 
     def replay(self, headers: Iterable[BatchHeader], now_ms: int) -> None:
         """Record the batches of a log, given by their stored headers."""

@@ -665,21 +665,29 @@ class Log:
         found = self._walk(from_offset)
         return (read_exactly(file, header.batch_length + 12, position) for file, position, header in found)
 
-    def control_batches(self, from_offset: int) -> Iterator[tuple[BatchHeader, bytes | None]]:
-        """The headers of all batches as of `batch_headers`, with the bytes of those that are control batches."""
-        found = self._walk(from_offset, skip_damaged=True)
+    def control_batches(
+        self, from_offset: int, on_damage: Callable[[int], object] = _no_listener
+    ) -> Iterator[tuple[BatchHeader, bytes | None]]:
+        """The headers of all batches as of `batch_headers`, with the bytes of those that are control batches.
+
+        `on_damage` is called where damaged batches are skipped, with the end offset of the batch before them."""
+        found = self._walk(from_offset, skip_damaged=True, on_damage=on_damage)
         return (
             (header, read_exactly(file, header.batch_length + 12, position) if header.is_control else None)
             for file, position, header in found
         )
 
     def _walk(
-        self, from_offset: int, *, skip_damaged: bool = False
+        self,
+        from_offset: int,
+        *,
+        skip_damaged: bool = False,
+        on_damage: Callable[[int], object] = _no_listener,
     ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
         from_offset = max(from_offset, self.start_offset)
         if from_offset >= self.end_offset:
             return iter(())
-        return self._segments.walk(from_offset, skip_damaged=skip_damaged)
+        return self._segments.walk(from_offset, skip_damaged=skip_damaged, on_damage=on_damage)
 
     def verify(self) -> int:
         """Read and check all batches of the log; returns their number. Raises `CorruptLog` at the first damage.

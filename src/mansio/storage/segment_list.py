@@ -23,7 +23,7 @@ from mansio.storage.scan import scan
 from mansio.storage.segment import WALK_CHUNK_BYTES, Segment, read_exactly, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.ports import Disk, DiskFile
     from mansio.storage.file_cache import FileCache
@@ -304,12 +304,18 @@ class SegmentList:
         return stop, next_offset
 
     def walk(
-        self, from_offset: int, *, skip_damaged: bool = False
+        self,
+        from_offset: int,
+        *,
+        skip_damaged: bool = False,
+        on_damage: Callable[[int], object] = lambda _: None,
     ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
         """Yield (file, position, header) of every batch from the one that contains `from_offset` up to the current end.
 
-        With `skip_damaged`, damaged or missing batches in closed segments are logged and skipped. Otherwise, and always
-        in the active segment, they raise `CorruptLog`.
+        With `skip_damaged`, damaged or missing batches in closed segments are logged and skipped, and `on_damage` is
+        called between the batches before and after them with the end offset of the former. Otherwise, and always in
+        the active segment, they raise `CorruptLog`. Offsets that are missing between two batches are only passed to
+        `on_damage`.
         """
         snapshot = [
             (one, one.size, one.end_offset, one is self.active) for one in self.segments_from(from_offset)
@@ -319,11 +325,15 @@ class SegmentList:
             start = self._files.index(segment).position_before_offset(
                 max(0, from_offset - segment.base_offset)
             )
-            end = from_offset
+            end = max(from_offset, segment.base_offset)
+            skipped: list[int] = []  # positions since the last batch
             for position, header in self._batches(
-                segment, file, start, size, skip_damaged=skip_damaged and not active
+                segment, file, start, size, skipped if skip_damaged and not active else None
             ):
                 if header.base_offset + header.last_offset_delta >= from_offset:
+                    if header.base_offset > end and (skipped or header.base_offset > self.sparse_end_offset):
+                        on_damage(end)
+                    skipped.clear()
                     end = header.base_offset + header.last_offset_delta + 1
                     yield file, position, header
             if not active and end < end_offset:
@@ -333,27 +343,32 @@ class SegmentList:
                     if not skip_damaged:
                         raise
                     self._log_damage(segment, error)
+                    skipped.append(size)
+            if skipped:
+                on_damage(min(end, end_offset))
 
     def _log_damage(self, segment: Segment, error: CorruptLog) -> None:
         logger.error("segment_damaged", extra=fields(path=segment.path, reason=error.message))
 
     def _batches(
-        self, segment: Segment, file: DiskFile, position: int, size: int, *, skip_damaged: bool
+        self, segment: Segment, file: DiskFile, position: int, size: int, skipped: list[int] | None
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield (position, header) of the batches of one segment; `skip_damaged` skips damaged batches."""
+        """Yield (position, header) of the batches of one segment. Damaged batches are skipped if there is a list
+        `skipped`, to which their positions are added before the next batch is yielded."""
         lowest = segment.base_offset
         try:
             for at, header in walk(file, position, size, lowest, WALK_CHUNK_BYTES):
                 yield at, header
                 position, lowest = at + header.size, header.last_offset + 1
         except CorruptLog as error:
-            if not skip_damaged:
+            if skipped is None:
                 raise
             self._log_damage(segment, error)
-            yield from self._intact_batches(file, position, size, lowest, segment.end_offset)
+            skipped.append(position)
+            yield from self._intact_batches(file, position, size, lowest, segment.end_offset, skipped)
 
     def _intact_batches(
-        self, file: DiskFile, position: int, size: int, lowest: int, end_offset: int
+        self, file: DiskFile, position: int, size: int, lowest: int, end_offset: int, skipped: list[int]
     ) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) of the batches with a valid CRC in a part of a file that may be damaged."""
         try:
@@ -362,5 +377,7 @@ class SegmentList:
                 if scanned.header is not None and lowest <= scanned.header.base_offset < end_offset:
                     lowest = scanned.header.last_offset + 1
                     yield scanned.position, scanned.header
+                else:
+                    skipped.append(scanned.position)
         except OSError as error:
             raise StorageError(f"cannot read {file.path}: {error}") from error

@@ -18,7 +18,8 @@ from mansio.storage.log import LogSettings
 from mansio.storage.repair import SYNC_BYTES, SegmentCopy
 from mansio.storage.segment import Segment
 from mansio.testing.disk import SimulatedDisk, SimulatedFile
-from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.batch.end_marker import EndMarker
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from support.replicas import Cluster
 
@@ -123,6 +124,45 @@ def test_damage_is_repaired_from_a_replica_and_the_file_is_the_same_as_before(
     assert len(cluster.state().isr) == 3
     assert values_read(node.partition, within=cluster) == ALL
     cluster.check_same()
+
+
+@pytest.mark.parametrize("node_id", [1, 2], ids=["leader", "follower"])
+def test_transactions_whose_markers_were_damaged_are_decided_after_the_repair(node_id: int) -> None:
+    cluster = Cluster(log_settings=LogSettings(segment_bytes=SEGMENT_BYTES, index_interval_bytes=1))
+    cluster.run_for(1000)
+    leader = cluster[1].partition
+    for sequence, is_commit in enumerate((False, True, True)):
+        records: list[Any] = [(1000, None, b"%d" % sequence, ())]
+        data = build_batch(
+            records, producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True
+        )
+        leader.append(data, transactional=True)
+        if not sequence:
+            marker_at = leader.log.size_bytes
+        leader.append_marker(EndMarker(7, 0, is_commit, 3))
+    for number in range(30):
+        cluster[1].append(b"plain %d" % number * 20)
+    cluster.run_until(lambda: leader.high_watermark == leader.end_offset)
+    cluster.run_for(2000)
+    cluster.kill(node_id)
+    disk = cluster[node_id].disk
+    for name in disk.list_directory(DIRECTORY):
+        if name.endswith(".producers"):
+            disk.remove(f"{DIRECTORY}/{name}")
+    path = segments(cluster[node_id])[0]
+    disk.flip_bit(path, 8 * (marker_at + 16))
+    node = cluster.restart(node_id)
+    producers = node.partition.producers
+    assert producers is not None
+    assert producers.transactions.first_undecided_offset == 0
+    cluster.elect(3 - node_id)
+    cluster.tell()
+    cluster.run_until(lambda: node.repairer.counts.ranges)
+    cluster.run_for(1000)
+    assert not producers.transactions.open
+    assert [one.first_offset for one in producers.transactions.aborted()] == [0]
+    assert node.partition.last_stable_offset == node.partition.high_watermark == node.log.end_offset
+    assert not node.storage_health.damaged
 
 
 def test_reader_of_a_damaged_leader_waits_for_the_repair_and_gets_no_error() -> None:

@@ -326,13 +326,13 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
     names = sorted(path for path in bench.disk.files() if path.endswith(".producers"))
     assert len(names) == 2
     replayed: list[int] = []
-    true_headers = Log.batch_headers
+    true_batches = Log.control_batches
 
-    def counted(self: Log, from_offset: int) -> Any:
+    def counted(self: Log, from_offset: int, on_damage: Any) -> Any:
         replayed.append(from_offset)
-        return true_headers(self, from_offset)
+        return true_batches(self, from_offset, on_damage)
 
-    monkeypatch.setattr(Log, "batch_headers", counted)
+    monkeypatch.setattr(Log, "control_batches", counted)
     bench.disk.flip_bit(names[-1], 200)
     after = Bench(disk=bench.disk)
     hook = after.plug_in_producers()

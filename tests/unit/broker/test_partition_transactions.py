@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -24,7 +25,9 @@ from mansio.errors import (
     TransactionalIdMissing,
     TransactionCoordinatorFenced,
 )
-from mansio.state.partition_transactions import PartitionTransactions
+from mansio.state import partition_transactions
+from mansio.state.partition_transactions import AbortedTransaction, PartitionTransactions
+from mansio.state.producers import ProducerTable
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.end_marker import EndMarker, decode_end_marker, encode_end_marker
@@ -34,6 +37,9 @@ from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 from support.simulated_partition import DIRECTORY, SimulatedPartition
 from unit.broker.test_recompression import ManualThread, rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROUNDS = 40
 STEPS = 60
@@ -379,7 +385,7 @@ def test_a_producer_with_an_open_transaction_neither_expires_nor_is_evicted() ->
     bench.partition.append(batch(1, 0), transactional=True)
     for producer_id in (2, 3, 4):
         bench.partition.append(batch(producer_id, 0, transactional=False))
-    assert [producer_id for producer_id, _ in table.items()] == [1, 4]
+    assert {producer_id for producer_id, _ in table.items()} == {1, 3, 4}
     table.expire(1 << 60)
     assert [producer_id for producer_id, _ in table.items()] == [1]
 
@@ -415,14 +421,100 @@ def test_only_the_aborted_transactions_of_a_range_are_found() -> None:
     assert PartitionTransactions.from_bytes(transactions.to_bytes()).aborted() == transactions.aborted()
 
 
-def test_a_damaged_marker_neither_commits_nor_aborts_its_transaction() -> None:
-    disk = SimulatedDisk()
-    bench = SimulatedPartition(disk, 1_000.0)
-    bench.partition.append(batch(1, 0), transactional=True)
-    marker_at = bench.log.size_bytes
-    bench.partition.append_marker(EndMarker(1, 0, False, 7))
-    for _ in range(5):
-        bench.partition.append(build_batch([(1000, None, b"x" * 900, ())]))  # the first segment is closed
+@pytest.mark.parametrize("seed", range(10))
+def test_the_index_of_aborted_transactions_gives_the_same_answers_as_a_list(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_transactions, "BLOCK_TRANSACTIONS", 4)
+    source = random.Random(seed)
+    transactions, listed = PartitionTransactions(), list[AbortedTransaction]()
+    for offset in range(1, 600):
+        producer_id = source.randrange(1, 7)
+        step = source.random()
+        if step < 0.5:
+            transactions.begin(producer_id, offset)
+        elif step < 0.9:
+            first_offset = transactions.open.get(producer_id)
+            is_commit = source.random() < 0.2
+            transactions.end(producer_id, offset, is_commit=is_commit)
+            if first_offset is not None and not is_commit:
+                stable = next(iter(transactions.open.values()), offset + 1)
+                listed.append(AbortedTransaction(producer_id, first_offset, offset, stable))
+        elif step < 0.93:
+            start = source.randrange(offset)
+            transactions.trim(start)
+            listed = [one for one in listed if one.last_offset >= start]
+        elif step < 0.97:
+            gone = {one.last_offset for one in listed if source.random() < 0.1} | {offset}
+            transactions.remove_aborted(gone)
+            listed = [one for one in listed if one.last_offset not in gone]
+        else:
+            transactions = PartitionTransactions.from_bytes(transactions.to_bytes())
+        begin = source.randrange(offset)
+        end = begin + source.randrange(1, 40)
+        expected = [one for one in listed if one.last_offset >= begin and one.first_offset < end]
+        assert transactions.aborted(begin, end) == expected
+        assert transactions.aborted(begin) == [one for one in listed if one.last_offset >= begin]
+
+
+class CountingArray(array):  # type: ignore[type-arg]  # not subscriptable before Python 3.12
+    """Counts the numbers that are read."""
+
+    read_count = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        CountingArray.read_count += 1
+        return super().__getitem__(key)
+
+
+def test_a_read_beside_a_long_transaction_does_not_read_all_transactions_that_were_aborted_meanwhile() -> (
+    None
+):
+    transactions = PartitionTransactions()
+    transactions.begin(99, 0)
+    for number in range(20_000):
+        transactions.begin(7, 1 + 2 * number)
+        transactions.end(7, 2 + 2 * number, is_commit=False)
+    transactions.end(99, 40_001, is_commit=True)
+    transactions._aborted = CountingArray("q", transactions._aborted)
+    CountingArray.read_count = 0
+    assert len(transactions.aborted(10, 20)) == 6
+    assert CountingArray.read_count < 2_000
+
+
+class CountingDict(dict[int, int]):
+    """Counts the questions whether it has a key."""
+
+    asked_count = 0
+
+    def __contains__(self, key: object) -> bool:
+        CountingDict.asked_count += 1
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("others", [1, 40])
+def test_producers_with_open_transactions_are_not_read_at_each_eviction(others: int) -> None:
+    table = ProducerTable(producers_max=20)
+    retained = CountingDict()
+    table.retained = retained
+    for producer_id in range(1000):
+        retained[producer_id] = 0
+        table.record(read_header(batch(producer_id, 0)), producer_id, 0)
+    for producer_id in range(1000, 1000 + others):
+        table.record(read_header(batch(producer_id, 0, transactional=False)), producer_id, 0)
+    CountingDict.asked_count = 0
+    for producer_id in range(2000, 2100):
+        table.record(read_header(batch(producer_id, 0, transactional=False)), producer_id, 0)
+    assert CountingDict.asked_count < 10_000
+    assert [one for one, _ in table.items() if one >= 1000] == list(range(2080, 2100))
+    assert len(table) == 1020
+
+
+def damaged_and_restarted(
+    bench: SimulatedPartition, damage: Callable[[bytearray], None]
+) -> SimulatedPartition:
+    """Damage the first segment of a partition, which has others, and open it again without snapshots."""
+    disk = bench.disk
     bench.flush()
     names = [name for name in disk.list_directory(DIRECTORY) if name.endswith(".log")]
     assert len(names) > 1
@@ -433,15 +525,97 @@ def test_a_damaged_marker_neither_commits_nor_aborts_its_transaction() -> None:
             disk.remove(f"{DIRECTORY}/{name}")
     path = f"{DIRECTORY}/{min(names)}"
     data = bytearray(disk.read_file(path))
-    key_type_at = data.index(b"\x00\x00\x00\x00", marker_at + 61 + 5) + 3  # version and type: abort is 0
-    data[key_type_at] ^= 1
+    damage(data)
     disk.put_file(path, bytes(data))
-    again = SimulatedPartition(disk, 1_000.0)
+    return SimulatedPartition(disk, 1_000.0)
+
+
+def append_plain(bench: SimulatedPartition) -> None:
+    for _ in range(5):
+        bench.partition.append(build_batch([(1000, None, b"x" * 900, ())]))
+
+
+def test_a_damaged_marker_neither_commits_nor_aborts_its_transaction() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench.partition.append(batch(1, 0), transactional=True)
+    marker_at = bench.log.size_bytes
+    bench.partition.append_marker(EndMarker(1, 0, False, 7))
+    append_plain(bench)
+
+    def change_decision(data: bytearray) -> None:
+        key_type_at = data.index(b"\0\0\0\0", marker_at + 61 + 5) + 3  # version and type: abort is 0
+        data[key_type_at] ^= 1
+
+    again = damaged_and_restarted(bench, change_decision)
     assert dict(again.producers.transactions.open) == {1: 0}
     assert again.partition.last_stable_offset == 0
     again.partition.append_marker(EndMarker(1, 0, False, 7))
     again.flush()
     assert [one.first_offset for one in again.producers.transactions.aborted()] == [0]
+    assert again.partition.last_stable_offset == again.partition.high_watermark
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+@pytest.mark.parametrize("damage", ["header", "decision", "cut"])
+def test_no_later_marker_decides_a_transaction_whose_own_marker_is_damaged(
+    damage: str, is_commit: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench.partition.append(batch(1, 0), transactional=True)
+    marker_at = bench.log.size_bytes
+    bench.partition.append_marker(EndMarker(1, 0, not is_commit, 7))
+    marker_end = bench.log.size_bytes
+    append_plain(bench)
+    bench.partition.append(batch(1, 1), transactional=True)
+    bench.partition.append_marker(EndMarker(1, 0, is_commit, 7))
+    later_offset = bench.log.end_offset - 2
+
+    def change(data: bytearray) -> None:
+        if damage == "header":
+            data[marker_at + 16] ^= 1  # the format of the batch
+        elif damage == "decision":
+            data[marker_at + 61 + 8] ^= 1  # the type in the key of the record
+        else:
+            del data[marker_at:marker_end]
+
+    again = damaged_and_restarted(bench, change)
+    again.scheduler.run()
+    assert again.partition.storage_health.damaged["t", 0].offset == 1
+    assert any(record.getMessage() == "transaction_ends_lost" for record in caplog.records)
+    later = [] if is_commit else [later_offset]
+    for sequence in (2, 3):  # also after another start
+        transactions = again.producers.transactions
+        assert again.partition.last_stable_offset == 0
+        assert [one.first_offset for one in transactions.aborted()] == later
+        again.partition.append(batch(1, sequence), transactional=True)
+        again.partition.append_marker(EndMarker(1, 0, False, 7))
+        later.append(again.log.end_offset - 2)
+        again.partition.append_marker(EndMarker(1, 0, False, 7))
+        again.partition.append_marker(EndMarker(1, 0, True, 7))
+        again.flush()
+        assert [one.first_offset for one in transactions.aborted()] == later
+        assert again.partition.last_stable_offset == 0
+        assert again.partition.read(0, 1 << 20, READ_COMMITTED) is None
+        again.partition.close()
+        again.log.close()
+        again = SimulatedPartition(again.disk, 1_000.0)
+
+
+def test_a_transaction_that_may_have_ended_in_damage_is_forgotten_with_its_records() -> None:
+    transactions = PartitionTransactions()
+    transactions.begin(1, 10)
+    transactions.begin(2, 11)
+    assert transactions.lose_ends(20) == 2
+    transactions.begin(3, 21)
+    transactions.begin(2, 22)
+    transactions.trim(19)
+    assert transactions.first_undecided_offset == 10
+    transactions.trim(20)
+    assert list(transactions.open.items()) == [(3, 21), (2, 22)]
+    assert not transactions.has_lost_ends
+    transactions.end(2, 23, is_commit=False)
+    transactions.end(3, 24, is_commit=True)
+    assert transactions.aborted() == [(2, 22, 23, 21)]
 
 
 def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_another_one() -> None:

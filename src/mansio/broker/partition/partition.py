@@ -318,6 +318,8 @@ class Partition:
         if isinstance(hook, ProducerHook):
             self.producers = hook
             hook.on_committed(self.replica.high_watermark)
+            if hook.damaged_offset is not None:  # after the caller has registered this partition
+                self.scheduler.call_soon(self._report_lost_transaction_ends)
         if on_data_path:
             self._before_append.append(hook.before_append)
             self._after_append = [*self._after_append, hook.on_append]
@@ -717,6 +719,21 @@ class Partition:
             if offset >= 0:
                 self.log.forget_checks_at(offset)
         self.storage_health.record_damage(self.topic, self.index, offset, error)
+
+    def _report_lost_transaction_ends(self) -> None:
+        """Report damage in which transactions may have ended. Readers of committed records do not reach it."""
+        producers = self.producers
+        if producers is None or not producers.transactions.has_lost_ends:
+            return
+        if (offset := producers.damaged_offset) is not None:
+            error = CorruptLog(f"{self.name} at offset {offset}: the ends of transactions may be damaged")
+            self.report_damage(offset, error)
+
+    def on_repaired(self) -> None:
+        """Called when damaged batches were replaced by those of another replica."""
+        if self.producers is not None:
+            self.producers.on_repaired()
+            self._report_lost_transaction_ends()
 
     def _on_damage(self, segment: Segment, found: CheckedRange) -> None:
         error = damaged_range_error(segment.path, found)

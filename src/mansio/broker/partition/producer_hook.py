@@ -13,6 +13,9 @@ Invariants:
 * A snapshot contains the state at an offset up to which the log was committed when the snapshot was written, so that a
   crash cannot leave a snapshot with batches that the log has lost. If the log was truncated, snapshots above its end
   are removed before new records are appended.
+* If batches are damaged that this hook has to read, the transactions that were open there stay open, because they may
+  have ended in these batches: see `PartitionTransactions`. No snapshot is written then, so that the next start reads
+  the batches again, which may be repaired; `on_repaired` does so at once.
 * Snapshots are written on another thread and not flushed: their checksum detects an incomplete one, and the previous
   snapshot is kept until the next one is written.
 """
@@ -26,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
-from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidTxnState, RequestError
+from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidTxnState, RequestError, StorageError
 from mansio.logs import fields
 from mansio.state.partition_transactions import PartitionTransactions
 from mansio.state.producers import ProducerTable
@@ -119,6 +122,7 @@ class ProducerHook:
         "_unsaved_bytes",
         "_verifications",
         "_waiting_snapshot",
+        "damaged_offset",
         "has_shorter_batches",
         "table",
         "transactions",
@@ -147,12 +151,15 @@ class ProducerHook:
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
         self._committed_end = 0
+        self._saved_end_offset = 0
         self._staged: deque[EndMarker | None] = deque()
         """The markers of batches that are about to be appended."""
         self._verifications: dict[int, list[Verification]] = {}
         self.table = ProducerTable(expiration_ms=expiration_ms)
         self.transactions = PartitionTransactions()
         """Open and aborted transactions; callers do not change them."""
+        self.damaged_offset: int | None = None
+        """The first offset of damaged batches in which an open transaction may have ended; None if there are none."""
         self._load()
 
     # Hook methods
@@ -178,7 +185,10 @@ class ProducerHook:
             if not header.attributes & TRANSACTIONAL_FLAG:
                 self.table.record(header, base_offset, now_ms)
             elif header.attributes & CONTROL_FLAG:
-                marker = self._staged.popleft() if self._staged else self._read_marker(base_offset)
+                if self._staged:
+                    marker = self._staged.popleft()
+                else:
+                    marker = self._read_marker(base_offset, next(self._log.batches(base_offset), None))
                 self._apply_marker(header, base_offset, marker, now_ms)
             else:
                 self.table.record(header, base_offset, now_ms)
@@ -189,6 +199,8 @@ class ProducerHook:
         self._unsaved_bytes += header.batch_length
         if self._unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self._waiting_snapshot is None:
             self._unsaved_bytes = 0
+            if self.transactions.has_lost_ends:
+                return
             end_offset = base_offset + header.last_offset_delta + 1
             self._waiting_snapshot = (end_offset, self._encode(end_offset))
 
@@ -204,19 +216,27 @@ class ProducerHook:
     def on_trim(self, start_offset: int) -> None:
         """Forget the aborted transactions below the start; producers expire by time, not when their batches are
         deleted."""
-        if self.transactions.aborted_count:
+        if self.transactions.aborted_count or self.transactions.has_lost_ends:
             self.transactions.trim(start_offset)
 
     def on_truncate(self, end_offset: int) -> None:
         """Remove snapshots above `end_offset`, and load the table again from the latest remaining one and the log."""
-        self._waiting_snapshot = None
-        self._unsaved_bytes = 0
         self._snapshots.remove_beyond(end_offset)
         self._committed_end = min(self._committed_end, end_offset)
-        self._staged.clear()
-        self.table = ProducerTable(expiration_ms=self._expiration_ms)
-        self.transactions = PartitionTransactions()
-        self._load()
+        self._load_again()
+
+    def on_repaired(self) -> None:
+        """Called after damaged batches were replaced: load the table again if they may contain the end of an open
+        transaction. Blocks as `on_truncate`."""
+        if not self.transactions.has_lost_ends:
+            return
+        before = self.table, self.transactions, self.damaged_offset, self._saved_end_offset
+        try:
+            self._load_again()
+        except (OSError, StorageError) as error:
+            self.table, self.transactions, self.damaged_offset, self._saved_end_offset = before
+            known = fields(directory=self._directory, reason=error)
+            logger.warning("transactions_not_loaded_after_repair", extra=known)
 
     def readable_end(self, isolation_level: int) -> int | None:
         """Return the last stable offset for readers of committed records, if a transaction is undecided."""
@@ -231,6 +251,8 @@ class ProducerHook:
     def close(self) -> None:
         end_offset = self._log.end_offset
         if end_offset == self._saved_end_offset:  # an idle partition writes no snapshots
+            return
+        if self.transactions.has_lost_ends:
             return
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
             self._snapshots.save(end_offset, self._encode(end_offset))
@@ -319,34 +341,47 @@ class ProducerHook:
         self.table.record_marker(header, marker.coordinator_epoch, now_ms)
         self.transactions.end(header.producer_id, offset, is_commit=marker.is_commit)
 
-    def _read_marker(self, offset: int) -> EndMarker | None:
-        """Return the marker at an offset; None if compaction has removed its record. None also for a damaged marker:
-        the transaction stays open, because whether it was committed is not known."""
-        batch = next(self._log.batches(offset), None)
+    def _read_marker(self, offset: int, batch: bytes | None) -> EndMarker | None:
+        """Decode a marker; None if compaction has removed its record. Raises `CorruptLog` if the batch is damaged: its
+        flags, producer and decision may be wrong."""
         if batch is None:
             return None
         try:
             check_stored_batch(memoryview(batch))
             return decode_end_marker(batch)
         except RequestError as error:
-            known = fields(directory=self._directory, offset=offset, reason=error)
-            logger.error("transaction_marker_damaged", extra=known)
-            return None
+            raise CorruptLog(f"{self._directory} at offset {offset}: {error}") from error
 
     def _replay(self, from_offset: int) -> None:
         """Apply the batches of the log from an offset on."""
         now_ms = self._clock.wall_ms()
-        for header in self._log.batch_headers(from_offset):
+        for header, control in self._log.control_batches(from_offset, self._on_damage):
             if header.producer_id < 0:
                 continue
             offset = header.base_offset
             if not header.is_transactional:
                 self.table.record(header, offset, now_ms)
             elif header.is_control:
-                self._apply_marker(header, offset, self._read_marker(offset), now_ms)
+                try:
+                    marker = self._read_marker(offset, control)
+                except CorruptLog as error:
+                    known = fields(directory=self._directory, offset=offset, reason=error)
+                    logger.error("transaction_marker_damaged", extra=known)
+                    self._on_damage(offset)
+                else:
+                    self._apply_marker(header, offset, marker, now_ms)
             else:
                 self.table.record(header, offset, now_ms)
                 self._begin(header, offset)
+
+    def _on_damage(self, offset: int) -> None:
+        """Leave the open transactions undecided, because they may have ended in damaged batches at an offset."""
+        open_count = self.transactions.lose_ends(offset)
+        if open_count:
+            if self.damaged_offset is None:
+                self.damaged_offset = offset
+            known = fields(directory=self._directory, offset=offset, open_transactions=open_count)
+            logger.error("transaction_ends_lost", extra=known)
 
     def _forget_without_marker(self) -> None:
         """Forget the aborted transactions of a snapshot whose markers compaction has removed since."""
@@ -367,7 +402,16 @@ class ProducerHook:
     def _encode(self, end_offset: int) -> bytes:
         return encode_producer_state(self.table, self.transactions, end_offset)
 
+    def _load_again(self) -> None:
+        self._waiting_snapshot = None
+        self._unsaved_bytes = 0
+        self._staged.clear()
+        self.table = ProducerTable(expiration_ms=self._expiration_ms)
+        self.transactions = PartitionTransactions()
+        self._load()
+
     def _load(self) -> None:
+        self.damaged_offset = None
         self._snapshots.remove_beyond(self._log.end_offset)
         from_offset = self._log.start_offset
         for path in self._snapshots.paths():

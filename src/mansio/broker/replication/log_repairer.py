@@ -167,8 +167,11 @@ class LogRepairer:
         self.counts = RepairCounts()
 
     def start(self) -> None:
-        """Repair all damage that is reported from now on."""
-        self._partitions.storage_health.on_damage(self.add_damage)
+        """Repair all damage that was reported since the start of the broker, and from now on."""
+        health = self._partitions.storage_health
+        health.on_damage(self.add_damage)
+        for (topic, index), found in tuple(health.damaged.items()):
+            self.add_damage(topic, index, found.offset)
 
     async def stop(self) -> None:
         """End the repair in progress after its current step."""
@@ -284,7 +287,9 @@ class LogRepairer:
             except Exception as failure:  # noqa: BLE001  # a defect ends this repair, not those of others
                 backoff = RETRY_BACKOFF_AFTER_COPY if repair.has_written else RETRY_BACKOFF
                 error, pause_ms = failure, backoff.delay_ms(attempts)
-            if error is not None:
+            if error is None:
+                partition.on_repaired()
+            else:
                 due_s = self._clock.monotonic() + pause_ms / 1000
                 failures[base] = _Failure(segment.end_offset, repair.next_offset, attempts, due_s, sources)
                 if not self._stopped:
