@@ -152,6 +152,7 @@ def test_transactions_whose_markers_were_damaged_are_decided_after_the_repair(no
     path = segments(cluster[node_id])[0]
     disk.flip_bit(path, 8 * (marker_at + 16))
     node = cluster.restart(node_id)
+    assert not node.storage_health.damaged, "the damage is reported when the partition can be found"
     producers = node.partition.producers
     assert producers is not None
     assert producers.transactions.first_undecided_offset == 0
@@ -163,6 +164,24 @@ def test_transactions_whose_markers_were_damaged_are_decided_after_the_repair(no
     assert [one.first_offset for one in producers.transactions.aborted()] == [0]
     assert node.partition.last_stable_offset == node.partition.high_watermark == node.log.end_offset
     assert not node.storage_health.damaged
+
+
+def test_damage_that_was_reported_before_the_repairer_starts_is_repaired() -> None:
+    cluster = written()
+    node = cluster[2]
+    path = segments(node)[2]
+    before = node.disk.files()[path]
+    cluster.kill(2)
+    flip(node, path, len(before) // 2)
+    node = cluster.restart(2)
+    offset = int(path.rpartition("/")[2].partition(".")[0])
+    waiting = node.repairer
+    node.storage_health._damage_listeners.clear()
+    node.partition.report_damage(offset, CorruptLog("found while the partition was opened"))
+    waiting.start()
+    cluster.run_until(lambda: waiting.counts.ranges)
+    cluster.run_for(1000)
+    assert node.disk.files()[path] == before
 
 
 def test_reader_of_a_damaged_leader_waits_for_the_repair_and_gets_no_error() -> None:

@@ -21,10 +21,10 @@ SETTINGS = LogSettings(segment_bytes=700, index_interval_bytes=1)
 BATCHES = 24
 
 
-def built() -> tuple[SimulatedDisk, list[bytes], list[str]]:
+def built(settings: LogSettings = SETTINGS) -> tuple[SimulatedDisk, list[bytes], list[str]]:
     """A closed log of several segments; its batches; the paths of its segments."""
     disk = SimulatedDisk()
-    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
     stored = [append(log, make_batch([1000 + n, 1001 + n], 80, n))[1] for n in range(BATCHES)]
     log.close()
     segments = sorted(path for path in disk.files() if path.endswith(".log"))
@@ -138,6 +138,49 @@ def test_search_by_timestamp_does_not_skip_missing_records(kind: str) -> None:
             found = log.offset_for_time(header.max_timestamp_ms, log.end_offset)
             assert found is not None
             assert found[0] in range(header.base_offset, header.last_offset + 1)
+
+
+@pytest.mark.parametrize("kind", ["flip", "last", "missing", "empty", "half", "cut"])
+@pytest.mark.parametrize("interval_bytes", [1, 1 << 20], ids=["indexed", "not indexed"])
+def test_a_reader_of_headers_is_told_which_offsets_are_missing(kind: str, interval_bytes: int) -> None:
+    disk, stored, segments = built(LogSettings(segment_bytes=1200, index_interval_bytes=1))
+    path = segments[2]
+    data = disk.files()[path]
+    inside = [batch for batch in stored if batch in data]
+    places = [data.index(batch) for batch in inside]
+    if kind in ("flip", "last"):
+        number = 1 if kind == "flip" else -1
+        gone = inside[number : number + 1 or None]
+        disk.flip_bit(path, 8 * (places[number] + 16))
+    elif kind == "missing":
+        gone = inside
+        disk.remove(path)
+    elif kind == "cut":
+        gone = inside[1:2]
+        disk.put_file(path, data[: places[1]] + data[places[2] :])
+    else:
+        gone = inside if kind == "empty" else inside[len(inside) // 2 :]
+        disk.truncate_file(path, 0 if kind == "empty" else places[len(inside) // 2] + 10)
+    missing = range(read_header(gone[0]).base_offset, read_header(gone[-1]).last_offset + 1)
+    for name in disk.files():
+        if name.endswith(".index") and interval_bytes > 1:
+            disk.remove(name)
+    log = Log.open(
+        disk, ManualClock(), DIRECTORY, LogSettings(segment_bytes=1200, index_interval_bytes=interval_bytes)
+    )
+    for from_offset in range(log.end_offset):
+        events: list[int] = []
+        expected: list[int] = []
+        for header, _ in log.control_batches(from_offset, lambda offset: events.append(-offset)):  # noqa: B023
+            events.append(header.base_offset)
+        for offset in range(0, log.end_offset, 2):
+            if offset + 1 < from_offset:
+                continue
+            if offset not in missing:
+                expected.append(offset)
+            elif offset == missing.start or offset <= from_offset:
+                expected.append(-max(from_offset, offset))
+        assert events == expected, from_offset
 
 
 def test_damage_in_the_active_segment_is_never_skipped() -> None:
