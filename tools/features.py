@@ -104,7 +104,6 @@ FEATURES = {
 
 
 PARTLY = {
-    "P4": "for Kafka's clients",
     "L9": "sendfile to other machines; on loopback one copy, which is faster (ADR 4)",
     "P2": "over the Kafka protocol, by Mansio's client",
     "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",

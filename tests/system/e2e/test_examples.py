@@ -255,6 +255,9 @@ def test_the_example_about_transactions_works(tmp_path: Path) -> None:
         outcome = bench.run(examples("docs/TRANSACTIONS.md")["read-process-write"])
         assert outcome.code == 0, outcome.output
         assert outcome.output.endswith("billed 3\n"), outcome.output
+        outcome = bench.run(examples("docs/TRANSACTIONS.md")["client"])
+        assert outcome.code == 0, outcome.output
+        assert outcome.output.endswith("audited 5 EUR\n"), outcome.output
 
 
 def test_the_example_about_grpc_works(bench: Bench) -> None:

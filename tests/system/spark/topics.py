@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import mansio
 from mansio.client.types import OutgoingRecord
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +41,8 @@ def publish(
 
 
 def contents(bootstrap_servers: str, topic: str) -> list[Message]:
-    """All records of a topic, by partition and offset."""
-    with mansio.blocking.connect(bootstrap_servers) as client, client.consume(topic, to_end=True) as consumer:
-        return sorted(consumer, key=lambda message: (message.partition, message.offset))
+    """All committed records of a topic, by partition and offset. Waits for the markers of decided transactions."""
+    with mansio.blocking.connect(bootstrap_servers) as client:
+        wait_until(lambda: not [*client.admin.transactions.list(states=["PrepareCommit", "PrepareAbort"])])
+        with client.consume(topic, to_end=True) as consumer:
+            return sorted(consumer, key=lambda message: (message.partition, message.offset))

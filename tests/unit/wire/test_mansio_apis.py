@@ -60,6 +60,8 @@ def test_they_are_announced_with_numbers_of_their_own() -> None:
         (20106, 0, 0),
         (20107, 0, 0),
         (20108, 0, 0),
+        (20112, 0, 0),
+        (20113, 0, 0),
     ]
     assert all(is_flexible(key, 0) for key in NATIVE)
 

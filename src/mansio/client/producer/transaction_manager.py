@@ -53,10 +53,10 @@ class TransactionManager:
 
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
-        self.phase = TransactionPhase.UNINITIALIZED
+        self.phase: TransactionPhase = TransactionPhase.UNINITIALIZED
         self.identity: ProducerIdentity = NO_IDENTITY
         """Producer id and epoch; another object after each change."""
-        self.bumps_epoch = False
+        self.bumps_epoch: bool = False
         """Whether each end bumps the epoch: transaction version 2."""
         self.error: MansioError | None = None
         """First error of the current transaction, or the fatal error."""

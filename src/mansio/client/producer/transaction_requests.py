@@ -62,7 +62,7 @@ class TransactionRequests:
         self.manager = manager
         self._cluster = cluster
         self._retry_timeout_ms = retry_timeout_ms
-        self.may_be_ended = False
+        self.may_be_ended: bool = False
         """Whether a request of the last call of `end` may have been processed although it raised an error."""
 
     async def initialize(self, timeout_ms: int) -> None:
