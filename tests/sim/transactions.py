@@ -50,7 +50,8 @@ INPUT: Final = 2
 """The partition that groups consume; they produce to the others."""
 WRITERS: Final = ("w1", "w2", "w3")
 MOVERS: Final = ("m1", "m2")
-FAULTS_MS: Final = 6_500
+FAULTS_MS: Final = 4_500
+FAULT_EVERY_MS_MAX: Final = 1500
 DRAIN_MS_MAX: Final = 60_000
 
 CONFIGS: Final = {"segment.bytes": "4096"}
@@ -73,7 +74,9 @@ CONSTANTS: Final = (
 SOON_EXHAUSTED_EPOCH: Final = 12
 
 REQUEST_TIMED_OUT: Final = 7
-TRANSIENT: Final = LOOK_AGAIN | {REQUEST_TIMED_OUT, 8, 14, 19, 20, 56}
+INVALID_TIMESTAMP: Final = 32
+"""The clock of a broker is far from that of the producer."""
+TRANSIENT: Final = LOOK_AGAIN | {REQUEST_TIMED_OUT, 8, 14, 19, 20, 56, INVALID_TIMESTAMP}
 INVALID_PRODUCER_EPOCH: Final = 47
 INVALID_TXN_STATE: Final = 48
 INVALID_PRODUCER_ID_MAPPING: Final = 49

@@ -99,6 +99,8 @@ class World:
             for node_id in self.node_ids
         }
         self.pace_ms = self.random.choice(FAULT_EVERY_MS)
+        if self.feature is transactions:
+            self.pace_ms = min(self.pace_ms, transactions.FAULT_EVERY_MS_MAX)
         self.lives: list[SimulatedBroker] = []
         self.no_etcd: set[int] = set()
         self.faults: dict[str, int] = {}

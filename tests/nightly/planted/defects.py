@@ -14,6 +14,7 @@ from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLIC
 from nightly.planted.schedule_defects import MORE_SCHEDULE_DEFECTS
 from nightly.planted.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
 from nightly.planted.share_state_defects import MORE_SHARE_STATE_DEFECTS, SHARE_STATE_DEFECTS
+from nightly.planted.transaction_defects import MORE_TRANSACTION_DEFECTS, TRANSACTION_DEFECTS
 
 COMPACTION = "tests/unit/storage/test_compaction.py"
 PARTITION = "tests/unit/broker/test_partition.py"
@@ -127,6 +128,7 @@ DEFECTS = (
     *DEDUPLICATION_DEFECTS,
     *KEY_ORDER_DEFECTS,
     *PRIORITY_DEFECTS,
+    *TRANSACTION_DEFECTS,
 )
 
 MORE = (
@@ -611,4 +613,5 @@ MORE = (
     *MORE_SHARE_STATE_DEFECTS,
     *MORE_GROUP_DEFECTS,
     *MORE_SCHEDULE_DEFECTS,
+    *MORE_TRANSACTION_DEFECTS,
 )

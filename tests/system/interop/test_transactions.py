@@ -1,11 +1,10 @@
-"""Transactions (KIP-98) as librdkafka uses them, on a broker and on a cluster that offer the preview of them."""
+"""Transactions (KIP-98) as librdkafka uses them, on a broker and on a cluster."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -14,6 +13,16 @@ from mansio import blocking
 from support.cluster import cluster
 from support.machine import scaled
 from support.process import served
+from support.transactional_writer import (
+    CALL_S,
+    PARTITIONS,
+    Writer,
+    create,
+    kill_repeatedly,
+    producer,
+    publish,
+    read,
+)
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -22,64 +31,12 @@ if TYPE_CHECKING:
 
     from support.process import ServedBroker
 
-PARTITIONS = 3
-CALL_S = 30
-
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     data = tmp_path_factory.mktemp("transactions") / "data"
     with served(data, http=False) as one:
         yield one
-
-
-def create(servers: str, *topics: str, partitions: int = PARTITIONS) -> None:
-    with blocking.connect(servers) as client:
-        for topic in topics:
-            client.admin.create_topic(topic, partitions=partitions)
-
-
-def producer(servers: str, transactional_id: str, **more: Any) -> Producer:
-    config = {"bootstrap.servers": servers, "transactional.id": transactional_id, "log_level": 0}
-    one = Producer({**config, "reconnect.backoff.max.ms": 500, **more})
-    one.init_transactions(scaled(CALL_S))
-    return one
-
-
-def read(servers: str, topic: str, isolation: str) -> list[str]:
-    """All values of a topic up to where a consumer of this isolation level reads."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "reader",
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "log_level": 0,
-        }
-    )
-    with contextlib.closing(consumer):
-        consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
-        found: list[str] = []
-        ended: set[int | None] = set()
-        end = time.monotonic() + scaled(CALL_S)
-        while len(ended) < PARTITIONS:
-            assert time.monotonic() < end, "no end of the partitions"
-            message = consumer.poll(0.5)
-            if message is None:
-                continue
-            if message.error() is not None:
-                ended.add(message.partition())
-            else:
-                found.append((message.value() or b"").decode())
-        return sorted(found)
-
-
-def publish(one: Producer, topic: str, *values: str) -> None:
-    """Publish each value to the partition of its position."""
-    for position, value in enumerate(values):
-        one.produce(topic, value, partition=position % PARTITIONS)
-    assert one.flush(scaled(CALL_S)) == 0
 
 
 @pytest.mark.row("P4")
@@ -202,81 +159,11 @@ def test_offsets_of_a_transaction_outlive_a_kill_with_those_committed_behind_the
         assert "log_truncated" not in broker.text()
 
 
-class Writer:
-    """A producer that writes transactions of one record to each partition, until it is stopped."""
-
-    def __init__(self, servers: str, topic: str) -> None:
-        self._servers = servers
-        self._topic = topic
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.committed: set[int] = set()
-        self.aborted: set[int] = set()
-        self.unknown: set[int] = set()
-        self.errors: list[str] = []
-        self._thread.start()
-
-    def _run(self) -> None:
-        number = 0
-        one: Producer | None = None
-        while not self._is_over.is_set():
-            number += 1
-            try:
-                if one is None:
-                    one = producer(self._servers, self._topic)
-                one.begin_transaction()
-                for index in range(PARTITIONS):
-                    one.produce(self._topic, f"{number}", partition=index)
-                if number % 4 == 0:
-                    one.abort_transaction(scaled(CALL_S))
-                    self.aborted.add(number)
-                else:
-                    one.commit_transaction(scaled(CALL_S))
-                    self.committed.add(number)
-            except KafkaException as error:
-                self.unknown.add(number)
-                with contextlib.suppress(KafkaException):
-                    if one is not None and error.args[0].txn_requires_abort():
-                        one.abort_transaction(scaled(CALL_S))
-                        continue
-                one = None  # a new instance fences this one
-            except BaseException as error:  # noqa: BLE001 - it fails the test
-                self.errors.append(repr(error))
-                return
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self._thread.join(scaled(4 * CALL_S))
-        assert not self._thread.is_alive()
-
-    def check(self) -> None:
-        """Raise `AssertionError` unless readers see each committed transaction whole, once, and no aborted one."""
-        assert self.errors == []
-        found = read(self._servers, self._topic, "read_committed")
-        counts = {int(value): found.count(value) for value in set(found)}
-        assert set(counts.values()) <= {PARTITIONS}, {k: n for k, n in counts.items() if n != PARTITIONS}
-        assert self.committed <= set(counts), sorted(self.committed - set(counts))
-        assert not self.aborted & set(counts), sorted(self.aborted & set(counts))
-        assert set(counts) <= self.committed | self.unknown
-
-
 @pytest.mark.full
 @pytest.mark.row("P4", "L5")
 @pytest.mark.timeout(300)
 def test_kills_leave_no_transaction_in_part_or_twice(tmp_path: Path) -> None:
-    with served(tmp_path / "data", http=False) as broker:
-        create(broker.bootstrap_servers, "killed")
-        writer = Writer(broker.bootstrap_servers, "killed")
-        for _ in range(10):
-            begin = len(writer.committed)
-            wait_until(lambda begin=begin: writer.errors or len(writer.committed) >= begin + 7, 60)
-            broker.kill()
-            broker.start()
-        begin = len(writer.committed)
-        wait_until(lambda: writer.errors or len(writer.committed) >= begin + 7, 60)
-        writer.stop()
-        writer.check()
-        assert "Traceback" not in broker.text(), broker.text()
+    kill_repeatedly(tmp_path, 10)
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from mansio.broker.partition import producer_hook
 from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.services.produce import ProduceService
-from mansio.broker.services.transactions.marker_service import TransactionMarkerService
+from mansio.broker.services.transactions.marker_service import OFFSETS_TOPIC, TransactionMarkerService
 from mansio.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
@@ -332,6 +332,47 @@ def test_no_marker_of_a_request_waits_for_the_commit_of_another_one() -> None:
         assert (slow.log.end_offset, fast.log.end_offset) == (2, 2)
         task.cancel()
         await asyncio.wait([task])
+
+    asyncio.run(write())
+
+
+@pytest.mark.parametrize("is_commit", [False, True])
+def test_a_transaction_is_undecided_until_all_replicas_have_its_marker(is_commit: bool) -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    partition, epoch = bench.partition, bench.partition.leader_epoch + 1
+    partition.become_leader(epoch, in_sync={1, 2}, replicas={1, 2})
+    partition.append(batch(1, 0), transactional=True)
+    partition.append(build_batch([(1000, None, b"plain", ())]))
+    partition.append_marker(EndMarker(1, 0, is_commit, 3))
+    bench.flush()
+    known = []
+    for fetch_offset in (1, 2, 3):
+        wanted: Any = SimpleNamespace(
+            current_leader_epoch=epoch, fetch_offset=fetch_offset, last_fetched_epoch=-1, log_start_offset=0
+        )
+        partition.read_for_follower(2, 1, wanted, 0, first=True)
+        known.append((partition.high_watermark, partition.last_stable_offset))
+    assert known == [(1, 0), (2, 0), (3, 3)]
+
+
+def test_a_marker_is_answered_and_ends_the_transaction_of_offsets_only_after_its_commit() -> None:
+    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench.partition.append(batch(1, 0, epoch=4), transactional=True)
+    bench.flush()
+    found: Any = SimpleNamespace(find=lambda *_: bench.partition, one_flush=nullcontext)
+    ended: list[int] = []
+
+    async def write() -> None:
+        service = TransactionMarkerService(found)
+        service.on_offsets_marker = lambda index, _: ended.append(index)
+        task = asyncio.create_task(service.write(EndMarker(1, 4, True, 7), [(OFFSETS_TOPIC, 0)]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (bench.log.end_offset, bench.partition.high_watermark) == (2, 1)
+        assert (task.done(), ended) == (False, [])
+        bench.flush()
+        assert await task == [None]
+        assert ended == [0]
 
     asyncio.run(write())
 
