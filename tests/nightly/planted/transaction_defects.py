@@ -88,8 +88,8 @@ TRANSACTION_DEFECTS = (
     Defect(
         "start of the log forgets aborted transactions above it",
         STATE,
-        "del self._aborted[: known * _FIELDS]",
-        "del self._aborted[:]",
+        "self._replace_aborted(self._aborted[known * _FIELDS :])",
+        "self._replace_aborted(self._aborted[:0])",
         (READERS,),
     ),
     Defect(
