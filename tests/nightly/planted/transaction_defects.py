@@ -12,6 +12,7 @@ OFFSETS = "tests/unit/broker/test_transactional_offsets.py"
 RECORDS = "tests/component/test_transactional_records.py"
 MODEL = ("tests/unit/state/transactions/test_transaction_model.py",)
 HISTORIES = ("tests/sim/test_transactions.py",)
+KILLS = ("tests/system/interop/test_transactions.py::test_kills_leave_no_transaction_in_part_or_twice",)
 
 MACHINE = "state/transactions/transaction.py"
 STATE = "state/partition_transactions.py"
@@ -196,6 +197,13 @@ MORE_TRANSACTION_DEFECTS = (
         "aborted = _aborted(partition, want.fetch_offset, records.next_offset)",
         "pass",
         HISTORIES,
+    ),
+    Defect(
+        "readers do not learn of aborted transactions when brokers are killed",
+        "broker/services/fetch.py",
+        "aborted = _aborted(partition, want.fetch_offset, records.next_offset)",
+        "pass",
+        KILLS,
     ),
     Defect(
         "aborted transactions of histories lost with a snapshot",
