@@ -123,8 +123,8 @@ class Writer:
         assert not self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise `AssertionError` unless readers see each committed transaction whole, once, and no aborted one, although
-        the log has records of aborted ones."""
+        """Raise `AssertionError` unless readers see each committed transaction whole, once, and no aborted one, of
+        which the log has records."""
         assert self.errors == []
         stored = set(map(int, read(self._servers, self._topic, "read_uncommitted")))
         assert not self.aborted or self.aborted & stored, "no aborted record is in the log"
