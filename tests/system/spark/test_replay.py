@@ -23,6 +23,7 @@ from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import sync_client
 from support.archive_tables import Archive, archived, row
+from system.spark.topics import contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,13 +47,6 @@ def records() -> Iterator[OutgoingRecord]:
             partition=index % PARTITIONS,
             timestamp_ms=FIRST_MS + index * 1001 - (index % 7) * 5000,
         )
-
-
-def contents(bootstrap_servers: str, topic: str) -> list[Message]:
-    with mansio.blocking.connect(bootstrap_servers) as client:
-        every = [TopicPartition(topic, one.index) for one in client.admin.describe_topic(topic).partitions]
-        with client.consume(every, from_="earliest", to_end=True) as consumer:
-            return sorted(consumer, key=lambda message: (message.partition, message.offset))
 
 
 def what(messages: list[Message]) -> list[Any]:
