@@ -244,8 +244,8 @@ class Client:
         ...
 
     def process(self, consumer: Consumer, handler: ProcessHandler, *, transactional_id: str, to: str | None = None, records_max: int = 500, wait_ms_max: float = 100, timeout_ms: int = 60000) -> int:
-        """Read messages, call `handler(messages)` and publish what it returns or yields, exactly once; see the asyncio
-        client. The handler is called on another thread."""
+        """Process messages exactly once: call `handler(messages)` and publish the records that it returns or yields;
+        see the asyncio client. The handler is called on another thread."""
         ...
 
     def publish_many(self, topic: str, records: Iterable[Publishable], *, delay: timedelta | float | None = None, at: datetime | None = None) -> list[RecordMetadata]:

@@ -33,7 +33,7 @@ async def read(client: mansio.Client, topic: str, isolation: Any = "read_committ
 
 async def settled(client: mansio.Client, topic: str, count: int) -> list[str]:
     """The committed values, once there are so many: markers are written after the answer to a commit."""
-    while len(found := await read(client, topic)) < count:  # noqa: ASYNC110
+    while len(found := await read(client, topic)) < count:  # noqa: ASYNC110 - nothing signals it
         await asyncio.sleep(0.02)
     return found
 
@@ -44,7 +44,7 @@ def test_ten_thousand_records_over_eight_partitions_are_committed_or_aborted_as_
     async def scenario() -> None:
         async with connected(broker, many=8) as client:
             values = [b"%d" % number for number in range(10_000)]
-            with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the end of the block raises
                 async with client.transaction("many-1") as txn:
                     await txn.publish_many("many", values)
                     raise ZeroDivisionError
@@ -64,7 +64,7 @@ def test_an_abort_while_the_producer_connects_keeps_the_records_out_of_the_next_
     async def scenario() -> None:
         async with connected(broker, connecting=1) as client:
             for number in range(3):
-                with pytest.raises(ZeroDivisionError):  # noqa: PT012
+                with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the end of the block raises
                     async with client.transaction(f"connecting-{number}") as txn:
                         await txn.publish("connecting", "no")
                         raise ZeroDivisionError
@@ -103,7 +103,7 @@ def test_a_second_client_with_the_id_takes_over_and_the_first_one_can_do_nothing
 ) -> None:
     async def scenario() -> None:
         async with connected(broker, fenced=1) as first, connected(broker) as second:
-            with pytest.raises(ProducerFenced, match="another producer"):  # noqa: PT012
+            with pytest.raises(ProducerFenced, match="another producer"):  # noqa: PT012 - the end of the block raises
                 async with first.transaction("fenced-1") as txn:
                     await (await txn.publish("fenced", "of the first"))
                     async with second.transaction("fenced-1") as other:
@@ -160,7 +160,7 @@ def test_offsets_are_committed_with_the_records_or_not_at_all(broker: mansio.Bro
                         assert await client.admin.group_offsets(group) == {}
                         await consumer.seek_to_committed()
             assert await settled(client, target, 2) == ["a", "b"]
-            while not (offsets := await client.admin.group_offsets(group)):  # noqa: ASYNC110
+            while not (offsets := await client.admin.group_offsets(group)):  # noqa: ASYNC110 - nothing signals it
                 await asyncio.sleep(0.02)
             assert [each.offset for each in offsets.values()] == [2]
 
@@ -238,7 +238,7 @@ def test_the_blocking_client_commits_and_aborts_without_await(broker: mansio.Bro
     with mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic("blocking", partitions=1)
         client.admin.create_topic("doubled", partitions=1)
-        with pytest.raises(ZeroDivisionError), client.transaction("blocking-1") as txn:  # noqa: PT012
+        with pytest.raises(ZeroDivisionError), client.transaction("blocking-1") as txn:  # noqa: PT012 - the end of the block raises
             txn.publish("blocking", "no")
             raise ZeroDivisionError
         with client.transaction("blocking-1") as txn:

@@ -509,8 +509,8 @@ class Client(BlockingProxy[asyncio_client.Client]):
         wait_ms_max: float = 100,
         timeout_ms: int = 60_000,
     ) -> int:
-        """Read messages, call `handler(messages)` and publish what it returns or yields, exactly once; see the asyncio
-        client. The handler is called on another thread."""
+        """Process messages exactly once: call `handler(messages)` and publish the records that it returns or yields;
+        see the asyncio client. The handler is called on another thread."""
         with_thread = ThreadPoolExecutor(1, thread_name_prefix="mansio-handler")
 
         async def call(messages: list[Message]) -> list[Publishable | tuple[str, Publishable]]:

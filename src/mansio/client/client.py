@@ -235,8 +235,8 @@ class Client:
         wait_ms_max: float = 100,
         timeout_ms: int = 60_000,
     ) -> int:
-        """Read messages, call `handler(messages)` and publish what it returns or yields, exactly once: records and
-        offsets are committed in one transaction for each call of the handler.
+        """Process messages exactly once: call `handler(messages)`, publish the records that it returns or yields, and
+        commit the offsets of the messages in the same transaction, one for each call of the handler.
 
         `consumer`: has a group, `auto_commit=False` and `isolation="read_committed"`; this method alone reads it.
         `handler`: gets a list of messages in the order of each partition, and returns or yields records to publish (or

@@ -50,6 +50,8 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 NO_BROKER_REMEDY = "start a broker with `mansio serve`, or give the address of one as bootstrap servers"
 GROUP_KEY_TYPE = 0
 """`key_type` of a FindCoordinator request for a group."""
+COORDINATORS_MAX = 1_000
+"""Number of known coordinators at which all of them are forgotten."""
 TRANSACTION_KEY_TYPE = 1
 """`key_type` of a FindCoordinator request for a transactional id."""
 _NEVER = float("-inf")
@@ -375,6 +377,11 @@ class Cluster:
     ) -> Connection:
         """The connection to the coordinator of a group, or with `TRANSACTION_KEY_TYPE` of a transactional id, on a
         channel. Looks up the coordinator and opens the connection if necessary, without retries."""
+        node = await self.coordinator_node(key, key_type=key_type)
+        return await self._connect(node.host, node.port, channel)
+
+    async def coordinator_node(self, key: str, *, key_type: int = GROUP_KEY_TYPE) -> Node:
+        """The coordinator of a group or transactional id; looks it up if necessary, without retries."""
         node = self._coordinators.get((key_type, key))
         if node is None:
             connection = await self.any_connection()
@@ -387,8 +394,10 @@ class Cluster:
             if not found.host:
                 what = "group" if key_type == GROUP_KEY_TYPE else "transactional id"
                 raise CoordinatorNotAvailable(f"{what} {key} has no coordinator")
+            if len(self._coordinators) >= COORDINATORS_MAX:
+                self._coordinators.clear()
             node = self._coordinators[key_type, key] = Node(found.node_id, found.host, found.port)
-        return await self._connect(node.host, node.port, channel)
+        return node
 
     def forget_coordinator(self, key: str, *, key_type: int = GROUP_KEY_TYPE) -> None:
         """Remove the coordinator of a group or transactional id from the cache, so that the next request looks it up

@@ -43,8 +43,6 @@ class SyncClient:
         """Connect. Raises `ConnectionLost` if no broker answers, `ConfigError` for an invalid address."""
         self._loop = _new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.coordinators: dict[str, int] = {}
-        """Node id of the coordinator of each transactional id that the sink has used."""
         self.cluster: Cluster = self.run(_open(bootstrap_servers))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -55,7 +55,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class _LostEnd:
-    """What is known of a producer whose transaction may have ended in damaged batches.
+    """State of a producer whose transaction may have ended in damaged batches.
 
     `damaged_offset`: all known batches of the transaction are below it. `later_offset`: the first offset of the batches
     after the damage and the last marker; None if there are none. `is_followed`: whether the damage is followed by a

@@ -112,7 +112,7 @@ def test_an_exception_aborts_and_the_next_transaction_commits(version: int) -> N
     async def scenario() -> None:
         model = ModelCoordinator(version)
         async with connected(model) as client:
-            with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the end of the block raises
                 async with client.transaction() as txn:
                     delivery = await txn.publish("t", b"lost")
                     await delivery
@@ -128,7 +128,7 @@ def test_records_that_were_not_sent_when_the_block_failed_are_not_part_of_the_ne
     async def scenario() -> None:
         model = ModelCoordinator()
         async with connected(model, linger_ms=60_000) as client:
-            with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the end of the block raises
                 async with client.transaction() as txn:
                     delivery = await txn.publish("t", b"lost", partition=0)
                     raise ZeroDivisionError
@@ -171,7 +171,7 @@ def test_after_a_failed_record_publishing_raises_its_error() -> None:
     async def scenario() -> None:
         model = ModelCoordinator(2, fault_at(ApiKey.PRODUCE, 1, what=MESSAGE_TOO_LARGE))
         async with connected(model) as client:
-            with pytest.raises(MessageTooLarge):  # noqa: PT012
+            with pytest.raises(MessageTooLarge):  # noqa: PT012 - the end of the block raises
                 async with client.transaction() as txn:
                     delivery = await txn.publish("t", b"x")
                     with pytest.raises(MessageTooLarge):
@@ -246,7 +246,7 @@ def test_a_commit_that_never_reached_the_coordinator_is_not_reported_as_unknown(
         async with connected(model) as client:
             await client.commit(b"x")
             client.give_up_soon()
-            with pytest.raises(Unavailable):  # noqa: PT012
+            with pytest.raises(Unavailable):  # noqa: PT012 - the end of the block raises
                 async with client.transaction() as txn:
                     await (await txn.publish("t", b"y"))
                     client.broker.answers[ApiKey.FIND_COORDINATOR] = lambda request: {
@@ -266,7 +266,7 @@ def test_a_producer_whose_id_was_taken_over_cannot_commit_and_is_told_why(versio
     async def scenario() -> None:
         model = ModelCoordinator(version)
         async with connected(model) as client:
-            with pytest.raises(ProducerFenced, match="another producer with transactional id 'orders-1'"):  # noqa: PT012
+            with pytest.raises(ProducerFenced, match="another producer with transactional id 'orders-1'"):  # noqa: PT012 - the end of the block raises
                 async with client.transaction() as txn:
                     await (await txn.publish("t", b"x"))
                     model.restart_producer()
@@ -284,7 +284,7 @@ def test_a_record_of_a_fenced_producer_is_refused_with_the_same_error() -> None:
     async def scenario() -> None:
         model = ModelCoordinator()
         async with connected(model) as client:
-            with pytest.raises(ProducerFenced, match="taken over"):  # noqa: PT012
+            with pytest.raises(ProducerFenced, match="taken over"):  # noqa: PT012 - the end of the block raises
                 async with client.transaction() as txn:
                     await (await txn.publish("t", b"x"))
                     model.restart_producer()
@@ -300,7 +300,7 @@ def test_a_transaction_that_was_open_for_too_long_is_reported_and_the_next_one_c
     async def scenario() -> None:
         model = ModelCoordinator()
         async with connected(model) as client:
-            with pytest.raises(TransactionTimedOut, match="timeout of 1 ms"):  # noqa: PT012
+            with pytest.raises(TransactionTimedOut, match="timeout of 1 ms"):  # noqa: PT012 - the end of the block raises
                 async with client.transaction(timeout_ms=1) as txn:
                     await (await txn.publish("t", b"x"))
                     await asyncio.sleep(0.002)
@@ -316,7 +316,7 @@ def test_a_timeout_after_which_another_producer_took_over_is_fencing() -> None:
     async def scenario() -> None:
         model = ModelCoordinator()
         async with connected(model) as client:
-            with pytest.raises(ProducerFenced):  # noqa: PT012
+            with pytest.raises(ProducerFenced):  # noqa: PT012 - the end of the block raises
                 async with client.transaction(timeout_ms=1) as txn:
                     await (await txn.publish("t", b"x"))
                     await asyncio.sleep(0.002)
@@ -435,7 +435,7 @@ def test_a_record_that_another_task_is_adding_at_the_end_does_not_get_into_the_n
     async def scenario() -> None:
         model = ModelCoordinator()
         async with connected(model, buffer_bytes_max=100, batch_bytes_max=100) as client:
-            with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the end of the block raises
                 async with client.transaction() as txn:
                     calls = [asyncio.create_task(txn.publish("t", bytes(60), partition=0)) for _ in range(5)]
                     await asyncio.sleep(0)
@@ -479,7 +479,7 @@ def test_each_transaction_is_committed_or_aborted_as_a_whole_and_as_reported(
                 except TransactionOutcomeUnknown:
                     outcomes[number] = "unknown"
                 except MansioError as error:
-                    assert not isinstance(error, ProducerFenced), "no other producer has the id"  # noqa: PT017
+                    assert not isinstance(error, ProducerFenced), "no other producer has the id"  # noqa: PT017 - other errors are expected
                     outcomes[number] = "aborted"
         stored: dict[int, list[int]] = {number: [] for number in outcomes}
         for value in model.committed:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.client.admin.coordinator_listing import list_on_coordinators
 from mansio.errors import (
-    CoordinatorNotAvailable,
     InvalidTxnState,
     TransactionalIdNotFound,
     Unavailable,
     UnknownTopicOrPartition,
 )
-from mansio.net.cluster import group_by_topic
+from mansio.net.cluster import TRANSACTION_KEY_TYPE, group_by_topic
 from mansio.net.offsets import request_leaders
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from mansio.net.connection import Connection
 
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
-TRANSACTION_KEY_TYPE: Final = 1
-"""`key_type` of a FindCoordinator request for a transactional id."""
-
-HELD_TIMEOUT_MS: Final = (1 << 31) - 1
-"""Timeout of a transaction that waits for the decision of another system, as in Kafka (KIP-939)."""
-
 HANGING_OPEN_MS_MIN: Final = 15 * 60_000
 """Default age from which a transaction counts as hanging: Kafka's default of `transaction.max.timeout.ms`, after which
 each transaction that its coordinator knows is aborted."""
@@ -181,21 +175,10 @@ class TransactionAdmin:
         return await self._cluster.retry(attempt)
 
     async def _coordinator(self, transactional_id: str) -> int:
-        """Node id of the coordinator."""
-        connection = await self._cluster.any_connection()
-        response = await connection.request(
-            ApiKey.FIND_COORDINATOR,
-            {
-                "key": transactional_id,
-                "key_type": TRANSACTION_KEY_TYPE,
-                "coordinator_keys": [transactional_id],
-            },
-        )
-        found = response.coordinators[0] if response.coordinators else response
-        raise_for_code(found.error_code, found.error_message)
-        if not found.host:
-            raise CoordinatorNotAvailable(f"transactional id {transactional_id!r} has no coordinator")
-        return int(found.node_id)
+        """Node id of the coordinator, which may have changed since the last look-up."""
+        self._cluster.forget_coordinator(transactional_id, key_type=TRANSACTION_KEY_TYPE)
+        node = await self._cluster.coordinator_node(transactional_id, key_type=TRANSACTION_KEY_TYPE)
+        return node.node_id
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], *, node_id: int | None = None

@@ -1,11 +1,12 @@
 """Producer with a transactional id: one transaction after another. A client keeps one per transactional id.
 
-`TransactionManager` decides what is possible, `TransactionRequests` asks the coordinators, and a `Producer` of its own
-batches and sends the records. This class runs the steps of a transaction in order and turns errors into what the
-application has to know.
+`TransactionManager` is the state machine, `TransactionRequests` sends the requests to the coordinators, and a
+`Producer` of its own batches and sends the records. This class runs the steps of a transaction in order and raises the errors of
+the public API.
 
 Invariants:
-* One transaction is open at a time; the next one begins when the end of the last one is known, or given up.
+* One transaction is open at a time; the next one begins when the end of the last one is known, or its delivery timeout
+  has passed.
 * An end that was requested goes on if its caller is cancelled.
 * A commit is requested when all records are acknowledged and no error occurred. `TransactionOutcomeUnknown` is raised
   exactly if the commit may have been decided and no answer confirms it.

@@ -117,7 +117,7 @@ COPY_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class MirrorJob:
-    """What is mirrored, and how.
+    """Topics, clusters and options of a mirror.
 
     `name`: name of the pipeline. `topic_pattern`: name of a topic on the target, from `{topic}` and `{source}`, which
     is `source_name`, or the id of the source's cluster. `groups`: groups whose offsets are translated, every

@@ -30,18 +30,15 @@ from mansio.errors import (
     TransactionAbortable,
     UnsupportedVersion,
 )
-from mansio.net.cluster import check_top_level_error
+from mansio.net.cluster import TRANSACTION_KEY_TYPE, check_top_level_error
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from mansio.net.connection import Connection
     from mansio.spark.sync_client import SyncClient
 
-TRANSACTION_KEY_TYPE: Final = 1
-"""`key_type` of a FindCoordinator request for a transactional id, and for the id of a query."""
 CHANNEL: Final = "transactions spark"
 SLOTS_MAX: Final = 64
 """Maximum number of slots of one task that may be prepared at the same time."""
@@ -51,8 +48,6 @@ ABORT_TIMEOUT_MS: Final = 5_000
 """Time for which a task that fails tries to abort its transaction; later its timeout aborts it."""
 ONGOING: Final = "Ongoing"
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105
-COORDINATORS_MAX: Final = 1_000
-"""Number of known coordinators at which a client looks all of them up again."""
 NEEDS_MANSIO: Final = "the brokers do not support the commit of batches: set option exactlyOnce to false"
 
 
@@ -323,8 +318,9 @@ class _Coordinator:
     async def _ask(
         self, key: str, api_key: ApiKey, fields: Mapping[str, Any], check: Callable[[Any], None]
     ) -> Any:
+        cluster = self._client.cluster
         try:
-            connection = await self._connection(key)
+            connection = await cluster.coordinator(key, CHANNEL, key_type=TRANSACTION_KEY_TYPE)
             try:
                 response = await connection.request(api_key, fields)
             except UnsupportedVersion as error:
@@ -332,20 +328,5 @@ class _Coordinator:
             check(response)
             return response
         except (NotCoordinator, CoordinatorNotAvailable, ConnectionLost, RequestTimedOut):
-            self._client.coordinators.pop(key, None)
+            cluster.forget_coordinator(key, key_type=TRANSACTION_KEY_TYPE)
             raise
-
-    async def _connection(self, key: str) -> Connection:
-        cluster, known = self._client.cluster, self._client.coordinators
-        if key not in known:
-            connection = await cluster.any_connection()
-            response = await connection.request(
-                ApiKey.FIND_COORDINATOR,
-                {"key": key, "key_type": TRANSACTION_KEY_TYPE, "coordinator_keys": [key]},
-            )
-            found = response.coordinators[0] if response.coordinators else response
-            raise_for_code(found.error_code, found.error_message)
-            if len(known) >= COORDINATORS_MAX:
-                known.clear()
-            known[key] = found.node_id
-        return await cluster.connection(known[key], CHANNEL)

@@ -60,7 +60,7 @@ ONLY_BATCH_ID: Final = 0
 
 @dataclass(frozen=True)
 class SinkCommitMessage(WriterCommitMessage):
-    """The message of one task to the driver: what it has written, and the id of its query or write."""
+    """Message of one task to the driver: the offsets that it has written, and the id of its query or write."""
 
     report: TaskReport
     query_id: str = ""

@@ -313,7 +313,7 @@ class SharePartition:
 
         `strict`: lease at most `max_records`; otherwise all available records of the last record batch. `batch_ends`:
         ascending last offsets of the record batches in `read`. `lease_ms`: duration of the leases, -1 for the group's.
-        `aborted`: ascending ranges in `read` that nobody may receive; they are passed without a delivery. Returns the
+        `aborted`: ascending ranges in `read` of aborted records, which are never delivered. Returns the
         leased ranges, and the update that stores the leases: the caller must call `mark_persisted` before the member
         receives the records.
         """

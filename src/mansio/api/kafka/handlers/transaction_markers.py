@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.state.transactions.transaction import BUMPING_VERSION
 from mansio.wire.batch.end_marker import EndMarker
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from mansio.wire.codec.messages import Struct
 
 VERSION_WITH_TRANSACTION_VERSION: Final = 2
-BUMPING_VERSION: Final = 2
-"""Transaction version in which each end bumps the epoch (KIP-890)."""
 
 UNKNOWN_SENDER_ID: Final = -1
 """Broker id in the log about a request, which does not name its sender."""

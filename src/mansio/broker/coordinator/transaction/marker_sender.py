@@ -12,24 +12,24 @@ request per broker is in flight.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from mansio.broker.coordinator.transaction.request_queue import RequestQueue
 from mansio.errors import (
     ConnectionLost,
     InvalidProducerEpoch,
     LeaderNotAvailable,
     MansioError,
-    WireError,
-    error_for_code,
 )
 from mansio.logs import fields
 from mansio.ports import Backoff
+from mansio.state.transactions.transaction import BUMPING_VERSION
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from mansio.metadata.image import MetadataImage
     from mansio.ports import Peers, Promise, Scheduler
@@ -40,8 +40,7 @@ logger = logging.getLogger(__name__)
 CLIENT_ID: Final = "mansio-transactions"
 WRITE_TXN_MARKERS_VERSION: Final = 2
 PLAIN_VERSION: Final = 1
-BUMPING_VERSION: Final = 2
-"""Transaction versions: with the second one each end bumps the epoch (KIP-890)."""
+"""Transaction version in which the epoch stays the same."""
 TRANSACTION_COORDINATOR_FENCED: Final = 52
 """Kafka's error code."""
 
@@ -180,16 +179,16 @@ class MarkerSender:
         return outcomes
 
     def _start(self, leader: int, marker: EndMarker, partitions: list[TopicPartition]) -> Promise[Outcomes]:
-        promise: Promise[Outcomes] = self._scheduler.promise()
-        if leader == self._node_id:
-            self._scheduler.spawn(self._write_locally(marker, partitions, promise), name="write markers")
-        elif self._peers is None:
-            promise.set_result([LeaderNotAvailable()] * len(partitions))
-        else:
+        if leader != self._node_id and self._peers is not None:
             queue = self._queues.get(leader)
             if queue is None:
                 queue = self._queues[leader] = _BrokerQueue(leader, self._peers, self._scheduler)
-            queue.put(_Waiting(marker, partitions, promise))
+            return queue.put(_Waiting(marker, partitions))
+        promise: Promise[Outcomes] = self._scheduler.promise()
+        if leader == self._node_id:
+            self._scheduler.spawn(self._write_locally(marker, partitions, promise), name="write markers")
+        else:
+            promise.set_result([LeaderNotAvailable()] * len(partitions))
         return promise
 
     async def _write_locally(
@@ -213,58 +212,36 @@ class _Outcome(NamedTuple):
 class _Waiting(NamedTuple):
     marker: EndMarker
     partitions: list[TopicPartition]
-    promise: Promise[Outcomes]
 
 
-class _BrokerQueue:
-    """Markers that wait for a request to one broker."""
+class _BrokerQueue(RequestQueue[_Waiting]):
+    """Markers that wait for a request to one broker. A request has one marker per producer, because the response names
+    only the producer."""
 
-    __slots__ = ("_is_sending", "_node_id", "_peers", "_scheduler", "_waiting")
+    name = "send markers"
+    items_max = MARKERS_PER_REQUEST_MAX
 
     def __init__(self, node_id: int, peers: Peers, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
         self._node_id = node_id
         self._peers = peers
-        self._scheduler = scheduler
-        self._waiting: deque[_Waiting] = deque()
-        self._is_sending = False
 
-    def put(self, waiting: _Waiting) -> None:
-        self._waiting.append(waiting)
-        if not self._is_sending:
-            self._is_sending = True
-            self._scheduler.spawn(self._send_all(), name="send markers")
+    def group_of(self, item: _Waiting) -> int:
+        return item.marker.producer_id
 
-    async def _send_all(self) -> None:
-        try:
-            while self._waiting:
-                count = min(len(self._waiting), MARKERS_PER_REQUEST_MAX)
-                await self._send([self._waiting.popleft() for _ in range(count)])
-        finally:
-            self._is_sending = False
+    def keys_of(self, item: _Waiting) -> list[tuple[int, str, int]]:
+        return [(item.marker.producer_id, *partition) for partition in item.partitions]
 
-    async def _send(self, sent: list[_Waiting]) -> None:
-        failure: MansioError = ConnectionLost("interrupted")
-        codes: dict[tuple[int, str, int], int] = {}
-        try:
-            codes = await self._request(sent)
-        except (MansioError, WireError) as error:
-            failure = error
-        finally:
-            for marker, partitions, promise in sent:
-                errors: Outcomes = []
-                for topic, index in partitions:
-                    code = codes.get((marker.producer_id, topic, index))
-                    errors.append(failure if code is None else error_for_code(code) if code else None)
-                if not promise.done():
-                    promise.set_result(errors)
+    def failure(self, reason: Exception | None) -> MansioError:
+        return reason if isinstance(reason, MansioError) else ConnectionLost(str(reason or "interrupted"))
 
-    async def _request(self, sent: list[_Waiting]) -> dict[tuple[int, str, int], int]:
+    async def request(self, items: Sequence[_Waiting]) -> dict[Hashable, int]:
         request = messages.encode_request(
             ApiKey.WRITE_TXN_MARKERS,
             WRITE_TXN_MARKERS_VERSION,
             0,
             CLIENT_ID,
-            {"markers": [_marker_fields(each.marker, each.partitions) for each in sent]},
+            {"markers": [_marker_fields(each.marker, each.partitions) for each in items]},
         )
         frame = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
         _, response = messages.decode_response_frame(

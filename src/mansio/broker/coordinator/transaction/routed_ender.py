@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.coordinator.transaction.coordinator_route import coordinator_of
 from mansio.errors import CoordinatorNotAvailable, MansioError, WireError, error_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
@@ -19,7 +19,6 @@ CLIENT_ID: Final = "mansio-batch-commits"
 PREPARE_TRANSACTION_VERSION: Final = 0
 END_TXN_VERSION: Final = 5
 REQUEST_TIMEOUT_MS: Final = 5_000
-_HASH_MASK: Final = 0x7FFFFFFF
 
 
 class LocalTransactions(Protocol):
@@ -57,7 +56,7 @@ class RoutedEnder:
 
     async def hold(self, transaction: TaskTransaction) -> None:
         """Hold an ongoing transaction; does nothing for a held one. Raises the errors of the coordinator."""
-        leader = self._coordinator_of(transaction.transactional_id)
+        leader = coordinator_of(transaction.transactional_id, self._node_id, self._lookup)
         if leader == self._node_id:
             await self._local.hold(*transaction)
             return
@@ -68,22 +67,12 @@ class RoutedEnder:
     async def end(self, transaction: TaskTransaction, *, is_commit: bool) -> None:
         """Commit or abort a transaction; returns when its decision is committed. Raises the errors of the
         coordinator."""
-        leader = self._coordinator_of(transaction.transactional_id)
+        leader = coordinator_of(transaction.transactional_id, self._node_id, self._lookup)
         if leader == self._node_id:
             await self._local.end(*transaction, is_commit=is_commit, bumps_epoch=True)
             return
         asked = {**transaction._asdict(), "committed": is_commit}
         await self._request(leader, ApiKey.END_TXN, END_TXN_VERSION, asked)
-
-    def _coordinator_of(self, transactional_id: str) -> int:
-        lookup = self._lookup
-        if lookup is None:
-            return self._node_id
-        count = lookup.partition_count()
-        broker = lookup.leader((java_string_hash(transactional_id) & _HASH_MASK) % count) if count else None
-        if broker is None:
-            raise CoordinatorNotAvailable(f"transactional id {transactional_id!r} has no coordinator now")
-        return broker.node_id
 
     async def _request(self, node_id: int, key: ApiKey, version: int, asked: dict[str, Any]) -> None:
         assert self._peers is not None

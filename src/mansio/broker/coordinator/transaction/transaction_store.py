@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.coordinator.transaction.coordinator_route import partition_for
 from mansio.broker.coordinator.transaction.decision_store import DecisionStore
 from mansio.errors import CorruptLog
 from mansio.logs import fields
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HASH_MASK: Final = 0x7FFFFFFF
 HELD_MS_MAX: Final = 24 * 60 * 60_000
 
 
@@ -82,7 +81,7 @@ class TransactionStore:
 
     def partition_for(self, transactional_id: str) -> int:
         """Return the partition of the topic that stores a transactional id."""
-        return (java_string_hash(transactional_id) & _HASH_MASK) % self.topic.partition_count
+        return partition_for(transactional_id, self.topic.partition_count)
 
     def find(self, transactional_id: str) -> TransactionEntry | None:
         """Return the entry of a transactional id, or None. Raises `CoordinatorLoadInProgress` during a load, and in a

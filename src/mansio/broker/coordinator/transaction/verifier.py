@@ -7,26 +7,26 @@ next one.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from mansio.broker.coordinator.group.group_store import java_string_hash
-from mansio.errors import CoordinatorNotAvailable, MansioError, WireError, error_for_code
+from mansio.broker.coordinator.transaction.coordinator_route import coordinator_of
+from mansio.broker.coordinator.transaction.request_queue import RequestQueue
+from mansio.errors import CoordinatorNotAvailable, MansioError, error_for_code
+from mansio.state.transactions.transaction import BUMPING_VERSION
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
-    from mansio.ports import Peers, Promise, Scheduler
+    from mansio.ports import Peers, Scheduler
 
 CLIENT_ID: Final = "mansio-transaction-verifier"
 ADD_PARTITIONS_VERSION: Final = 5
-BUMPING_VERSION: Final = 2
 REQUEST_TIMEOUT_MS: Final = 5_000
 TRANSACTIONS_PER_REQUEST_MAX: Final = 1_000
-_HASH_MASK: Final = 0x7FFFFFFF
 
 TopicPartition = tuple[str, int]
 Outcomes = list["MansioError | None"]
@@ -86,7 +86,7 @@ class RoutedVerifier:
         """See `TransactionVerifier.verify`. An error of the whole request is returned for each partition."""
         asked = _Asked(transactional_id, producer_id, producer_epoch, tuple(partitions), adds)
         try:
-            leader = self._coordinator_of(transactional_id)
+            leader = coordinator_of(transactional_id, self._node_id, self._lookup)
             if leader == self._node_id:
                 return await self._verify_locally(asked)
         except MansioError as error:
@@ -96,16 +96,6 @@ class RoutedVerifier:
         if queue is None:
             queue = self._queues[leader] = _BrokerQueue(leader, self._peers, self._scheduler)
         return await queue.put(asked)
-
-    def _coordinator_of(self, transactional_id: str) -> int:
-        lookup = self._lookup
-        if lookup is None:
-            return self._node_id
-        count = lookup.partition_count()
-        broker = lookup.leader((java_string_hash(transactional_id) & _HASH_MASK) % count) if count else None
-        if broker is None:
-            raise CoordinatorNotAvailable(f"transactional id {transactional_id!r} has no coordinator now")
-        return broker.node_id
 
     async def _verify_locally(self, asked: _Asked) -> Outcomes:
         named = asked.transactional_id, asked.producer_id, asked.producer_epoch, asked.partitions
@@ -122,70 +112,35 @@ class _Asked(NamedTuple):
     adds: bool
 
 
-class _BrokerQueue:
-    """Verifications that wait for a request to one broker. A request has one entry per transactional id and kind,
-    because the response names only the id; equal producers are combined."""
+class _BrokerQueue(RequestQueue[_Asked]):
+    """Verifications that wait for a request to one broker. A request has one entry per transactional id, because the
+    response names only the id."""
 
-    __slots__ = ("_is_sending", "_node_id", "_peers", "_scheduler", "_waiting")
+    name = "verify transactions"
+    items_max = TRANSACTIONS_PER_REQUEST_MAX
 
     def __init__(self, node_id: int, peers: Peers, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
         self._node_id = node_id
         self._peers = peers
-        self._scheduler = scheduler
-        self._waiting: deque[tuple[_Asked, Promise[Outcomes]]] = deque()
-        self._is_sending = False
 
-    def put(self, asked: _Asked) -> Promise[Outcomes]:
-        promise: Promise[Outcomes] = self._scheduler.promise()
-        self._waiting.append((asked, promise))
-        if not self._is_sending:
-            self._is_sending = True
-            self._scheduler.spawn(self._send_all(), name="verify transactions")
-        return promise
+    def group_of(self, item: _Asked) -> str:
+        return item.transactional_id
 
-    async def _send_all(self) -> None:
-        try:
-            while self._waiting:
-                await self._send(self._take())
-        finally:
-            self._is_sending = False
+    def keys_of(self, item: _Asked) -> list[tuple[str, str, int]]:
+        return [(item.transactional_id, *partition) for partition in item.partitions]
 
-    def _take(self) -> list[tuple[_Asked, Promise[Outcomes]]]:
-        """Take the waiting verifications of different transactional ids; others stay for the next request."""
-        taken: dict[str, tuple[_Asked, Promise[Outcomes]]] = {}
-        left: deque[tuple[_Asked, Promise[Outcomes]]] = deque()
-        while self._waiting:
-            asked, promise = self._waiting.popleft()
-            if asked.transactional_id in taken or len(taken) == TRANSACTIONS_PER_REQUEST_MAX:
-                left.append((asked, promise))
-            else:
-                taken[asked.transactional_id] = asked, promise
-        self._waiting = left
-        return list(taken.values())
+    def failure(self, reason: Exception | None) -> MansioError:
+        message = "the coordinator did not answer"
+        return CoordinatorNotAvailable(message if reason is None else f"{message}: {reason}")
 
-    async def _send(self, sent: list[tuple[_Asked, Promise[Outcomes]]]) -> None:
-        failure: MansioError = CoordinatorNotAvailable("the coordinator did not answer")
-        codes: dict[tuple[str, str, int], int] = {}
-        try:
-            codes = await self._request([asked for asked, _ in sent])
-        except (MansioError, WireError) as error:
-            failure = CoordinatorNotAvailable(f"the coordinator did not answer: {error}")
-        finally:
-            for asked, promise in sent:
-                errors: Outcomes = []
-                for topic, index in asked.partitions:
-                    code = codes.get((asked.transactional_id, topic, index))
-                    errors.append(failure if code is None else error_for_code(code) if code else None)
-                if not promise.done():
-                    promise.set_result(errors)
-
-    async def _request(self, sent: list[_Asked]) -> dict[tuple[str, str, int], int]:
+    async def request(self, items: Sequence[_Asked]) -> dict[Hashable, int]:
         request = messages.encode_request(
             ApiKey.ADD_PARTITIONS_TO_TXN,
             ADD_PARTITIONS_VERSION,
             0,
             CLIENT_ID,
-            {"transactions": [_transaction_fields(each) for each in sent]},
+            {"transactions": [_transaction_fields(each) for each in items]},
         )
         frame = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
         _, response = messages.decode_response_frame(

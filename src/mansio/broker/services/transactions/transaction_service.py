@@ -32,7 +32,6 @@ TITLES: Final = {state.title: state for state in TransactionState if state is no
 """Kafka's names of the states."""
 
 NOT_BUMPING_VERSION: Final = 1
-BUMPING_VERSION: Final = 2
 
 TopicPartition = tuple[str, int]
 
