@@ -1,8 +1,8 @@
 """Producer with a transactional id: one transaction after another. A client keeps one per transactional id.
 
 `TransactionManager` is the state machine, `TransactionRequests` sends the requests to the coordinators, and a
-`Producer` of its own batches and sends the records. This class runs the steps of a transaction in order and raises the errors of
-the public API.
+`Producer` of its own batches and sends the records. This class runs the steps of a transaction in order and raises the
+errors of the public API.
 
 Invariants:
 * One transaction is open at a time; the next one begins when the end of the last one is known, or its delivery timeout
