@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from mansio import blocking
 from support.machine import scaled
+from support.markers import wait_for_markers
 from support.process import served
 from support.waiting import wait_until
 
@@ -39,7 +40,9 @@ def producer(servers: str, transactional_id: str, **more: Any) -> Producer:
 
 
 def read(servers: str, topic: str, isolation: str) -> list[str]:
-    """All values of a topic up to where a consumer of this isolation level reads."""
+    """All values of a topic up to where a consumer of this isolation level reads, once decided transactions have their
+    markers."""
+    wait_for_markers(servers)
     consumer = Consumer(
         {
             "bootstrap.servers": servers,

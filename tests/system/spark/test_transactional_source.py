@@ -16,6 +16,7 @@ from mansio.spark.sink import iceberg_sink
 from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import SyncClient
+from support.markers import wait_for_markers
 from support.spark_source import Topic, numbers_of, offsets_of, read_all
 from system.spark.archives import assert_archived
 from system.spark.test_archive_task import Context, Task
@@ -53,13 +54,16 @@ class Writer:
         self.sender.send(self.topic, pa.RecordBatch.from_pydict(rows))
         return numbers
 
+    def commit(self) -> None:
+        self.sender.commit()
+
     def abort(self) -> None:
         self.sender.abort()
         self.sender._identity = None
         self.sender._producers.clear()
 
 
-def write_transactions(client: SyncClient, topic: str, name: str) -> list[int]:
+def write_transactions(servers: str, client: SyncClient, topic: str, name: str) -> list[int]:
     """Write interleaved transactions of three producers, of one or two batches each; returns the committed numbers in
     the order of the log."""
     dice = random.Random(5)
@@ -77,12 +81,13 @@ def write_transactions(client: SyncClient, topic: str, name: str) -> list[int]:
         if dice.random() < 0.6:
             ended = waiting.pop(number)
             if dice.random() < 0.5:
-                writers[number].sender.commit()
+                writers[number].commit()
                 committed.update(ended)
             else:
                 writers[number].abort()
     for number in waiting:
         writers[number].abort()
+    wait_for_markers(servers)
     assert 0 < len(committed) < len(log)
     return [number for number in log if number in committed]
 
@@ -98,7 +103,7 @@ def test_a_read_has_the_committed_records_however_it_is_divided_into_ranges(
     broker_process: ServedBroker, client: SyncClient, topic_name: TopicName
 ) -> None:
     topic = Topic(broker_process, topic_name("in"))
-    committed = write_transactions(client, topic.name, topic_name("w"))
+    committed = write_transactions(broker_process.bootstrap_servers, client, topic.name, topic_name("w"))
     rows = topic.rows()
     assert numbers_of(rows) == committed
     assert offsets_of(rows) == sorted(set(offsets_of(rows)))
@@ -115,15 +120,18 @@ def test_a_stream_reads_up_to_an_open_transaction_and_goes_on_when_it_has_ended(
     topic = Topic(broker_process, topic_name("in"))
     first, other = (Writer(client, topic.name, topic_name(role)) for role in ("a", "b"))
     numbers = first.write(0)
-    first.sender.commit()
+    first.commit()
+    wait_for_markers(broker_process.bootstrap_servers)
     other.write(100)
     later = first.write(200)
-    first.sender.commit()
+    first.commit()
+    wait_for_markers(broker_process.bootstrap_servers)
     reader = topic.stream()
     start = reader.initialOffset()
     middle = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert numbers_of(read_all(reader, reader.partitions(start, middle))) == numbers
     other.abort()
+    wait_for_markers(broker_process.bootstrap_servers)
     end = reader.latestOffset(middle, reader.getDefaultReadLimit())
     assert numbers_of(read_all(reader, reader.partitions(middle, end))) == later
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
@@ -137,6 +145,7 @@ def test_a_range_of_nothing_but_aborted_records_and_markers_is_read_without_rows
     for first in (0, 100):
         writer.write(first)
         writer.abort()
+    wait_for_markers(broker_process.bootstrap_servers)
     assert topic.rows() == []
     assert topic.rows(minPartitions="9") == []
 
@@ -150,7 +159,7 @@ def test_an_archive_has_the_committed_records_once(
 ) -> None:
     monkeypatch.setattr(iceberg_sink.TaskContext, "get", Context)
     task = Task(broker_process, topic_name("in"), tmp_path)
-    committed = write_transactions(client, task.topic, topic_name("w"))
+    committed = write_transactions(broker_process.bootstrap_servers, client, task.topic, topic_name("w"))
     start = task.reader.initialOffset()
     end = task.reader.latestOffset(start, task.reader.getDefaultReadLimit())
     offsets = json.dumps({task.topic: end[task.topic]})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import mansio
 from mansio.client.types import OutgoingRecord
-from support.waiting import wait_until
+from support.markers import wait_for_markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +43,6 @@ def publish(
 def contents(bootstrap_servers: str, topic: str) -> list[Message]:
     """All committed records of a topic, by partition and offset. Waits for the markers of decided transactions."""
     with mansio.blocking.connect(bootstrap_servers) as client:
-        wait_until(lambda: not [*client.admin.transactions.list(states=["PrepareCommit", "PrepareAbort"])])
+        wait_for_markers_of(client)
         with client.consume(topic, to_end=True) as consumer:
             return sorted(consumer, key=lambda message: (message.partition, message.offset))
