@@ -150,7 +150,7 @@ def test_the_read_has_the_committed_records_at_cuts_in_and_beside_transactions(
 ) -> None:
     """Aborted records and markers have offsets, too, and the archive may end at any of them."""
     client = SyncClient(case.bootstrap_servers)
-    write_transactions(client, case.topic, case.topic)
+    write_transactions(case.bootstrap_servers, client, case.topic, case.topic)
     client.close()
     case.publish(2)
     committed = sorted(one.offset for one in case.everything if one.partition == 0)
