@@ -18,6 +18,7 @@ import asyncio
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import (
@@ -35,6 +36,7 @@ from mansio.errors import (
 from mansio.net.cluster import TRANSACTION_KEY_TYPE, check_top_level_error
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.query_transactional_ids import task_transactional_id, transactional_id_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -111,7 +113,7 @@ class SinkTransaction:
         return range(self._options.attempt, self._options.attempt + SLOTS_MAX)
 
     def _name(self, slot: int) -> str:
-        return f"{transactional_id_prefix(self._options.query_id)}{self._options.task}:{slot}"
+        return task_transactional_id(self._options.query_id, self._options.task, slot)
 
     def prepare(self) -> ProducerEpoch:
         """Let the transaction wait for the commit of its batch."""
@@ -157,11 +159,6 @@ class DirectTransaction:
             producer, self.producer = self.producer, None
             with suppress(MansioError):
                 self._coordinator.end(producer, is_commit=False, timeout_ms=ABORT_TIMEOUT_MS)
-
-
-def transactional_id_prefix(query_id: str) -> str:
-    """The beginning of all transactional ids of a query."""
-    return f"mansio-spark:{query_id}:"
 
 
 # -- the driver --------
@@ -283,11 +280,9 @@ class _Coordinator:
         cluster = self._client.cluster
 
         async def describe_all(names: Sequence[str]) -> list[ProducerEpoch | None]:
+            attempts = (partial(self._describe, name) for name in names)
             return await asyncio.gather(
-                *(
-                    cluster.retry(lambda name=name: self._describe(name), timeout_ms=END_TIMEOUT_MS)
-                    for name in names
-                )
+                *(cluster.retry(attempt, timeout_ms=END_TIMEOUT_MS) for attempt in attempts)
             )
 
         found: list[ProducerEpoch | None] = []

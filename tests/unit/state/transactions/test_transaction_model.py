@@ -157,9 +157,7 @@ class TransactionModel(RuleBasedStateMachine):
         owner = self.model.owner
         assert owner is not None
         try:
-            self.known = machine.hold(
-                self.known, *owner.identity, now_ms=self.now_ms, renewal_ms=RENEWAL_MS
-            )
+            self.known = machine.hold(self.known, *owner.identity, now_ms=self.now_ms, renewal_ms=RENEWAL_MS)
         except ConcurrentTransactions:
             assert self.model.phase == "deciding"
             return
@@ -286,9 +284,7 @@ class TransactionModel(RuleBasedStateMachine):
         outcome: MansioError | None = None
         try:
             if request == 4:
-                machine.hold(
-                    self.known, *producer.identity, now_ms=self.now_ms, renewal_ms=RENEWAL_MS
-                )
+                machine.hold(self.known, *producer.identity, now_ms=self.now_ms, renewal_ms=RENEWAL_MS)
             elif request == 0:
                 self._end(producer.identity, is_commit, producer.version == 2)
             elif request == 1:
