@@ -19,11 +19,11 @@ from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import DataLoss, InvalidRequest, ProducerFenced, Unavailable, UnknownTopicOrPartition
 from mansio.net.offsets import LATEST, READ_COMMITTED, READ_UNCOMMITTED, list_offsets
 from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
-from mansio.spark.mirroring import mirror as mirroring
 from mansio.spark.mirroring import group_offsets, offset_map
+from mansio.spark.mirroring import mirror as mirroring
 from mansio.spark.mirroring.mirror import MirrorJob, mirror, run_mirror, translate_offsets
 from mansio.spark.mirroring.passed_clusters import CLUSTER_HEADER
-from mansio.spark.mirroring.state_topic import load_states
+from mansio.spark.mirroring.state_topic import STATE_TOPIC_PREFIX, load_states
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import close_sync_clients, find_topic, sync_client
 from support.machine import scaled
@@ -503,6 +503,15 @@ def test_offsets_that_do_not_change_are_renewed_because_the_target_deletes_those
             stop.set()
             thread.join(scaled(30))
     assert results[0].group_offsets == 2, "renewals are not counted"
+
+
+def test_the_state_topic_has_small_segments_because_the_newest_one_is_not_compacted(pair: Pair) -> None:
+    mirror(pair.job)
+    with mansio.blocking.connect(pair.b) as client:
+        (name,) = (one for one in client.admin.list_topics() if one.startswith(STATE_TOPIC_PREFIX))
+        config = client.admin.describe_config(name)
+    assert config["cleanup.policy"].value == "compact"
+    assert int(config["segment.bytes"].value or 0) <= 32 << 20
 
 
 @pytest.mark.full
