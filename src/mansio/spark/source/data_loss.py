@@ -41,8 +41,8 @@ def log_truncated_error(partition: TopicPartition, wanted: int, latest: int) -> 
     """
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
-        f" requested: the log is shorter than it was, the topic was recreated, or a transaction is open before the offset"
-        f" (isolation.level read_committed). Correct the offsets, use a new checkpoint, {CONTINUE_HINT}"
+        f" requested: the log is shorter than it was, the topic was recreated, or a transaction is open before the"
+        f" offset (isolation.level read_committed). Correct the offsets, use a new checkpoint, {CONTINUE_HINT}"
     )
 
 
