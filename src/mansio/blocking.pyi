@@ -730,9 +730,10 @@ class TransactionAdmin:
         """Abort the open transaction of a transactional id in all its partitions, and fence its producer, which gets
         `ProducerFenced` from now on. Returns the state before.
 
-        A transaction that waits for the decision about its batch is refused, because the other transactions of the
-        batch may be committed. Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is
-        open."""
+        A prepared transaction of a query, which waits for the decision about its batch, is aborted by the broker that
+        decides: with it, the batch cannot be committed any more. If the batch is decided already, the transaction is
+        committed. One of another writer is refused, because the other transactions of its batch may be committed.
+        Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is open."""
         ...
 
 def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: ssl.SSLContext | None = None) -> Client:

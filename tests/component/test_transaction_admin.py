@@ -21,8 +21,10 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.net.retry import raise_for_code
+from mansio.state.transactions.batch_decision import TaskTransaction
 from mansio.testing.broker import TestBroker
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.query_transactional_ids import task_transactional_id
 from mansio.wire.topic_partition import TopicPartition
 from support.client_fixtures import run
 from support.open_transactions import HANGING_PRODUCER_ID, hang, open_transaction
@@ -218,6 +220,27 @@ def test_a_transaction_that_waits_for_the_decision_about_its_batch_is_shown_and_
     with pytest.raises(InvalidTxnState, match="waits for the decision"):
         admin.terminate("held-1")
     assert admin.describe("held-1").is_open
+
+
+@pytest.mark.row("O3")
+def test_a_prepared_transaction_of_a_query_that_is_gone_is_terminated_and_its_batch_cannot_be_committed(
+    broker: TestBroker, client: mansio.blocking.Client
+) -> None:
+    """The query was killed and its checkpoint is deleted: without this, readers wait for 24 hours."""
+    admin, services = client.admin.transactions, broker._running().service
+    client.admin.create_topic("gone", partitions=1)
+    name = task_transactional_id("q-7", 3, 0)
+    open_transaction(broker.bootstrap_servers, name, "gone", ["a"])
+    client.publish("gone", b"behind it")
+    known = admin.describe(name)
+    broker._run_on_loop(services.transactions.prepare(name, known.producer_id, known.producer_epoch))
+    assert committed(client, "gone") == []
+    assert admin.terminate(name).state == "Ongoing"
+    wait_until(lambda: committed(client, "gone") == [b"behind it"])
+    batch = [TaskTransaction(name, known.producer_id, known.producer_epoch)]
+    with pytest.raises(InvalidTxnState, match="batch 0 is not committed"):
+        broker._run_on_loop(services.transactions.commit_batch("q-7", 0, batch, is_commit=True))
+    assert committed(client, "gone") == [b"behind it"]
 
 
 # The command line

@@ -19,11 +19,11 @@ from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import DataLoss, InvalidRequest, ProducerFenced, Unavailable, UnknownTopicOrPartition
 from mansio.net.offsets import LATEST, READ_COMMITTED, READ_UNCOMMITTED, list_offsets
 from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
+from mansio.spark.mirroring import group_offsets, offset_map
 from mansio.spark.mirroring import mirror as mirroring
-from mansio.spark.mirroring import offset_map
 from mansio.spark.mirroring.mirror import MirrorJob, mirror, run_mirror, translate_offsets
 from mansio.spark.mirroring.passed_clusters import CLUSTER_HEADER
-from mansio.spark.mirroring.state_topic import load_states
+from mansio.spark.mirroring.state_topic import STATE_TOPIC_PREFIX, load_states
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import close_sync_clients, find_topic, sync_client
 from support.machine import scaled
@@ -466,6 +466,52 @@ def test_offsets_of_a_group_only_go_forward_and_never_under_its_members(pair: Pa
     assert found() == 25
     assert mirror(replace(pair.job, groups=("another",))).group_offsets == 0
     assert mirror(replace(pair.job, translates_groups=False)).group_offsets == 0
+
+
+def test_offsets_that_do_not_change_are_renewed_because_the_target_deletes_those_of_idle_groups(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_offsets, "RENEWAL_INTERVAL_S", 0.1)
+    renewals: list[Any] = []
+    commit = group_offsets.commit_offsets
+
+    async def recorded(cluster: Any, group: str, offsets: Any, **options: Any) -> None:
+        await commit(cluster, group, offsets, **options)
+        renewals.append(offsets)
+
+    monkeypatch.setattr(group_offsets, "commit_offsets", recorded)
+    pair.publish(30)
+    place = TopicPartition(pair.topic, 0)
+    stop = threading.Event()
+    job = replace(pair.job, stops_when_caught_up=False, groups=(pair.group,), groups_interval_s=0.05)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(mirror(job, should_stop=stop.is_set)))
+    with mansio.blocking.connect(pair.a) as source, mansio.blocking.connect(pair.b) as target:
+        source.admin.reset_offsets(pair.group, [place], to=7)
+
+        def is_committed() -> bool:
+            found = target.admin.group_offsets(pair.group)
+            return place in found and found[place].offset == 7
+
+        thread.start()
+        try:
+            wait_until(is_committed, what="translated")
+            wait_until(lambda: len(renewals) >= 3, what="renewals")
+            target.admin.delete_group(pair.group)
+            wait_until(is_committed, what="committed again")
+        finally:
+            stop.set()
+            thread.join(scaled(30))
+    assert results[0].group_offsets == 2, "renewals are not counted"
+
+
+def test_the_state_topic_has_small_segments_because_the_newest_one_is_not_compacted(pair: Pair) -> None:
+    mirror(pair.job)
+    with mansio.blocking.connect(pair.b) as client:
+        (name,) = (one for one in client.admin.list_topics() if one.startswith(STATE_TOPIC_PREFIX))
+        config = client.admin.describe_config(name)
+    assert config["cleanup.policy"].value == "compact"
+    assert int(config["segment.bytes"].value or 0) <= 32 << 20
 
 
 @pytest.mark.full

@@ -3,13 +3,14 @@ and restarts of the broker between them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from mansio.errors import ConfigError, InvalidTxnState, MansioError, ProducerFenced
 from mansio.spark.options import SinkOptions
+from mansio.spark.sink import sink_transaction
 from mansio.spark.sink.sink_transaction import (
     ProducerEpoch,
     SinkTransaction,
@@ -213,6 +214,39 @@ def test_a_batch_without_rows_aborts_what_an_earlier_run_has_left(query: Query) 
     query.run_tasks(0)
     query.commit(0, [SinkCommitMessage(EMPTY_TASK_REPORT, query.query_id)])
     query.check()
+
+
+def test_a_commit_asks_for_no_transaction_that_its_tasks_have_named(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of many tasks would need a request for each."""
+    asked: list[str] = []
+    describe = sink_transaction._Coordinator._describe
+
+    async def counting(self: Any, transactional_id: str) -> ProducerEpoch | None:
+        asked.append(transactional_id)
+        return await describe(self, transactional_id)
+
+    monkeypatch.setattr(sink_transaction._Coordinator, "_describe", counting)
+    query.commit(0, query.run_tasks(0))
+    assert asked == []
+    lost = query.run_task(1, 0)
+    messages = [query.run_task(1, task, attempt=1) for task in range(TASKS)]
+    asked.clear()
+    query.commit(1, messages)
+    assert asked == [lost.report.transactional_id]
+    query.check(0, 1)
+
+
+def test_a_driver_that_dies_again_and_again_before_its_commit_does_not_use_up_the_slots(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_transaction, "SLOTS_MAX", 3)
+    query.commit(0, query.run_tasks(0))
+    for _ in range(5):
+        messages = query.run_tasks(1)
+    query.commit(1, messages)
+    query.check(0, 1)
 
 
 def test_a_timeout_that_the_brokers_refuse_is_named(query: Query) -> None:

@@ -14,7 +14,7 @@ from mansio.errors import (
     MansioError,
     ProducerFenced,
 )
-from mansio.state.transactions.batch_decision import TaskTransaction
+from mansio.state.transactions.batch_decision import SINGLE_WRITE, TaskTransaction
 from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_reader import read_records
@@ -329,6 +329,45 @@ def test_a_loaded_decision_is_carried_out_only_when_it_is_committed() -> None:
     assert room.markers.results() == {PARTITIONS[1]: [True]}
 
 
+def test_a_decided_batch_is_committed_although_the_time_of_its_transactions_ends_meanwhile() -> None:
+    """The tasks ended long ago, and a coordinator cannot be reached between the decision and the end."""
+    room = CoordinatorRoom(held_ms_max=HOUR_MS)
+    batch = write_batch(room)
+    room.settle(HOUR_MS - 5_000)
+    real_end = room.ender.end
+    reachable_from_ms = room.scheduler.wall_ms() + 60_000
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if transaction == batch[1] and room.scheduler.wall_ms() < reachable_from_ms:
+            raise CoordinatorNotAvailable
+        await real_end(transaction, is_commit=is_commit)
+
+    room.ender.end = end  # type: ignore[method-assign]
+    request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
+    room.settle(60_000)
+    assert request.done()
+    check_each_committed(room, 1)
+
+
+def test_a_decision_is_carried_out_after_an_unexpected_error() -> None:
+    room = CoordinatorRoom()
+    transaction = write_task(room, 0)
+    real_end = room.ender.end
+    defects = [ValueError("a defect")]
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if defects:
+            raise defects.pop()
+        await real_end(transaction, is_commit=is_commit)
+
+    room.ender.end = end  # type: ignore[method-assign]
+    request = room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
+    room.settle(5_000)
+    assert not defects
+    assert request.done()
+    assert committed(room)[PARTITIONS[0]] == 1
+
+
 def test_a_commit_that_waits_for_another_coordinator_can_be_repeated() -> None:
     room = CoordinatorRoom(batch_commit_wait_ms=1_000)
     batch = write_batch(room)
@@ -397,6 +436,20 @@ def test_a_query_is_forgotten_when_it_is_not_used_for_long_and_not_before() -> N
     room.settle(3 * HOUR_MS)
     assert QUERY not in room.coordinator.store.decisions.entries
     assert QUERY not in room.restarted(**settings).coordinator.store.decisions.entries
+
+
+def test_single_writes_are_forgotten_soon_and_do_not_use_up_the_queries() -> None:
+    """Each call of `write` without a query has an id of its own."""
+    room = CoordinatorRoom(queries_max=10, expiration_check_interval_ms=HOUR_MS)
+    commit(room, 0, [write_task(room, 0)])
+    for number in range(50):
+        room.run(room.batches.commit(f"write-{number}", SINGLE_WRITE, [write_task(room, 1)]))
+        for _ in range(2):
+            room.run(room.batches.commit(f"write-{number}", SINGLE_WRITE, []))
+        room.settle(HOUR_MS / 3)
+    room.settle(5 * HOUR_MS)
+    assert list(room.coordinator.store.decisions.entries) == [QUERY]
+    assert committed(room)["a", 1] == 50
 
 
 def test_more_queries_than_the_limit_are_refused_and_known_ones_go_on() -> None:

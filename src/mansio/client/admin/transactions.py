@@ -24,6 +24,7 @@ from mansio.net.offsets import request_leaders
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
+from mansio.wire.query_transactional_ids import query_id_of
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -352,19 +353,18 @@ class TransactionAdmin:
         """Abort the open transaction of a transactional id in all its partitions, and fence its producer, which gets
         `ProducerFenced` from now on. Returns the state before.
 
-        A transaction that waits for the decision about its batch is refused, because the other transactions of the
-        batch may be committed. Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is
-        open."""
+        A prepared transaction of a query, which waits for the decision about its batch, is aborted by the broker that
+        decides: with it, the batch cannot be committed any more. If the batch is decided already, the transaction is
+        committed. One of another writer is refused, because the other transactions of its batch may be committed.
+        Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is open."""
         described = await self.describe(transactional_id)
         if described.state != "Ongoing":
             raise InvalidTxnState(
                 f"transactional id {transactional_id!r} has no open transaction: its state is {described.state}"
             )
         if described.timeout_ms == HELD_TIMEOUT_MS:
-            raise InvalidTxnState(
-                f"transactional id {transactional_id!r} waits for the decision about its batch: its query ends it, or"
-                " transaction_prepared_max_ms"
-            )
+            await self._abort_prepared(described)
+            return described
 
         async def attempt() -> None:
             connection = await self._cluster.connection(await self._coordinator(transactional_id))
@@ -379,6 +379,34 @@ class TransactionAdmin:
 
         await self._cluster.retry(attempt)
         return described
+
+    async def _abort_prepared(self, described: TransactionDescription) -> None:
+        transactional_id = described.transactional_id
+        query_id = query_id_of(transactional_id)
+        if query_id is None:
+            raise InvalidTxnState(
+                f"transactional id {transactional_id!r} waits for the decision about its batch: its query ends it, or"
+                " transaction_prepared_max_ms"
+            )
+        named = {
+            "transactional_id": transactional_id,
+            "producer_id": described.producer_id,
+            "producer_epoch": described.producer_epoch,
+        }
+        fields = {
+            "query_id": query_id,
+            "batch_id": 0,
+            "committed": False,
+            "transactions": [named],
+            "abandoned": [],
+        }
+
+        async def attempt() -> None:
+            connection = await self._cluster.connection(await self._coordinator(query_id))
+            response = await connection.request(ApiKey.COMMIT_BATCH, fields)
+            raise_for_code(response.error_code, response.error_message)
+
+        await self._cluster.retry(attempt)
 
 
 async def _list(

@@ -8,7 +8,7 @@ Invariants:
 * Runs are in order and do not overlap, neither in the source nor in the target.
 * `translate` never returns an offset behind a mirrored record that has the given source offset or a later one, and it
   never decreases when the given offset increases. Where no run was removed, all mirrored records with earlier offsets
-  are before the result, too.
+  are before the result, too. Records of other producers of the target may be on either side of it.
 * A map has at most `RUNS_MAX` runs after `thin`, and none that only describes records that the source has deleted
   after `expire`, except the last one before its log start.
 """

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from mansio.spark.sync_client import SyncClient
 
 STATE_TOPIC_PREFIX: Final = "mansio-mirror."
-STATE_TOPIC_CONFIG: Final = {"cleanup.policy": "compact"}
+STATE_TOPIC_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
+"""The newest segment is not compacted, and a mirror reads the whole topic when it starts."""
 STATE_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 STABLE_WAIT_MS: Final = 180_000
 """Maximum time for which the transactions of other mirrors in the topic are waited for."""

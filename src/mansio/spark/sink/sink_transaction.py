@@ -3,7 +3,8 @@
 A task attempt takes a *slot*: the transactional id `mansio-spark:QUERY:TASK:SLOT`. The slots of a query are used again
 in each batch, with a later epoch, so the number of transactional ids does not grow. Attempt n of a task begins with
 slot n. A slot with a prepared transaction is skipped, because that transaction may be part of the batch; an unfinished
-transaction in a slot is one of an attempt that has ended or is repeated, and is aborted.
+transaction in a slot is one of an attempt that has ended or is repeated, and is aborted. When `SLOTS_MAX` slots have a
+prepared one, drivers have died so often before they committed: an attempt then aborts those that are not decided.
 
 Invariants:
 * A task prepares its transaction when all its records are acknowledged. It is committed only by the driver's
@@ -13,9 +14,11 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import (
@@ -33,6 +36,7 @@ from mansio.errors import (
 from mansio.net.cluster import TRANSACTION_KEY_TYPE, check_top_level_error
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.query_transactional_ids import task_transactional_id, transactional_id_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +48,7 @@ SLOTS_MAX: Final = 64
 """Maximum number of slots of one task that may be prepared at the same time."""
 END_TIMEOUT_MS: Final = 60_000
 """Time for which an end or a commit is retried."""
+CONCURRENT_DESCRIBES_MAX: Final = 100
 ABORT_TIMEOUT_MS: Final = 5_000
 """Time for which a task that fails tries to abort its transaction; later its timeout aborts it."""
 ONGOING: Final = "Ongoing"
@@ -75,24 +80,40 @@ class SinkTransaction:
     """The transaction of one task attempt: `begin`, then `prepare` or `abort`."""
 
     def __init__(self, client: SyncClient, options: SinkTransactionOptions) -> None:
+        self._client = client
         self._coordinator = _Coordinator(client)
         self._options = options
         self.producer: ProducerEpoch | None = None
         """The transaction, None before `begin`."""
-        self.slot = options.attempt
 
     def begin(self) -> ProducerEpoch:
         """Take a slot. Raises the brokers' errors, and `ConfigError` for a timeout that the brokers refuse."""
-        for slot in range(self._options.attempt, self._options.attempt + SLOTS_MAX):
-            self.slot = slot
-            name = f"{transactional_id_prefix(self._options.query_id)}{self._options.task}:{slot}"
-            found = self._coordinator.initialize(name, self._options.timeout_ms)
+        query_id = self._options.query_id
+        found = self._take_slot()
+        if found is None:
+            left = self._coordinator.describe([self._name(slot) for slot in self._slots()])
+            abort_batch(self._client, query_id, left)
+            found = self._take_slot()
+        if found is None:
+            raise TransactionAbortable(
+                f"task {self._options.task} has {SLOTS_MAX} prepared transactions of the query {query_id}"
+            )
+        self.producer = found
+        return found
+
+    def _take_slot(self) -> ProducerEpoch | None:
+        """The producer of the first slot without a prepared transaction; None if all have one."""
+        for slot in self._slots():
+            found = self._coordinator.initialize(self._name(slot), self._options.timeout_ms)
             if found is not None:
-                self.producer = found
                 return found
-        raise TransactionAbortable(
-            f"task {self._options.task} has {SLOTS_MAX} prepared transactions of the query {self._options.query_id}"
-        )
+        return None
+
+    def _slots(self) -> range:
+        return range(self._options.attempt, self._options.attempt + SLOTS_MAX)
+
+    def _name(self, slot: int) -> str:
+        return task_transactional_id(self._options.query_id, self._options.task, slot)
 
     def prepare(self) -> ProducerEpoch:
         """Let the transaction wait for the commit of its batch."""
@@ -140,11 +161,6 @@ class DirectTransaction:
                 self._coordinator.end(producer, is_commit=False, timeout_ms=ABORT_TIMEOUT_MS)
 
 
-def transactional_id_prefix(query_id: str) -> str:
-    """The beginning of all transactional ids of a query."""
-    return f"mansio-spark:{query_id}:"
-
-
 # -- the driver --------
 
 
@@ -165,8 +181,11 @@ def abort_batch(client: SyncClient, query_id: str, transactions: Sequence[Produc
     _request_batch(client, query_id, 0, transactions, (), is_commit=False)
 
 
-def open_transactions(client: SyncClient, query_id: str) -> list[ProducerEpoch]:
-    """The transactions of a query that are open or prepared, of all tasks and attempts."""
+def open_transactions(
+    client: SyncClient, query_id: str, known: Iterable[ProducerEpoch] = ()
+) -> list[ProducerEpoch]:
+    """The transactions of a query that are open or prepared, of all tasks and attempts, except the known ones: so a
+    batch without repeated attempts needs no request for each transaction."""
     cluster, prefix = client.cluster, transactional_id_prefix(query_id)
     request = {
         "state_filters": [ONGOING],
@@ -186,11 +205,9 @@ def open_transactions(client: SyncClient, query_id: str) -> list[ProducerEpoch]:
         return found
 
     listed = client.run(cluster.retry(list_all, timeout_ms=END_TIMEOUT_MS))
-    coordinator = _Coordinator(client)
+    listed.difference_update(each.transactional_id for each in known)
     # Brokers without patterns list all of them.
-    named = sorted(each for each in listed if each.startswith(prefix))
-    described = (coordinator.describe(each) for each in named)
-    return [producer for producer in described if producer is not None]
+    return _Coordinator(client).describe(sorted(each for each in listed if each.startswith(prefix)))
 
 
 def _request_batch(
@@ -258,12 +275,20 @@ class _Coordinator:
             return None
         return ProducerEpoch(transactional_id, response.producer_id, response.producer_epoch)
 
-    def describe(self, transactional_id: str) -> ProducerEpoch | None:
-        """The open transaction of a transactional id, None if there is none."""
+    def describe(self, transactional_ids: Sequence[str]) -> list[ProducerEpoch]:
+        """The transactions of these transactional ids that are open or prepared."""
         cluster = self._client.cluster
-        return self._client.run(
-            cluster.retry(lambda: self._describe(transactional_id), timeout_ms=END_TIMEOUT_MS)
-        )
+
+        async def describe_all(names: Sequence[str]) -> list[ProducerEpoch | None]:
+            attempts = (partial(self._describe, name) for name in names)
+            return await asyncio.gather(
+                *(cluster.retry(attempt, timeout_ms=END_TIMEOUT_MS) for attempt in attempts)
+            )
+
+        found: list[ProducerEpoch | None] = []
+        for at in range(0, len(transactional_ids), CONCURRENT_DESCRIBES_MAX):
+            found += self._client.run(describe_all(transactional_ids[at : at + CONCURRENT_DESCRIBES_MAX]))
+        return [producer for producer in found if producer is not None]
 
     async def _describe(self, transactional_id: str) -> ProducerEpoch | None:
         def check(response: Any) -> None:

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 ADDED_OPTIONS: Final = frozenset({"queryname"})
 """Options, in lower case, that Spark adds to those of the user."""
-ONLY_BATCH_ID: Final = 0
-"""Batch id of a write that has no batches."""
+ONLY_BATCH_ID: Final = -1
+"""Batch id of a write without a query: the brokers soon forget its decision."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,7 @@ def commit_tasks(options: SinkOptions, batch_id: int, messages: Sequence[WriterC
     reports, query_id = _task_reports(messages), _query_id(messages)
     if options.exactly_once and query_id:
         client, transactions = sync_client(options.bootstrap_servers), _transactions(reports)
-        listed = set(transactions)
-        others = [one for one in open_transactions(client, query_id) if one not in listed]
+        others = open_transactions(client, query_id, transactions)
         if transactions or others:
             commit_batch(client, query_id, batch_id, transactions, others)
     WriteLogger().commit(query_id, batch_id, reports)
@@ -171,10 +170,10 @@ def abort_tasks(
     reports, query_id = _task_reports(messages), _query_id(messages) or query_id
     WriteLogger().abort(query_id, batch_id, reports)
     if options.exactly_once and query_id:
-        client, transactions = sync_client(options.bootstrap_servers), set(_transactions(reports))
-        transactions.update(open_transactions(client, query_id))
+        client, transactions = sync_client(options.bootstrap_servers), _transactions(reports)
+        transactions += open_transactions(client, query_id, transactions)
         if transactions:
-            abort_batch(client, query_id, sorted(transactions))
+            abort_batch(client, query_id, transactions)
 
 
 def _transactions(reports: Iterable[TaskReport]) -> list[ProducerEpoch]:

@@ -36,11 +36,13 @@ def offset_deleted_error(partition: TopicPartition, wanted: int, earliest: int) 
 
 
 def log_truncated_error(partition: TopicPartition, wanted: int, latest: int) -> DataLoss:
-    """The error for an offset above the log end offset: the log was truncated, or the topic was recreated."""
+    """The error for an offset above the end that can be read: the log was truncated, the topic was recreated, or a
+    transaction is open before the offset.
+    """
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
-        f" requested: the log is shorter than it was, or the topic was recreated. Correct the offsets, use a new"
-        f" checkpoint, {CONTINUE_HINT}"
+        f" requested: the log is shorter than it was, the topic was recreated, or a transaction is open before the"
+        f" offset (isolation.level read_committed). Correct the offsets, use a new checkpoint, {CONTINUE_HINT}"
     )
 
 

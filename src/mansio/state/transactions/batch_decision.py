@@ -13,12 +13,17 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import ConcurrentTransactions, InvalidTxnState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+SINGLE_WRITE: Final = -1
+"""Batch id of a write that has no query and no further batch. Its id is never used again, so its decision matters only
+while its driver may repeat the commit."""
+SINGLE_WRITE_EXPIRATION_MS: Final = 60 * 60_000
 
 
 class TaskTransaction(NamedTuple):
@@ -77,5 +82,7 @@ def finish(known: BatchDecision, *, now_ms: int) -> BatchDecision:
 
 
 def is_expired(known: BatchDecision, *, expiration_ms: int, now_ms: int) -> bool:
-    """Whether the query has not committed a batch for `expiration_ms`."""
+    """Whether the query has not committed a batch for `expiration_ms`; a single write expires sooner."""
+    if known.batch_id == SINGLE_WRITE:
+        expiration_ms = min(expiration_ms, SINGLE_WRITE_EXPIRATION_MS)
     return known.is_finished and now_ms - known.updated_ms >= expiration_ms

@@ -269,8 +269,11 @@ def _check_not_completing(known: Transaction | None, producer_id: int, producer_
     return known
 
 
-def hold(known: Transaction | None, producer_id: int, producer_epoch: int, *, now_ms: int) -> Transaction:
-    """Return the ongoing transaction as held; the same object if it is held.
+def hold(
+    known: Transaction | None, producer_id: int, producer_epoch: int, *, now_ms: int, renewal_ms: int
+) -> Transaction:
+    """Return the ongoing transaction as held; the same object if it is held for less than `renewal_ms`. After that its
+    time begins again, so that it lasts until the decision that follows is carried out.
 
     Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` without an ongoing
     transaction.
@@ -278,7 +281,9 @@ def hold(known: Transaction | None, producer_id: int, producer_epoch: int, *, no
     known = _check_not_completing(known, producer_id, producer_epoch)
     if known.state is not TransactionState.ONGOING:
         raise InvalidTxnState(f"the transaction is in state {known.state.title}")
-    return known if known.is_held else known._replace(held_ms=now_ms, updated_ms=now_ms)
+    if known.is_held and now_ms - known.held_ms < renewal_ms:
+        return known
+    return known._replace(held_ms=now_ms, updated_ms=now_ms)
 
 
 def end(

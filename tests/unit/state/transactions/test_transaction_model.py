@@ -22,6 +22,8 @@ from mansio.state.transactions.transaction import Transaction, TransactionState
 from support.tiers import examples
 
 PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
+RENEWAL_MS = 5_000
+"""Time after which a held transaction is held anew."""
 FENCED = (ProducerFenced, InvalidProducerIdMapping)
 State = TransactionState
 
@@ -155,7 +157,7 @@ class TransactionModel(RuleBasedStateMachine):
         owner = self.model.owner
         assert owner is not None
         try:
-            self.known = machine.hold(self.known, *owner.identity, now_ms=self.now_ms)
+            self.known = machine.hold(self.known, *owner.identity, now_ms=self.now_ms, renewal_ms=RENEWAL_MS)
         except ConcurrentTransactions:
             assert self.model.phase == "deciding"
             return
@@ -165,7 +167,12 @@ class TransactionModel(RuleBasedStateMachine):
         assert self.model.phase == "open"
         self.model.is_held = True
         if is_repeated:
-            assert machine.hold(self.known, *owner.identity, now_ms=self.now_ms + 1) is self.known
+            held = self.known
+            for passed_ms, since_ms in ((RENEWAL_MS - 1, 0), (RENEWAL_MS, RENEWAL_MS)):
+                now_ms = held.held_ms + passed_ms
+                again = machine.hold(held, *owner.identity, now_ms=now_ms, renewal_ms=RENEWAL_MS)
+                assert again.held_ms == held.held_ms + since_ms
+                assert since_ms or again is held
 
     @precondition(lambda self: self.model.owner is not None)
     @rule()
@@ -277,7 +284,7 @@ class TransactionModel(RuleBasedStateMachine):
         outcome: MansioError | None = None
         try:
             if request == 4:
-                machine.hold(self.known, *producer.identity, now_ms=self.now_ms)
+                machine.hold(self.known, *producer.identity, now_ms=self.now_ms, renewal_ms=RENEWAL_MS)
             elif request == 0:
                 self._end(producer.identity, is_commit, producer.version == 2)
             elif request == 1:

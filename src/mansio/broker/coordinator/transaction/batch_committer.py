@@ -5,7 +5,8 @@ batch, stores the decision to commit them, and then commits each with its coordi
 
 Invariants:
 * A transaction is committed only when the decision is committed to the log, and the decision is stored only when all
-  transactions of the batch are held: a held transaction can be committed at any later time.
+  transactions of the batch are held, for at least half of `held_ms_max` from then on: the time in which a decision has
+  to be carried out.
 * A stored decision is carried out to its end, by the next leader of the partition, too.
 * A batch that is decided already keeps its decision; other transactions that a repeated request names are aborted.
 * One request or one completion per query is processed at a time; another request gets `ConcurrentTransactions`.
@@ -242,11 +243,16 @@ class BatchCommitter:
             while self._is_loaded(entry) and not entry.decision.is_finished:
                 try:
                     await self._finish_once(entry, entry.decision)
+                    continue
                 except MansioError as error:
-                    failures += 1
-                    known = fields(query=entry.query_id, batch=entry.decision.batch_id, reason=error)
-                    logger.warning("batch_not_committed_yet", extra=known)
-                    await self._scheduler.sleep(FINISH_BACKOFF.delay_ms(failures))
+                    reason: Exception = error
+                except Exception as error:
+                    logger.exception("batch_commit_failed")
+                    reason = error
+                failures += 1
+                known = fields(query=entry.query_id, batch=entry.decision.batch_id, reason=reason)
+                logger.warning("batch_not_committed_yet", extra=known)
+                await self._scheduler.sleep(FINISH_BACKOFF.delay_ms(failures))
         finally:
             entry.is_finishing = False
 

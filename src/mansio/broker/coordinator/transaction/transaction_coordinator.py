@@ -270,13 +270,20 @@ class TransactionCoordinator:
 
     async def hold(self, transactional_id: str, producer_id: int, producer_epoch: int) -> Transaction:
         """Let an ongoing transaction, whose records are all acknowledged, wait for a decision: it no longer times out
-        by its own timeout, but after `held_ms_max`. Idempotent. See `transaction.hold`.
+        by its own timeout, but after `held_ms_max`. A repeated call leaves it at least half of this time. See
+        `transaction.hold`.
 
         Raises `InvalidProducerIdMapping`, `ProducerFenced`, `InvalidTxnState`, `ConcurrentTransactions`."""
         _check_id(transactional_id)
         return await self._change(
             transactional_id,
-            lambda known: machine.hold(known, producer_id, producer_epoch, now_ms=self._clock.wall_ms()),
+            lambda known: machine.hold(
+                known,
+                producer_id,
+                producer_epoch,
+                now_ms=self._clock.wall_ms(),
+                renewal_ms=self._settings.held_ms_max // 2,
+            ),
         )
 
     async def end(

@@ -4,7 +4,7 @@ Invariants:
 * A transactional id changes only by a record of the log, so that the next leader of the partition has the same state.
 * The deadline of an ongoing transaction is by the monotonic clock from its begin on, or, after a load, from the load on
   with what the wall clock says is left of its timeout, at most the whole timeout. The time of a held transaction begins
-  when it is held.
+  when it is held, and again when that is renewed.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class TransactionStore:
         if entry is None:
             entry = TransactionEntry(transactional_id, index, transaction)
             self.entries[transactional_id] = self._by_partition[index][transactional_id] = entry
-        is_known = transactional_id in self.ongoing and entry.transaction.is_held == transaction.is_held
+        is_known = transactional_id in self.ongoing and entry.transaction.held_ms == transaction.held_ms
         entry.transaction = transaction
         if transaction.state is not TransactionState.ONGOING:
             self.ongoing.pop(transactional_id, None)
