@@ -122,6 +122,13 @@ TRANSACTION_DEFECTS = (
         (f"{RECORDS}::test_the_first_batch_of_a_transaction_is_verified_and_no_other",),
     ),
     Defect(
+        "batches of prepared requests not verified",
+        PRODUCE,
+        "return producers is not None and producers.is_open(header)",
+        "return True",
+        (f"{RECORDS}::test_the_first_batch_of_a_transaction_is_verified_and_no_other",),
+    ),
+    Defect(
         "end during the verification not noticed",
         HOOK,
         "verification.is_valid = False",

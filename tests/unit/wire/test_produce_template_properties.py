@@ -16,10 +16,19 @@ texts = st.text(max_size=20)
 
 
 def frame_of(
-    version: int, correlation_id: int, client_id: str | None, acks: int, topic: str, index: int, batch: bytes
+    version: int,
+    correlation_id: int,
+    client_id: str | None,
+    acks: int,
+    topic: str,
+    index: int,
+    batch: bytes,
+    transactional_id: str | None = None,
 ) -> memoryview:
     topics = [(topic if version < 13 else None, b"\x07" * 16, [(index, memoryview(batch))])]
-    buffers = produce.encode_request(version, correlation_id, client_id, acks, 1000, topics)
+    buffers = produce.encode_request(
+        version, correlation_id, client_id, acks, 1000, topics, transactional_id
+    )
     return memoryview(b"".join(bytes(buffer) for buffer in buffers))[4:]
 
 
@@ -33,17 +42,26 @@ def learned(frame: memoryview) -> produce.ProduceTemplate | None:
 @given(
     version=st.sampled_from(VERSIONS),
     client_id=st.none() | texts,
+    transactional_id=st.none() | texts,
     topic=texts.filter(bool),
     sizes=st.tuples(st.integers(1, 300), st.sampled_from([1, 126, 127, 128, 16382, 16383, 16384, 70000])),
     index=st.integers(0, 1 << 30),
     correlation_id=st.integers(0, (1 << 31) - 1),
 )
 def test_matching_request_is_decoded_as_by_the_general_codec(
-    version: int, client_id: str | None, topic: str, sizes: tuple[int, int], index: int, correlation_id: int
+    version: int,
+    client_id: str | None,
+    transactional_id: str | None,
+    topic: str,
+    sizes: tuple[int, int],
+    index: int,
+    correlation_id: int,
 ) -> None:
-    pattern = learned(frame_of(version, 1, client_id, -1, topic, 3, b"x" * sizes[0]))
+    first, second = (b"x" * sizes[0], b"y" * sizes[1])
+    pattern = learned(frame_of(version, 1, client_id, -1, topic, 3, first, transactional_id))
     assert pattern is not None
-    frame = frame_of(version, correlation_id, client_id, -1, topic, index, b"y" * sizes[1])
+    assert pattern.is_transactional == (transactional_id is not None)
+    frame = frame_of(version, correlation_id, client_id, -1, topic, index, second, transactional_id)
     header = read_request_header(frame)
     request = produce.decode_request(version, frame, header.body_position)
     assert produce.match_template(pattern, frame) == request.topics[0][2][0]
@@ -59,11 +77,12 @@ def test_matching_request_is_decoded_as_by_the_general_codec(
     change=st.integers(1, 255),
     cut=st.integers(0, 40),
     more=st.binary(max_size=5),
+    transactional_id=st.sampled_from([None, "orders-1"]),
 )
 def test_changed_frame_is_decoded_as_by_the_general_codec(
-    version: int, position: int, change: int, cut: int, more: bytes
+    version: int, position: int, change: int, cut: int, more: bytes, transactional_id: str | None
 ) -> None:
-    original = bytes(frame_of(version, 5, "me", 1, "topic", 2, b"z" * 150))
+    original = bytes(frame_of(version, 5, "me", 1, "topic", 2, b"z" * 150, transactional_id))
     pattern = learned(memoryview(original))
     assert pattern is not None
     mutated = bytearray(original[: len(original) - cut] + more)
@@ -75,6 +94,7 @@ def test_changed_frame_is_decoded_as_by_the_general_codec(
         return
     header = read_request_header(frame)
     request = produce.decode_request(header.api_version, frame, header.body_position)
+    assert request.transactional_id == transactional_id
     assert request.acks == pattern.acks
     assert request.timeout_ms == pattern.timeout_ms
     assert request.topics == [(pattern.topic, pattern.topic_id, [found])]

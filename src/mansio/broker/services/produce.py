@@ -324,6 +324,20 @@ class ProduceService:
             self._scheduler.spawn(work, name="transaction verification")
         return pending
 
+    def is_transaction_open(
+        self, topic: str | None, topic_id: bytes | None, index: int, records: Buffer
+    ) -> bool:
+        """Whether a batch is transactional and its producer has an open transaction in the partition, so that `append`
+        may take it without verification. False if there is no such partition."""
+        header = _transactional_header(records)
+        if header is None:
+            return False
+        try:
+            producers = self._partitions.find(topic, topic_id, index).producers
+        except MansioError:
+            return False
+        return producers is not None and producers.is_open(header)
+
     def _reject(self, topics: Sequence[TopicBatches], error: MansioError) -> PendingProduce:
         pending = PendingProduce(self)
         for name, topic_id, entries in topics:

@@ -326,6 +326,8 @@ class ProduceTemplate(NamedTuple):
     timeout_ms: int
     topic: str | None
     topic_id: bytes | None
+    is_transactional: bool
+    """Whether the requests have a transactional id, which is among the constant bytes."""
     request_start: bytes
     """API key and version."""
     request_middle: bytes
@@ -345,7 +347,7 @@ def build_template(
 ) -> ProduceTemplate | None:
     """The template of `request`, which is decoded from `frame`; None unless it has one topic and one partition with
     records."""
-    if request.transactional_id is not None or len(request.topics) != 1:
+    if len(request.topics) != 1:
         return None
     ((topic, topic_id, partitions),) = request.topics
     if len(partitions) != 1 or (records := partitions[0][1]) is None:
@@ -376,6 +378,7 @@ def build_template(
         timeout_ms=request.timeout_ms,
         topic=topic,
         topic_id=topic_id,
+        is_transactional=request.transactional_id is not None,
         request_start=bytes(frame[:4]),
         request_middle=bytes(frame[_AFTER_CORRELATION_ID:end]),
         partition_index_position=end,

@@ -30,6 +30,7 @@ from mansio.broker.services.produce import (
 from mansio.errors import InvalidRequiredAcks, MansioError
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
+from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,10 @@ def produce(
     acks = request.acks
     rejection = _request_error(request)
     pending: PendingProduce | None = None
+    if rejection is None:
+        if connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0:
+            connection.template = wire.build_template(header, frame, request)
+        connection.template_misses += 1
     if rejection is None and request.transactional_id is not None:
         pending = service.produce.begin_transactional(
             request.topics,
@@ -81,9 +86,6 @@ def produce(
         )
         results = pending.results
     elif rejection is None:
-        if connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0:
-            connection.template = wire.build_template(header, frame, request)
-        connection.template_misses += 1
         pending = service.produce.begin_produce(
             request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN, client=connection
         )
@@ -141,7 +143,12 @@ def produce_by_template(
     records: memoryview,
 ) -> Sequence[ResponsePart] | None:
     """Like `produce`, for a request that matches the request template of the connection: it has one batch, and most
-    bytes of the response are prepared."""
+    bytes of the response are prepared. A batch that has to wait before it is appended takes the way of `produce`."""
+    is_transactional = template.is_transactional
+    if is_transactional and not service.produce.is_transaction_open(
+        template.topic, template.topic_id, index, records
+    ):
+        return produce(service, connection, read_request_header(frame), frame)
     (correlation_id,) = CORRELATION_ID_STRUCT.unpack_from(frame, 4)
     acks = template.acks
     try:
@@ -152,6 +159,7 @@ def produce_by_template(
             records,
             acks=acks,
             allow_zstd=template.version >= ZSTD_VERSION_MIN,
+            transactional=is_transactional,
         )
     except MansioError as error:
         service.statistics.count_error(API_KEY, error.kafka_code)
@@ -159,7 +167,7 @@ def produce_by_template(
             raise
         return (_template_error(template, correlation_id, index, error),)
     except RecompressionRequired:
-        return _append_recompressed(service, connection, template, correlation_id, index, records)
+        return produce(service, connection, read_request_header(frame), frame)
     if acks == ACKS_NONE:
         return NO_RESPONSE
     base_offset, end_offset, append_time_ms, _ = appended
@@ -176,36 +184,6 @@ def produce_by_template(
     )
     connection.queue_response(pending)
     partition.when_committed(end_offset, pending.complete)
-    return None
-
-
-def _append_recompressed(
-    service: BrokerServices,
-    connection: Connection,
-    template: ProduceTemplate,
-    correlation_id: int,
-    index: int,
-    records: memoryview,
-) -> Sequence[ResponsePart] | None:
-    """Append the batch of `produce_by_template` if the topic requires its recompression."""
-    topics = [(template.topic, template.topic_id, [(index, records)])]
-    pending = service.produce.begin_produce(
-        topics,
-        acks=template.acks,
-        allow_zstd=template.version >= ZSTD_VERSION_MIN,
-        client=connection,
-    )
-    if template.acks == ACKS_NONE:
-        _raise_if_failed(service, pending.results)
-        if pending.is_complete:
-            return NO_RESPONSE
-        _wait_recompressed(service, connection, pending)
-        return None
-    if pending.is_complete:
-        return (_encode(service, template.version, correlation_id, 0, pending.results),)
-    _queue_response(service, connection, pending)
-    respond = partial(_respond, service, connection, template.version, correlation_id, 0)
-    pending.wait(template.timeout_ms, respond)
     return None
 
 
