@@ -694,7 +694,7 @@ class TransactionAdmin:
         `states`: Kafka's names of states. `open_ms_min`: only transactions that are open for longer. `pattern`: regular
         expression (RE2) of whole ids. The requests are repeated for `timeout_ms` (default: the client's retry timeout)
         while a coordinator does not respond; `is_complete` of the result tells whether some are missing. Raises
-        `InvalidRegularExpression`."""
+        `InvalidRequest` for a state that does not exist, and `InvalidRegularExpression`."""
         ...
 
     def describe(self, transactional_id: str) -> TransactionDescription:

@@ -167,6 +167,66 @@ def test_offsets_are_committed_with_the_records_or_not_at_all(broker: mansio.Bro
     run(scenario)
 
 
+def test_a_worker_that_starts_again_ends_the_transaction_of_the_one_that_died(broker: mansio.Broker) -> None:
+    """It does not wait for the timeout of the transaction, which has offsets of its group."""
+
+    async def echo(messages: list[mansio.Message]) -> list[bytes]:
+        return [message.value or b"" for message in messages]
+
+    async def scenario() -> None:
+        options: dict[str, Any] = {"group": "left", "auto_commit": False, **QUICK_MEMBER}
+        async with connected(broker, left=1, taken=1) as dead, connected(broker) as started:
+            await dead.publish_many("left", [b"a", b"b"])
+            with pytest.raises(ProducerFenced):  # noqa: PT012 - the end of the block raises
+                async with dead.transaction("left-1", timeout_ms=600_000) as txn:
+                    async with dead.consume("left", **options) as consumer:
+                        await txn.publish_many("taken", await echo(await consumer.poll()))
+                        await txn.send_offsets(consumer)
+                    async with started.consume("left", to_end=True, **options) as consumer:
+                        count = await started.process(consumer, echo, transactional_id="left-1", to="taken")
+            assert count == 2
+            assert await settled(started, "taken", 2) == ["a", "b"]
+
+    run(scenario)
+
+
+def test_messages_of_a_partition_that_is_being_revoked_at_an_abort_are_not_committed_later(
+    broker: mansio.Broker,
+) -> None:
+    async def scenario() -> None:
+        is_revoking, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def wait(_partitions: object) -> None:
+            is_revoking.set()
+            await goes_on.wait()
+
+        options: dict[str, Any] = {"group": "moving", "auto_commit": False, **QUICK_MEMBER}
+        async with connected(broker, moving=2, moved=1) as client, connected(broker) as other:
+            for partition in range(2):
+                await client.publish("moving", b"%d" % partition, partition=partition)
+            async with client.consume(
+                "moving", on_revoked=wait, revoke_timeout_ms=1, group_protocol="consumer", **options
+            ) as consumer:
+                while sum(consumer.positions().values()) < 2:
+                    await consumer.poll()
+                await consumer.poll(1)  # both are processed
+                async with other.consume("moving", group_protocol="consumer", **options) as second:
+                    poll = asyncio.create_task(second.poll())
+                    await is_revoking.wait()
+                    await consumer.seek_to_committed()  # as after a transaction that was aborted
+                    async with client.transaction("moving-1") as txn:
+                        await txn.publish("moved", b"x")
+                        await txn.send_offsets(consumer)
+                    while not (offsets := await client.admin.group_offsets("moving")):  # noqa: ASYNC110 - nothing signals it
+                        await asyncio.sleep(0.02)
+                    assert [each.offset for each in offsets.values()] == [0, 0]
+                    goes_on.set()
+                    (message,) = await poll
+                    assert message.offset == 0
+
+    run(scenario)
+
+
 @pytest.mark.full
 def test_workers_that_die_and_rebalance_process_each_message_once(broker: mansio.Broker) -> None:
     count = 600

@@ -15,6 +15,7 @@ from mansio.errors import (
     ClusterAuthorizationFailed,
     InvalidProducerEpoch,
     InvalidRegularExpression,
+    InvalidRequest,
     InvalidTxnState,
     TransactionalIdNotFound,
     TransactionCoordinatorFenced,
@@ -138,6 +139,19 @@ def test_a_transaction_whose_coordinator_knows_the_producer_but_not_the_partitio
 
 
 @pytest.mark.row("O3")
+def test_a_transaction_that_has_ended_has_neither_a_begin_nor_partitions(
+    client: mansio.blocking.Client,
+) -> None:
+    client.admin.create_topic("ended")
+    with client.transaction("ended-1") as txn:
+        txn.publish("ended", b"a")
+    admin = client.admin.transactions
+    wait_until(lambda: admin.describe("ended-1").state == "CompleteCommit", 30)
+    described = admin.describe("ended-1")
+    assert (described.is_open, described.started_ms, described.partitions) == (False, None, ())
+
+
+@pytest.mark.row("O3")
 def test_unknown_ids_partitions_and_expressions_have_typed_errors(client: mansio.blocking.Client) -> None:
     admin = client.admin.transactions
     client.admin.create_topic("errors")
@@ -147,6 +161,8 @@ def test_unknown_ids_partitions_and_expressions_have_typed_errors(client: mansio
         admin.terminate("nobody")
     with pytest.raises(InvalidRegularExpression):
         admin.list(pattern="(")
+    with pytest.raises(InvalidRequest, match="no state 'ongoing'; the states are Empty, Ongoing"):
+        admin.list(states=["Empty", "ongoing"])
     for call in (
         lambda: admin.describe_producers([TopicPartition("errors", 9)]),
         lambda: admin.describe_producers([TopicPartition("none", 0)]),
@@ -291,6 +307,8 @@ def test_the_command_refuses_what_is_not_known(broker: TestBroker, client: mansi
     open_transaction(broker.bootstrap_servers, "refused-1", "refused", ["a"])
     shell("txn", "describe", "nobody", code=1)
     assert "there is no transactional id 'nobody'" in shell.errors
+    shell("txn", "list", "--state", "open", code=1)
+    assert "no state 'open'" in shell.errors
     shell("txn", "find-hanging", "--partition", "0", code=2)
     shell("txn", "abort", "-t", "refused", "-p", "0", "--start-offset", "0", "--yes", code=1)
     assert "refused-1" in shell.errors

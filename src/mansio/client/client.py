@@ -246,11 +246,12 @@ class Client:
         `records_max`, `wait_ms_max`: a transaction takes messages until it has so many, or so much time has passed
         since the first one. It may get more by one stored batch. `timeout_ms`: see `transaction`.
 
-        If the group rebalances during a transaction, or a broker fails, the transaction is aborted and the consumer
-        returns to the committed offsets; records of partitions that other members took over are not published. Returns
-        the number of messages in committed transactions when the consumer reaches its end (`to_end`, `to_time`) or is
-        closed; otherwise runs until it is cancelled. Raises what the handler raised, `ProducerFenced`, and errors that
-        would come again, after an abort.
+        First aborts what an earlier process with the id has left open, and fences that process. If the group rebalances
+        during a transaction, or a broker fails, the transaction is aborted and the consumer returns to the committed
+        offsets; records of partitions that other members took over are not published. Returns the number of messages in
+        committed transactions when the consumer reaches its end (`to_end`, `to_time`) or is closed; otherwise runs
+        until it is cancelled. Raises what the handler raised, `ProducerFenced`, and errors that would come again, after
+        an abort.
         """
         processor = Processor(
             consumer,

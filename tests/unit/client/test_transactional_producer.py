@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.client import OutgoingRecord, ProducerOptions
+from mansio.client.producer.transaction_requests import GroupMemberIdentity
 from mansio.client.transactions.transaction import Transaction
 from mansio.client.transactions.transactional_producer import TransactionalProducer
 from mansio.errors import (
@@ -29,6 +31,7 @@ from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
 from unit.client.model_coordinator import ModelCoordinator
 from unit.net.stub_broker import StubBroker
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 FAST = Backoff(first_ms=1, longest_ms=10)
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
-MESSAGE_TOO_LARGE, COORDINATOR_NOT_AVAILABLE = 10, 15
+MESSAGE_TOO_LARGE, COORDINATOR_NOT_AVAILABLE, CONCURRENT_TRANSACTIONS = 10, 15, 51
 
 
 class Client:
@@ -236,6 +239,52 @@ def test_a_commit_without_an_answer_and_then_fenced_is_unknown() -> None:
             with pytest.raises(ProducerFenced):
                 await client.commit(b"y")
             assert model.committed == [b"x"]
+
+    run(scenario)
+
+
+@VERSIONS
+def test_a_commit_without_an_answer_whose_transaction_timed_out_is_aborted_and_the_next_one_commits(
+    version: int,
+) -> None:
+    async def scenario() -> None:
+        def fault(key: int, number: int) -> Any:
+            if key != ApiKey.END_TXN:
+                return None
+            if number == 2:
+                model.time_out()
+            return "lost before" if number == 1 else None
+
+        model = ModelCoordinator(version, fault)
+        async with connected(model) as client:
+            with pytest.raises(TransactionTimedOut):
+                async with client.transaction(timeout_ms=1) as txn:
+                    await (await txn.publish("t", b"x"))
+            assert not model.committed
+            await client.commit(b"y")
+            assert model.committed == [b"y"]
+
+    run(scenario)
+
+
+def test_a_partition_that_is_being_added_at_an_abort_does_not_end_the_next_transaction() -> None:
+    async def scenario() -> None:
+        def fault(key: int, _number: int) -> Any:
+            is_first = len(client.broker.asked(ApiKey.INIT_PRODUCER_ID)) < 2
+            return CONCURRENT_TRANSACTIONS if key == ApiKey.ADD_PARTITIONS_TO_TXN and is_first else None
+
+        model = ModelCoordinator(1, fault)
+        async with connected(model) as client:
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the end of the block raises
+                async with client.transaction() as txn:
+                    await txn.publish("t", b"x")
+                    while not client.broker.asked(ApiKey.ADD_PARTITIONS_TO_TXN):  # noqa: ASYNC110 - nothing signals it
+                        await asyncio.sleep(0.001)
+                    raise ZeroDivisionError
+            await client.commit(b"y")
+            assert model.committed == [b"y"]
+            first, last = client.broker.asked(ApiKey.ADD_PARTITIONS_TO_TXN)[-2:]
+            assert first.v3_and_below_producer_epoch < last.v3_and_below_producer_epoch
 
     run(scenario)
 
@@ -443,6 +492,57 @@ def test_a_record_that_another_task_is_adding_at_the_end_does_not_get_into_the_n
             await client.commit(b"y")
             await asyncio.gather(*calls, return_exceptions=True)
             assert model.committed == [b"y"]
+
+    run(scenario)
+
+
+class OneOffset:
+    """Consumer with one offset to commit."""
+
+    def _offsets_of_transaction(
+        self, _offsets: object
+    ) -> tuple[dict[TopicPartition, int], GroupMemberIdentity]:
+        return {TopicPartition("source", 0): 7}, GroupMemberIdentity("group")
+
+    def _on_offsets_in_transaction(self, _offsets: object) -> None:
+        pass
+
+    def _on_transaction_end(self, _partitions: object, *, is_commit: bool) -> None:
+        self.is_commit = is_commit
+
+
+@VERSIONS
+def test_the_commit_waits_for_offsets_that_another_task_is_sending(version: int) -> None:
+    async def scenario() -> None:
+        model = ModelCoordinator(version)
+        async with connected(model) as client:
+            end, commit_offsets = (
+                client.broker.answers[key] for key in (ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT)
+            )
+            has_ended = asyncio.Event()
+
+            def answer_end(request: Any) -> Any:
+                has_ended.set()
+                return end(request)
+
+            async def answer_offsets(request: Any) -> Any:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(has_ended.wait(), 0.1)
+                return commit_offsets(request)
+
+            client.broker.answers |= {
+                ApiKey.END_TXN: answer_end,
+                ApiKey.TXN_OFFSET_COMMIT: answer_offsets,
+            }
+            consumer: Any = OneOffset()
+            async with client.transaction() as txn:
+                await txn.publish("t", b"x")
+                call = asyncio.create_task(txn.send_offsets(consumer))
+                await asyncio.sleep(0)
+            await call
+            assert model.committed == [b"x"]
+            assert model.offsets == {("source", 0): 7}
+            assert consumer.is_commit
 
     run(scenario)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.client.admin.coordinator_listing import list_on_coordinators
 from mansio.errors import (
+    InvalidRequest,
     InvalidTxnState,
     TransactionalIdNotFound,
     Unavailable,
@@ -41,6 +42,17 @@ each transaction that its coordinator knows is aborted."""
 
 PARTITIONS_PER_REQUEST: Final = 5
 """Partitions in one DescribeProducers request, because the answer has all idempotent producers, too."""
+
+STATES: Final = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "PrepareEpochFence",
+)
+"""Kafka's names of the states of transactional ids."""
 
 OPEN_STATES: Final = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
 """States in which partitions may have an open transaction."""
@@ -151,7 +163,7 @@ class TransactionAdmin:
         `states`: Kafka's names of states. `open_ms_min`: only transactions that are open for longer. `pattern`: regular
         expression (RE2) of whole ids. The requests are repeated for `timeout_ms` (default: the client's retry timeout)
         while a coordinator does not respond; `is_complete` of the result tells whether some are missing. Raises
-        `InvalidRegularExpression`."""
+        `InvalidRequest` for a state that does not exist, and `InvalidRegularExpression`."""
         listing = await _list(self._cluster, states, producer_ids, open_ms_min, pattern, timeout_ms)
         found = {each.transactional_id: each for each in listing.items}
         return TransactionListings(
@@ -427,6 +439,10 @@ async def _list(
     async def read(connection: Connection, node_id: int) -> list[TransactionListing]:
         response = await connection.request(ApiKey.LIST_TRANSACTIONS, fields)
         raise_for_code(response.error_code)
+        if response.unknown_state_filters:
+            raise InvalidRequest(
+                f"transactions have no state {response.unknown_state_filters[0]!r}; the states are {', '.join(STATES)}"
+            )
         return [
             TransactionListing(each.transactional_id, each.producer_id, each.transaction_state, node_id)
             for each in response.transaction_states
@@ -479,7 +495,7 @@ def _description(found: Any, node_id: int) -> TransactionDescription:
         found.producer_id,
         found.producer_epoch,
         found.transaction_timeout_ms,
-        _known_number(found.transaction_start_time_ms),
+        _known_number(found.transaction_start_time_ms) if found.transaction_state in OPEN_STATES else None,
         tuple(
             sorted(TopicPartition(topic.topic, index) for topic in found.topics for index in topic.partitions)
         ),

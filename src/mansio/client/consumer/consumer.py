@@ -435,7 +435,7 @@ class Consumer:
         stored = await fetch_offsets(self._cluster, group, states, require_stable=True) if states else {}
         positions = self.positions()
         for partition, state in states.items():
-            if self._fetcher.states.get(partition) is not state or state.is_revoking:
+            if self._fetcher.states.get(partition) is not state:
                 continue  # revoked in the meantime, and perhaps assigned again, at its committed offset
             committed = stored.get(partition)
             offset = self._start_offsets[partition] if committed is None else committed.offset
@@ -443,6 +443,11 @@ class Consumer:
                 self._committed[partition] = offset
             if positions[partition] != offset:
                 self._discard_buffered({partition})
+                if state.is_revoking:
+                    state.consumed_offset = (
+                        offset  # it is not read any more; no later transaction may pass the offset
+                    )
+                    continue
                 self._fetcher.remove([partition])
                 seeked = PartitionState(partition, offset, state.stop_offset)
                 seeked.is_paused = state.is_paused
@@ -708,7 +713,8 @@ class Consumer:
         for partition in sorted(partitions & positions.keys()):
             known = self._committed.get(partition, self._start_offsets.get(partition))
             if positions[partition] != known:
-                self._must_seek = f"{partition} was revoked after its messages were delivered"
+                reason = f"messages of {partition}, which was revoked, are not committed"
+                self._must_seek = f"{reason}; call seek_to_committed() first"
         self._discard_buffered(partitions)
         self._fetcher.remove(partitions)
         for partition in partitions:

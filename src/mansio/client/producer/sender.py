@@ -253,11 +253,14 @@ class Sender:
         return False
 
     async def _add_partitions(self, transaction: TransactionRequests) -> None:
-        """Add all partitions with batches to the transaction. An error fails the transaction."""
+        """Add all partitions with batches to the transaction. An error fails the transaction, unless that has ended
+        meanwhile: an abort leads to another identity."""
+        identity = transaction.manager.identity
         try:
             await transaction.add_partitions()
         except MansioError as error:
-            transaction.manager.fail(error)
+            if transaction.manager.identity is identity:
+                transaction.manager.fail(error)
         finally:
             self._is_adding = False
             self._schedule_dispatch()

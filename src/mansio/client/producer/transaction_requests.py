@@ -92,6 +92,7 @@ class TransactionRequests:
 
     async def add_partitions(self) -> None:
         """Add the missing partitions to the transaction, for brokers that do not add them with the first batch."""
+        identity = self.manager.identity
         added = set(self.manager.missing_partitions)
         topics = group_by_topic(TopicPartition(*each) for each in sorted(added))
         fields = {f"v3_and_below_{name}": value for name, value in self._identity_fields().items()} | {
@@ -108,7 +109,8 @@ class TransactionRequests:
                     raise_for_code(result.partition_error_code)
 
         await self._request_own_coordinator(attempt)
-        self.manager.on_partitions_added(added)
+        if self.manager.identity is identity:  # otherwise the transaction was aborted meanwhile
+            self.manager.on_partitions_added(added)
 
     async def commit_offsets(
         self, member: GroupMemberIdentity, offsets: Mapping[TopicPartition, int]

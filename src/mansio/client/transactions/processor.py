@@ -4,6 +4,7 @@ Each transaction has the records that the handler made of some messages, and the
 
 Invariants:
 * Offsets are committed only in a transaction, with the records made of the messages before them.
+* Before the consumer asks for committed offsets, the coordinator has ended what an earlier run or attempt left open.
 * After a transaction that did not certainly commit, no message is read before the consumer is at the committed offsets.
 * Records made of messages of a partition that the group has given to another member are not committed.
 """
@@ -104,7 +105,7 @@ class Processor:
         """Process messages until the consumer reaches its end or is closed. Returns their number."""
         processed = failures = 0
         await self._consumer.start()
-        await self._rewind()  # an earlier run may have been cancelled
+        await self._rewind()  # an earlier run may have been cancelled or killed
         while True:
             messages = await self._consumer.poll()
             if not messages:
@@ -181,13 +182,18 @@ class Processor:
             await transaction.publish_many(topic, records)
 
     async def _rewind(self) -> None:
-        """Move the consumer to the committed offsets; retries until that succeeds or the consumer is closed."""
+        """Move the consumer to the committed offsets; retries until that succeeds or the consumer is closed.
+
+        The offsets of a transaction that is still open are waited for. The initialization of the producer aborts it,
+        for example one of a killed process; otherwise its timeout would have to pass."""
         failures = 0
         while not self._consumer.is_closed:
             try:
+                async with self._begin():
+                    pass
                 await self._consumer.seek_to_committed()
             except MansioError as error:
-                if not error.retriable:
+                if not (error.retriable or isinstance(error, TransactionTimedOut)):
                     raise
                 failures += 1
                 logger.info("the committed offsets are not known yet: %s", error)

@@ -75,7 +75,7 @@ class TransactionalProducer:
         self._ending: asyncio.Task[None] | None = None
         """The end of the last transaction, which may still be running."""
         self._calls = 0
-        """Number of calls that are adding records to the current transaction."""
+        """Number of calls that are adding records or offsets to the current transaction."""
         self._calls_over = asyncio.Event()
         self._consumers: dict[Consumer, set[TopicPartition]] = {}
         """Consumers whose offsets are in the current transaction."""
@@ -167,7 +167,8 @@ class TransactionalProducer:
             task.exception()  # raised to the caller, unless it was cancelled
 
     async def _wait_for_calls(self) -> None:
-        """Wait for calls of other tasks that are adding records: these must not get into the next transaction."""
+        """Wait for calls of other tasks that are adding records or offsets: these must not get into the next
+        transaction, nor be missing in this one."""
         while self._calls:
             self._calls_over.clear()
             await self._calls_over.wait()
@@ -181,24 +182,23 @@ class TransactionalProducer:
         try:
             ended = await self._requests.end(is_commit=True, retry_timeout_ms=timeout_ms)
         except MansioError as error:
-            is_fenced = isinstance(error, ProducerFenced | InvalidProducerEpoch)
-            if self._requests.may_be_ended:
-                self._end_consumers(is_commit=False)
-                if is_fenced:
-                    manager.fence()
-                else:
-                    manager.abandon()
-                raise TransactionOutcomeUnknown(
-                    f"whether the transaction of {name!r} is committed is unknown: {error.message}"
-                ) from error
-            if is_fenced:
+            may_be_ended = self._requests.may_be_ended
+            if isinstance(error, ProducerFenced | InvalidProducerEpoch):
                 manager.fence()
                 refusal = await self._current_error()
                 self._end_consumers(is_commit=False)
-                raise refusal from None
-            manager.cancel_commit()
-            await self._abort()
-            raise
+                if not may_be_ended or isinstance(refusal, TransactionTimedOut):
+                    raise refusal from None
+            elif may_be_ended:
+                self._end_consumers(is_commit=False)
+                manager.abandon()
+            else:
+                manager.cancel_commit()
+                await self._abort()
+                raise
+            raise TransactionOutcomeUnknown(
+                f"whether the transaction of {name!r} is committed is unknown: {error.message}"
+            ) from error
         manager.on_ended(*ended)
         self._end_consumers(is_commit=True)
 
@@ -235,8 +235,11 @@ class TransactionalProducer:
         error = manager.error or InvalidTxnState("there is no open transaction")
         age_ms = (self._loop.time() - self._begun_s) * 1000
         is_late = 0 < self._timeout_ms <= age_ms
+        identity = manager.identity
         if manager.phase is TransactionPhase.FENCED and is_late and await self._requests.is_timed_out():
-            manager.forget_identity()
+            # Otherwise another call has found it out meanwhile, and the next transaction may be open.
+            if manager.identity is identity:
+                manager.forget_identity()
             return TransactionTimedOut(
                 f"the transaction of {manager.transactional_id!r} was open for {age_ms:.0f} ms, longer than its "
                 f"timeout of {self._timeout_ms} ms, so the coordinator aborted it"
@@ -305,9 +308,13 @@ class TransactionalProducer:
 
     async def send_offsets(self, consumer: Consumer, offsets: Mapping[TopicPartition, int] | None) -> None:
         """Commit offsets of a consumer as a part of the open transaction."""
-        if self._manager.error is not None:
-            raise await self._current_error()
-        self._manager.check_open()
+        await self._begin_call()
+        try:
+            await self._send_offsets(consumer, offsets)
+        finally:
+            self._end_call()
+
+    async def _send_offsets(self, consumer: Consumer, offsets: Mapping[TopicPartition, int] | None) -> None:
         while True:
             # Offsets and generation are read together: a group that rebalances after that refuses the generation.
             changed, member = consumer._offsets_of_transaction(offsets)
