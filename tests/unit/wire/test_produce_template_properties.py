@@ -26,9 +26,7 @@ def frame_of(
     transactional_id: str | None = None,
 ) -> memoryview:
     topics = [(topic if version < 13 else None, b"\x07" * 16, [(index, memoryview(batch))])]
-    buffers = produce.encode_request(
-        version, correlation_id, client_id, acks, 1000, topics, transactional_id
-    )
+    buffers = produce.encode_request(version, correlation_id, client_id, acks, 1000, topics, transactional_id)
     return memoryview(b"".join(bytes(buffer) for buffer in buffers))[4:]
 
 
