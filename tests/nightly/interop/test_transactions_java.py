@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CALL_S = 30
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def broker() -> Iterator[TestBroker]:
     fetch_tools()
     with TestBroker(transaction_state_log_num_partitions=2, auto_create_topics_enable=False) as one:
