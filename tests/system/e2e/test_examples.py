@@ -252,12 +252,17 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
 @pytest.mark.full
 def test_the_example_about_transactions_works(tmp_path: Path) -> None:
     with started(tmp_path, "docs/TRANSACTIONS.md") as bench:
-        outcome = bench.run(examples("docs/TRANSACTIONS.md")["read-process-write"])
-        assert outcome.code == 0, outcome.output
-        assert outcome.output.endswith("billed 3\n"), outcome.output
-        outcome = bench.run(examples("docs/TRANSACTIONS.md")["client"])
-        assert outcome.code == 0, outcome.output
-        assert outcome.output.endswith("audited 5 EUR\n"), outcome.output
+        found = examples("docs/TRANSACTIONS.md")
+        expected = {
+            "read-process-write": "billed 3\n",
+            "client": "audited 5 EUR\n",
+            "process": "processed 1\n",
+        }
+        assert list(found) == ["serve", *expected]
+        for name, words in expected.items():
+            outcome = bench.run(found[name])
+            assert outcome.code == 0, f"{name}:\n{outcome.output}"
+            assert outcome.output.endswith(words), f"{name}:\n{outcome.output}"
 
 
 def test_the_example_about_grpc_works(bench: Bench) -> None:
