@@ -202,9 +202,13 @@ def test_events_and_control_commands_reach_their_processes(
     thread.start()
     assert ready.wait(scaled(20))
     with (
+        contextlib.ExitStack() as stack,
         Worker(broker.bootstrap_servers, tmp_path, "one", "-c", "1", "-E") as one,
         Worker(broker.bootstrap_servers, tmp_path, "other", "-c", "1", "-E") as other,
     ):
+        stack.callback(
+            done.set
+        )  # a thread that runs on would use `random` during the properties of later tests
         one.wait_ready()
         other.wait_ready()
         answers = app.control.inspect(timeout=scaled(5), limit=2).ping()
@@ -220,7 +224,6 @@ def test_events_and_control_commands_reach_their_processes(
         wait_until(
             lambda: {"worker-online", "task-received", "task-succeeded"} <= set(received), 30, "events"
         )
-    done.set()
     thread.join(scaled(20))
     connection.close()
 
