@@ -143,7 +143,7 @@ def produce_by_template(
     records: memoryview,
 ) -> Sequence[ResponsePart] | None:
     """Like `produce`, for a request that matches the request template of the connection: it has one batch, and most
-    bytes of the response are prepared. A batch that has to wait before it is appended takes the way of `produce`."""
+    bytes of the response are prepared. `produce` handles a batch that has to wait for its append."""
     is_transactional = template.is_transactional
     if is_transactional and not service.produce.is_transaction_open(
         template.topic, template.topic_id, index, records
