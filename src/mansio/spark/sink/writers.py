@@ -44,6 +44,7 @@ from mansio.spark.sink.sink_transaction import (
 )
 from mansio.spark.sink.task_sender import TaskReport, TaskSender, WriteLogger
 from mansio.spark.sync_client import sync_client
+from mansio.state.transactions.batch_decision import SINGLE_WRITE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 ADDED_OPTIONS: Final = frozenset({"queryname"})
 """Options, in lower case, that Spark adds to those of the user."""
-ONLY_BATCH_ID: Final = -1
-"""Batch id of a write without a query: the brokers soon forget its decision."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         batch_id = self.options.batch_id
         if not self.options.query_id:
-            batch_id = ONLY_BATCH_ID
+            batch_id = SINGLE_WRITE
         commit_tasks(self.options, batch_id, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
