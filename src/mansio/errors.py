@@ -271,10 +271,19 @@ class TransactionCoordinatorFenced(RequestError):
     kafka_code = 52
 
 
-class TransactionalIdMissing(RequestError):
-    """A transactional batch is in a request that names no transactional id."""
+class TransactionalIdAuthorizationFailed(RequestError):
+    """The request is not allowed with this transactional id."""
 
     kafka_code = 53
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+
+
+class TransactionalIdMissing(TransactionalIdAuthorizationFailed):
+    """A transactional batch is in a request that names no transactional id."""
+
+    grpc_status = RequestError.grpc_status
+    http_status = RequestError.http_status
 
 
 class InvalidProducerIdMapping(RequestError):

@@ -397,6 +397,12 @@ class Settings:
         "aborted. Readers of committed records wait at it.",
         minimum=1,
     )
+    transaction_two_phase_commit_enable: bool = _setting(
+        False,
+        "Let producers ask for transactions that never time out, because another system decides them (KIP-939). "
+        "Readers of committed records wait at them.",
+        is_kafka_setting=True,
+    )
     transaction_open_warning_ms: int = _ms(
         10 * MINUTE_MS,
         "Health warns of transactions that are open for longer. 0: never.",

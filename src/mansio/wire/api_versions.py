@@ -200,9 +200,10 @@ _ROWS: Final = (
     Api(
         ApiKey.INIT_PRODUCER_ID,
         0,
-        5,
+        6,
         "transactions.init_producer_id",
-        newer_unsupported_reason="6 belongs to two-phase commit (KIP-939).",
+        note="Version 6 (two-phase commit, KIP-939): `Enable2Pc` needs `transaction_two_phase_commit_enable` "
+        "(otherwise TRANSACTIONAL_ID_AUTHORIZATION_FAILED); a kept transaction can only be ended.",
     ),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch", note=_REPLICAS),
     Api(

@@ -14,7 +14,10 @@ MODEL = ("tests/unit/state/transactions/test_transaction_model.py",)
 HISTORIES = ("tests/sim/test_transactions.py",)
 KILLS = ("tests/system/interop/test_transactions.py::test_kills_leave_no_transaction_in_part_or_twice",)
 
+KEPT = "tests/unit/state/transactions/test_kept_transactions.py"
+
 MACHINE = "state/transactions/transaction.py"
+STORE = "broker/coordinator/transaction/transaction_store.py"
 STATE = "state/partition_transactions.py"
 HOOK = "broker/partition/producer_hook.py"
 SENDER = "broker/coordinator/transaction/marker_sender.py"
@@ -61,9 +64,41 @@ TRANSACTION_DEFECTS = (
     Defect(
         "end does not bump the epoch",
         MACHINE,
-        "if not bumps:",
-        "if not bumps or known.next_producer_id == NO_ID:",
+        "decided = _with_owner(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))",
+        "decided = _with_owner(known, current_id, current_epoch)",
         (f"{COORDINATOR}::test_a_commit_writes_one_marker_to_each_partition_and_bumps_the_epoch",),
+    ),
+    Defect(
+        "producer that takes over a transaction has the epoch of its predecessor",
+        MACHINE,
+        "next_id, next_epoch = _bumped(known, new_producer_id)",
+        "next_id, next_epoch = known.current_producer",
+        (KEPT,),
+    ),
+    Defect(
+        "marker of a kept transaction has an epoch below that of its producer",
+        MACHINE,
+        "producer_epoch=next_epoch if has_own_id else EPOCH_MAX,",
+        "producer_epoch=known.producer_epoch + 1 if has_own_id else EPOCH_MAX,",
+        (KEPT,),
+    ),
+    Defect(
+        "producer of a kept transaction is forgotten by the next coordinator",
+        STORE,
+        "next_producer_epoch=transaction.next_producer_epoch,",
+        "",
+        (
+            f"{COORDINATOR}::test_a_transaction_of_a_two_phase_commit_waits_for_the_producer_that_knows_the_decision",
+        ),
+    ),
+    Defect(
+        "transaction of a two-phase commit times out",
+        STORE,
+        "left_ms = max(timeout_ms - passed_ms, 0) if transaction.times_out else math.inf",
+        "left_ms = max(min(timeout_ms, 60_000) - passed_ms, 0)",
+        (
+            f"{COORDINATOR}::test_a_transaction_of_a_two_phase_commit_waits_for_the_producer_that_knows_the_decision",
+        ),
     ),
     Defect(
         "initialization does not bump the epoch",
@@ -138,8 +173,8 @@ TRANSACTION_DEFECTS = (
     Defect(
         "zombie not fenced by the coordinator",
         MACHINE,
-        "if known.producer_epoch != producer_epoch or _is_beyond_last_epoch(known):",
-        "if known.producer_epoch < producer_epoch or _is_beyond_last_epoch(known):",
+        "if current_epoch != producer_epoch or _is_beyond_last_epoch(known):",
+        "if current_epoch < producer_epoch or _is_beyond_last_epoch(known):",
         (f"{COORDINATOR}::test_a_new_producer_aborts_the_transaction_of_the_zombie_and_fences_it",),
     ),
     Defect(
@@ -229,7 +264,7 @@ MORE_TRANSACTION_DEFECTS = (
     Defect(
         "zombies of histories not fenced",
         MACHINE,
-        "if known.producer_epoch != producer_epoch or _is_beyond_last_epoch(known):",
+        "if current_epoch != producer_epoch or _is_beyond_last_epoch(known):",
         "if False:",
         HISTORIES,
     ),

@@ -112,7 +112,7 @@ def test_the_timeout_applies_again_to_the_next_transaction() -> None:
     commit(room, 0, [held])
     room.settle()
     after = room.coordinator.store.entries[held.transactional_id].transaction
-    room.add(after.next_producer, name=held.transactional_id)
+    room.add(after.current_producer, name=held.transactional_id)
     room.settle(70_000)
     assert room.state(held.transactional_id) == "CompleteAbort"
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mansio.errors import MansioError
     from mansio.metadata.model import BrokerState
+    from mansio.state.transactions.transaction import Transaction
     from mansio.wire.batch.end_marker import EndMarker
 
 TOPIC_PARTITIONS = 2
@@ -142,6 +143,16 @@ class CoordinatorRoom:
         found = self.run(self.coordinator.initialize(name, 60_000, *producer))
         return found.producer_id, found.producer_epoch
 
+    def keep(self, name: str = "orders", timeout_ms: int = 1_000) -> tuple[int, int]:
+        """A new producer that takes over the open transaction."""
+        found = self.run(self.coordinator.initialize(name, timeout_ms, -1, -1, keeps_transaction=True))
+        assert found.is_kept
+        kept: tuple[int, int] = found.current_producer
+        return kept
+
+    async def store(self, transaction: Transaction, name: str = "orders") -> None:
+        await self.coordinator.store.append(name, transaction)
+
     def add(
         self, producer: tuple[int, int], *partitions: tuple[str, int], name: str = "orders", version: int = 2
     ) -> list[MansioError | None]:
@@ -155,7 +166,7 @@ class CoordinatorRoom:
         self, producer: tuple[int, int], *, is_commit: bool = True, bumps: bool = True, name: str = "orders"
     ) -> tuple[int, int]:
         ended = self.run(self.coordinator.end(name, *producer, is_commit=is_commit, bumps_epoch=bumps))
-        next_producer: tuple[int, int] = ended.next_producer
+        next_producer: tuple[int, int] = ended.current_producer
         return next_producer
 
     def state(self, name: str = "orders") -> str:

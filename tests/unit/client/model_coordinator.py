@@ -183,7 +183,7 @@ class ModelCoordinator:
         )
         if ended is not before:
             self._decide(ended)
-        producer_id, epoch = ended.next_producer
+        producer_id, epoch = ended.current_producer
         return {"error_code": 0, "producer_id": producer_id, "producer_epoch": epoch}
 
     def _decide(self, decided: machine.Transaction) -> None:

@@ -63,7 +63,7 @@ def warnings(broker: RunningBroker) -> Iterator[Problem]:
         more = f"; and {left_out:,} other transactions" if left_out > 0 else ""
         partitions = ", ".join(f"{topic}-{index}" for topic, index in transaction.partitions[:NAMED_MAX])
         ended_by = (
-            "waits for the decision about its batch"
+            "waits for the decision to commit or abort it"
             if transaction.timeout_ms == HELD_TIMEOUT_MS
             else f"timeout {transaction.timeout_ms / 1000:,.0f} s"
         )
@@ -76,11 +76,12 @@ def warnings(broker: RunningBroker) -> Iterator[Problem]:
 
 
 def _unknown_to_coordinators(broker: RunningBroker, open_ms_min: int) -> Iterator[Problem]:
-    """Return warnings of partitions with a transaction that is open for longer than a coordinator allows, unless it
-    waits for the decision about a batch."""
+    """Return warnings of partitions with a transaction that is open for longer than a coordinator allows, unless this
+    broker coordinates it: then it waits for the decision of another system."""
     services = broker.services
     bound_ms = max(open_ms_min, services.settings.transaction_max_timeout_ms)
     latest_ms = services.clock.wall_ms() - bound_ms
+    coordinated = services.transactions.open_producer_ids()
     named = left_out = 0
     for partition in tuple(services.partitions):
         producers = partition.producers
@@ -88,7 +89,7 @@ def _unknown_to_coordinators(broker: RunningBroker, open_ms_min: int) -> Iterato
             continue
         for producer_id, offset in tuple(producers.transactions.open.items()):
             producer = producers.table.get(producer_id)
-            if producer is None or producer.last_seen_ms > latest_ms:
+            if producer is None or producer.last_seen_ms > latest_ms or producer_id in coordinated:
                 continue
             if named == NAMED_MAX:
                 left_out += 1

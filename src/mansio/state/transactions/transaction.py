@@ -12,18 +12,25 @@ An ongoing transaction that is *held* (`hold`) has all its records and waits for
 two-phase commit: its own timeout no longer applies, and only its producer and epoch, or the end of the time for which
 it may be held, end it.
 
+An ongoing transaction that was *kept* belongs to a producer that started after it began (`initialize` with
+`keeps_transaction`, KIP-939): only that producer, with its own epoch, may end it. Its timeout is `NO_TIMEOUT_MS` if a
+client coordinates the two-phase commit.
+
 Invariants:
 * A decision (PrepareCommit, PrepareAbort) does not change until all partitions have its marker.
 * A producer with a lower epoch, or with another producer id, changes nothing, unless it repeats the request that led to
   the current state: it then gets the same answer.
 * A held transaction gets no further partition, and a new producer with the transactional id does not abort it.
+* A kept transaction gets no further partition. Its markers have its own producer id and an epoch above those of all
+  producers that kept it.
 * The pair (producer id, epoch) of a transactional id is never used by two producers: each initialization bumps the
   epoch, and a new producer id follows an exhausted epoch. A fenced or timed-out transaction ends with a bumped epoch.
 * From transaction version 2 on each end bumps the epoch, so that a late batch or request of one transaction cannot
   become part of the next one.
 
-Sources: KIP-98, KIP-360 (repeated initialization), KIP-890 (transaction version 2). KIP-939 (two-phase commit) calls a
-held transaction "prepared"; here, as in Kafka's names of the states, a prepared one is decided.
+Sources: KIP-98, KIP-360 (repeated initialization), KIP-890 (transaction version 2), KIP-939 (two-phase commit). The
+last one calls a transaction "prepared" that waits for the decision of another system; here, as in Kafka's names of the
+states, a prepared one is decided.
 """
 
 from __future__ import annotations
@@ -50,6 +57,9 @@ EPOCH_MAX: Final = 2**15 - 1
 """Highest epoch. Only markers have it: the epoch before it is the last one that a producer gets."""
 
 NO_TIME: Final = -1
+
+NO_TIMEOUT_MS: Final = 2**31 - 1
+"""Timeout of a transaction that never times out: another system decides it (KIP-939)."""
 
 BUMPING_VERSION: Final = 2
 """Transaction version from which each end of a transaction bumps the epoch."""
@@ -82,10 +92,12 @@ _COMPLETE: Final = (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_
 class Transaction(NamedTuple):
     """A transactional id with its producer and its last transaction.
 
-    `last_producer_epoch`: the epoch with which a request that led to the current epoch may be repeated, -1 for none.
-    `previous_producer_id`: the producer id before the current one, if its epoch was exhausted. `next_producer_id`: the
-    producer id after the completion, if the epoch is exhausted. `updated_ms`, `started_ms`: times of the wall clock;
-    `held_ms`: the time since which the transaction is held, -1 if it is not.
+    `producer_id`, `producer_epoch`: of the open transaction or, once it is decided, of its markers; without a
+    transaction those of the client. `next_producer_id`, `next_producer_epoch`: those of the client where they differ,
+    because the epoch is exhausted or the transaction was kept (an epoch of -1 is 0). `last_producer_epoch`: the epoch
+    with which a request that led to the client's current epoch may be repeated, -1 for none. `previous_producer_id`:
+    the producer id before the client's current one, if its epoch was exhausted. `updated_ms`, `started_ms`: times of
+    the wall clock; `held_ms`: the time since which the transaction is held, -1 if it is not.
     """
 
     producer_id: int
@@ -100,11 +112,22 @@ class Transaction(NamedTuple):
     next_producer_id: int = NO_ID
     client_version: int = 0
     held_ms: int = NO_TIME
+    next_producer_epoch: int = NO_EPOCH
 
     @property
     def is_held(self) -> bool:
         """Whether the transaction is ongoing and waits for the decision of another system."""
         return self.held_ms != NO_TIME
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the transaction is ongoing and belongs to a producer that started after it began."""
+        return self.state is TransactionState.ONGOING and self.next_producer_id != NO_ID
+
+    @property
+    def times_out(self) -> bool:
+        """Whether the transaction is aborted after a time."""
+        return self.is_held or self.timeout_ms != NO_TIMEOUT_MS
 
     @property
     def is_prepared(self) -> bool:
@@ -119,22 +142,20 @@ class Transaction(NamedTuple):
     @property
     def is_epoch_exhausted(self) -> bool:
         """Whether the next bump of the epoch needs a new producer id."""
-        return self.producer_epoch >= EPOCH_MAX - 1
+        return self.current_producer[1] >= EPOCH_MAX - 1
 
     @property
     def lacks_producer_id(self) -> bool:
         """Whether the transition needed a new producer id and got none: it must not be stored."""
-        return self.producer_id == NO_ID or (
-            self.producer_epoch == EPOCH_MAX
-            and self.client_version >= BUMPING_VERSION
-            and self.next_producer_id == NO_ID
-        )
+        needs_next = self.next_producer_epoch != NO_EPOCH
+        return self.producer_id == NO_ID or (needs_next and self.next_producer_id == NO_ID)
 
     @property
-    def next_producer(self) -> tuple[int, int]:
-        """Producer id and epoch for the next transaction."""
+    def current_producer(self) -> tuple[int, int]:
+        """Producer id and epoch of the client, whose requests are accepted. Once a transaction is decided, they are
+        those of its next transaction."""
         if self.next_producer_id != NO_ID:
-            return self.next_producer_id, 0
+            return self.next_producer_id, max(self.next_producer_epoch, 0)
         return self.producer_id, self.producer_epoch
 
 
@@ -146,27 +167,32 @@ def initialize(
     producer_epoch: int,
     new_producer_id: int,
     now_ms: int,
+    keeps_transaction: bool = False,
 ) -> Transaction:
     """Return the transactional id for a producer that starts, or restarts after an error; its `state` is PrepareAbort
     if the transaction of its predecessor has to be aborted first: the caller repeats the call after that.
 
-    `producer_id`, `producer_epoch`: what the producer had, -1 if it is new (KIP-360). `new_producer_id`: used if there
-    is no transactional id yet, or if its epoch is exhausted.
+    `timeout_ms`: `NO_TIMEOUT_MS` for a two-phase commit. `producer_id`, `producer_epoch`: what the producer had, -1 if
+    it is new (KIP-360). `new_producer_id`: used if there is no transactional id yet, or if its epoch is exhausted.
+    `keeps_transaction`: the producer takes over an ongoing transaction, to end it; the `state` stays Ongoing (KIP-939).
 
     Raises `ProducerFenced`, and `ConcurrentTransactions`, for a held transaction, too.
     """
     if known is None:
         return Transaction(new_producer_id, 0, timeout_ms, updated_ms=now_ms)
     is_new = producer_id == NO_ID
-    if not is_new and not _may_initialize(known, producer_id, producer_epoch):
+    is_current = known.current_producer == (producer_id, producer_epoch)
+    if not is_new and not is_current and not _is_repeated(known, producer_id, producer_epoch):
         raise ProducerFenced("another producer with the same transactional id has a newer epoch")
     if known.is_prepared:
         raise ConcurrentTransactions("the transaction is being completed")
     if known.is_held:
         raise ConcurrentTransactions("the transaction waits for the decision to commit or abort it")
     if known.state is TransactionState.ONGOING:
-        if not is_new and (known.producer_id, known.producer_epoch) != (producer_id, producer_epoch):
+        if not is_new and not is_current:
             raise ProducerFenced("another producer has begun a transaction")
+        if keeps_transaction:
+            return _keep(known, timeout_ms, new_producer_id, now_ms)
         return _fence(known, now_ms, may_repeat=not is_new)
     empty = known._replace(
         timeout_ms=timeout_ms,
@@ -174,10 +200,8 @@ def initialize(
         partitions=frozenset(),
         updated_ms=now_ms,
         started_ms=NO_TIME,
-        next_producer_id=NO_ID,
         last_producer_epoch=NO_EPOCH if is_new else producer_epoch,
     )
-    is_current = (known.producer_id, known.producer_epoch) == (producer_id, producer_epoch)
     if not is_new and not is_current and not _is_beyond_last_epoch(known):
         return empty  # a repeated request
     if known.is_epoch_exhausted:
@@ -187,28 +211,49 @@ def initialize(
     return empty._replace(producer_epoch=known.producer_epoch + 1)
 
 
+def _keep(known: Transaction, timeout_ms: int, new_producer_id: int, now_ms: int) -> Transaction:
+    """Give an ongoing transaction to the next epoch. Of both timeouts the longer one applies: the transaction may wait
+    for its decision for longer than the timeout that the new producer asks for."""
+    next_id, next_epoch = _bumped(known, new_producer_id)
+    return known._replace(
+        next_producer_id=next_id,
+        next_producer_epoch=next_epoch,
+        last_producer_epoch=NO_EPOCH,
+        timeout_ms=max(known.timeout_ms, timeout_ms),
+        updated_ms=now_ms,
+    )
+
+
+def _bumped(known: Transaction, new_producer_id: int) -> tuple[int, int]:
+    """Producer id and epoch after the current ones; `new_producer_id` follows an exhausted epoch."""
+    producer_id, epoch = known.current_producer
+    return (new_producer_id, 0) if known.is_epoch_exhausted else (producer_id, epoch + 1)
+
+
 def _is_beyond_last_epoch(known: Transaction) -> bool:
     """Whether the epoch is the one that only markers have: a fenced transaction with the last epoch was aborted."""
-    return known.producer_epoch == EPOCH_MAX
+    return known.current_producer[1] == EPOCH_MAX
 
 
-def _may_initialize(known: Transaction, producer_id: int, producer_epoch: int) -> bool:
-    """Whether this is the current producer, or one that repeats its request for the current epoch."""
-    if (producer_id, producer_epoch) in ((known.producer_id, known.producer_epoch), known.next_producer):
-        return True
-    if known.last_producer_epoch == NO_EPOCH or producer_epoch != known.last_producer_epoch:
+def _is_repeated(known: Transaction, producer_id: int, producer_epoch: int) -> bool:
+    """Whether the current epoch was requested by this producer and epoch, which may repeat the request."""
+    if producer_epoch == NO_EPOCH or producer_epoch != known.last_producer_epoch:
         return False
-    if producer_id == known.producer_id:
-        return known.producer_epoch == producer_epoch + 1
-    return producer_id == known.previous_producer_id and known.producer_epoch == 0
+    current_id, current_epoch = known.current_producer
+    if producer_id == current_id:
+        return current_epoch == producer_epoch + 1
+    return producer_id == known.previous_producer_id and current_epoch == 0
 
 
 def check_producer(known: Transaction | None, producer_id: int, producer_epoch: int) -> Transaction:
     """Return the transactional id if this is its current producer. Raises `InvalidProducerIdMapping`,
     `ProducerFenced`."""
-    if known is None or known.producer_id != producer_id:
+    if known is None:
         raise InvalidProducerIdMapping
-    if known.producer_epoch != producer_epoch or _is_beyond_last_epoch(known):
+    current_id, current_epoch = known.current_producer
+    if current_id != producer_id:
+        raise InvalidProducerIdMapping
+    if current_epoch != producer_epoch or _is_beyond_last_epoch(known):
         raise ProducerFenced("the epoch of the producer is not the current one")
     return known
 
@@ -224,9 +269,11 @@ def add_partitions(
 ) -> Transaction:
     """Return the ongoing transaction with these partitions; begins it if there is none.
 
-    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` for a held one.
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` for one that is
+    held or kept.
     """
     known = _check_not_completing(known, producer_id, producer_epoch)
+    _check_not_kept(known)
     if known.state is TransactionState.ONGOING:
         added = known.partitions.union(partitions)
         if added == known.partitions:
@@ -248,9 +295,10 @@ def verify_partitions(
 ) -> list[MansioError | None]:
     """Return None for each partition that is in the ongoing transaction, `TransactionAbortable` for others.
 
-    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`.
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` for a kept one.
     """
     known = _check_not_completing(known, producer_id, producer_epoch)
+    _check_not_kept(known)
     is_ongoing = known.state is TransactionState.ONGOING
     return [
         None
@@ -261,12 +309,19 @@ def verify_partitions(
 
 
 def _check_not_completing(known: Transaction | None, producer_id: int, producer_epoch: int) -> Transaction:
-    if known is not None and known.is_prepared and known.next_producer == (producer_id, producer_epoch):
+    if known is not None and known.is_prepared and known.current_producer == (producer_id, producer_epoch):
         raise ConcurrentTransactions("the previous transaction is being completed")
     known = check_producer(known, producer_id, producer_epoch)
     if known.is_prepared:
         raise ConcurrentTransactions("the transaction is being completed")
     return known
+
+
+def _check_not_kept(known: Transaction) -> None:
+    """Raise `InvalidTxnState` for a kept transaction. A partition may have records of it with the epoch before, after
+    which the current epoch would begin a transaction of its own."""
+    if known.is_kept:
+        raise InvalidTxnState("the transaction of an earlier producer can only be committed or aborted")
 
 
 def hold(
@@ -276,9 +331,10 @@ def hold(
     time begins again, so that it lasts until the decision that follows is carried out.
 
     Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` without an ongoing
-    transaction.
+    transaction and for a kept one.
     """
     known = _check_not_completing(known, producer_id, producer_epoch)
+    _check_not_kept(known)
     if known.state is not TransactionState.ONGOING:
         raise InvalidTxnState(f"the transaction is in state {known.state.title}")
     if known.is_held and now_ms - known.held_ms < renewal_ms:
@@ -296,8 +352,8 @@ def end(
     new_producer_id: int,
     now_ms: int,
 ) -> Transaction:
-    """Return the transaction with its decision, or the same object if the request is a repeated one; `next_producer`
-    of the result answers the request.
+    """Return the transaction with its decision, or the same object if the request is a repeated one;
+    `current_producer` of the result answers the request.
 
     `bumps_epoch`: transaction version 2. `new_producer_id`: for an exhausted epoch.
 
@@ -328,30 +384,35 @@ def end(
 
 def _is_repeated_end(known: Transaction, producer_id: int, producer_epoch: int) -> bool:
     """Whether the last end with a bump of the epoch was requested by this producer and epoch."""
-    if known.client_version < BUMPING_VERSION or known.last_producer_epoch != producer_epoch:
-        return False
-    if known.is_prepared:
-        return producer_id == known.producer_id
-    if known.state not in _COMPLETE:
-        return False
-    if producer_id == known.producer_id:
-        return known.producer_epoch == producer_epoch + 1
-    return producer_id == known.previous_producer_id and known.producer_epoch == 0
+    return (
+        known.client_version >= BUMPING_VERSION
+        and (known.is_prepared or known.state in _COMPLETE)
+        and _is_repeated(known, producer_id, producer_epoch)
+    )
 
 
 def _decide(known: Transaction, *, is_commit: bool, bumps: bool, new_id: int, now_ms: int) -> Transaction:
-    decided = known._replace(
+    current_id, current_epoch = known.current_producer
+    decided = _with_owner(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))
+    return decided._replace(
         state=TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
         held_ms=NO_TIME,
-        last_producer_epoch=known.producer_epoch if bumps else NO_EPOCH,
+        last_producer_epoch=current_epoch if bumps else NO_EPOCH,
         client_version=BUMPING_VERSION if bumps else min(known.client_version, BUMPING_VERSION - 1),
     )
-    if not bumps:
-        return decided
-    return decided._replace(
-        producer_epoch=known.producer_epoch + 1,
-        next_producer_id=new_id if known.is_epoch_exhausted else NO_ID,
+
+
+def _with_owner(known: Transaction, next_id: int, next_epoch: int) -> Transaction:
+    """Return the transaction with a marker that fences all epochs of its producer id, and with the producer id and
+    epoch of the client's next transaction."""
+    current_id, _ = known.current_producer
+    has_own_id = next_id == known.producer_id
+    return known._replace(
+        producer_epoch=next_epoch if has_own_id else EPOCH_MAX,
+        next_producer_id=NO_ID if has_own_id else next_id,
+        next_producer_epoch=NO_EPOCH if has_own_id else next_epoch,
+        previous_producer_id=known.previous_producer_id if next_id == current_id else current_id,
     )
 
 
@@ -362,28 +423,27 @@ def time_out(known: Transaction, *, now_ms: int) -> Transaction:
 
 def _fence(known: Transaction, now_ms: int, *, may_repeat: bool) -> Transaction:
     """Abort with a bumped epoch. The end is not one that the producer requested, so it cannot repeat it."""
-    return known._replace(
+    producer_id, epoch = known.current_producer
+    return _with_owner(known, producer_id, epoch + 1)._replace(
         state=TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
         held_ms=NO_TIME,
-        producer_epoch=known.producer_epoch + 1,
-        last_producer_epoch=known.producer_epoch if may_repeat else NO_EPOCH,
+        last_producer_epoch=epoch if may_repeat else NO_EPOCH,
         client_version=0,
     )
 
 
 def complete(known: Transaction, *, now_ms: int) -> Transaction:
     """Return a decided transaction whose partitions all have the marker."""
-    producer_id, producer_epoch = known.next_producer
-    is_rotated = known.next_producer_id != NO_ID
+    producer_id, producer_epoch = known.current_producer
     return known._replace(
         state=TransactionState.COMPLETE_COMMIT if known.is_commit else TransactionState.COMPLETE_ABORT,
         partitions=frozenset(),
         updated_ms=now_ms,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
-        previous_producer_id=known.producer_id if is_rotated else known.previous_producer_id,
         next_producer_id=NO_ID,
+        next_producer_epoch=NO_EPOCH,
     )
 
 

@@ -1,5 +1,5 @@
 """The state machine of one transactional id against a simple model, with producers that repeat requests, producers that
-another one has replaced, timeouts, and epochs close to their end."""
+another one has replaced or whose transaction it has taken over, timeouts, and epochs close to their end."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Model:
     added: set[tuple[str, int]] = field(default_factory=set)
     is_commit: bool = False
     is_held: bool = False
+    is_kept: bool = False
 
 
 class TransactionModel(RuleBasedStateMachine):
@@ -70,14 +71,17 @@ class TransactionModel(RuleBasedStateMachine):
         if epoch:
             self.known = Transaction(99, epoch, 1000, updated_ms=0)
 
-    def _initialize(self, producer_id: int, epoch: int) -> Transaction:
+    def _initialize(
+        self, producer_id: int, epoch: int, *, timeout_ms: int = 1000, keeps: bool = False
+    ) -> Transaction:
         return machine.initialize(
             self.known,
-            timeout_ms=1000,
+            timeout_ms=timeout_ms,
             producer_id=producer_id,
             producer_epoch=epoch,
             new_producer_id=self.new_id(),
             now_ms=self.now_ms,
+            keeps_transaction=keeps,
         )
 
     @rule(version=st.sampled_from([1, 2]))
@@ -98,6 +102,32 @@ class TransactionModel(RuleBasedStateMachine):
             self._given_once((found.producer_id, found.producer_epoch))
             self._replace_owner(Producer(version, (found.producer_id, found.producer_epoch)))
         self.known = found
+
+    @precondition(lambda self: self.known is not None)
+    @rule(version=st.sampled_from([1, 2]), is_two_phase=st.booleans(), is_repeated=st.booleans())
+    def a_new_producer_takes_over_an_open_transaction(
+        self, version: int, is_two_phase: bool, is_repeated: bool
+    ) -> None:
+        before = self.known
+        assert before is not None
+        timeout_ms = machine.NO_TIMEOUT_MS if is_two_phase else 1000
+        for _ in range(1 + is_repeated):
+            try:
+                found = self._initialize(-1, -1, timeout_ms=timeout_ms, keeps=True)
+            except ConcurrentTransactions:
+                assert self.model.phase == "deciding" or self.model.is_held
+                return
+            self._given_once(found.current_producer)
+            self._replace_owner(Producer(version, found.current_producer))
+            self.known = found
+        assert found.is_kept == (self.model.phase == "open")
+        assert found.times_out != (found.timeout_ms == machine.NO_TIMEOUT_MS)
+        if found.is_kept:
+            self.model.is_kept = True
+            transaction = (before.producer_id, before.producer_epoch)
+            assert (found.producer_id, found.producer_epoch) == transaction, "the markers need them"
+            assert found.timeout_ms == max(before.timeout_ms, timeout_ms)
+            assert found.started_ms == before.started_ms
 
     @precondition(lambda self: self.model.owner is not None)
     @rule(is_answer_lost=st.booleans())
@@ -121,10 +151,10 @@ class TransactionModel(RuleBasedStateMachine):
             self.known = found
             found = self._initialize(*owner.identity)
         self.known = found
-        identity = (found.producer_id, found.producer_epoch)
+        identity = found.current_producer
         if is_answer_lost:
             repeated = self._initialize(*owner.identity)
-            assert (repeated.producer_id, repeated.producer_epoch) == identity
+            assert repeated.current_producer == identity
             self.known = repeated
         self.given.add(identity)
         owner.identity, owner.last_end = identity, None
@@ -142,9 +172,9 @@ class TransactionModel(RuleBasedStateMachine):
             assert self.model.phase == "deciding"
             return
         except InvalidTxnState:
-            assert self.model.is_held
-            assert not wanted <= self.model.added
+            assert self.model.is_kept or (self.model.is_held and not wanted <= self.model.added)
             return
+        assert not self.model.is_kept
         assert not self.model.is_held or wanted <= self.model.added
         assert self.model.phase in ("idle", "open")
         self.model.added |= wanted
@@ -162,9 +192,10 @@ class TransactionModel(RuleBasedStateMachine):
             assert self.model.phase == "deciding"
             return
         except InvalidTxnState:
-            assert self.model.phase == "idle"
+            assert self.model.phase == "idle" or self.model.is_kept
             return
         assert self.model.phase == "open"
+        assert not self.model.is_kept
         self.model.is_held = True
         if is_repeated:
             held = self.known
@@ -184,6 +215,10 @@ class TransactionModel(RuleBasedStateMachine):
         except ConcurrentTransactions:
             assert self.model.phase == "deciding"
             return
+        except InvalidTxnState:
+            assert self.model.is_kept
+            return
+        assert not self.model.is_kept
         for partition, error in zip(PARTITIONS, found, strict=True):
             is_in = self.model.phase == "open" and partition in self.model.added
             assert (error is None) == is_in
@@ -218,16 +253,25 @@ class TransactionModel(RuleBasedStateMachine):
             assert found.is_prepared
             assert found.is_commit == is_commit
             assert found.partitions == self.model.added
+            self._check_marker(found)
             self.model.phase, self.model.is_commit = "deciding", is_commit
         else:
             assert self.model.phase == "idle"
             assert not found.is_commit or not bumps, "nothing was committed twice"
         self.known = found
         if bumps:
-            assert found.next_producer != asked
-            self._given_once(found.next_producer)
-            owner.identity = found.next_producer
-            owner.last_end = (asked, found.is_commit, found.next_producer)
+            assert found.current_producer != asked
+            self._given_once(found.current_producer)
+            owner.identity = found.current_producer
+            owner.last_end = (asked, found.is_commit, found.current_producer)
+
+    def _check_marker(self, decided: Transaction) -> None:
+        """The marker reaches the transaction's batches and is not below an epoch that a producer has got."""
+        assert self.known is not None
+        assert decided.producer_id == self.known.producer_id
+        assert decided.producer_epoch >= self.known.producer_epoch
+        given = [epoch for producer_id, epoch in self.given if producer_id == decided.producer_id]
+        assert decided.producer_epoch >= max(given, default=0)
 
     def _given_once(self, identity: tuple[int, int]) -> None:
         assert identity not in self.given, "two producers, or two transactions, have the same epoch"
@@ -252,13 +296,15 @@ class TransactionModel(RuleBasedStateMachine):
         else:
             assert is_commit == was_commit
             assert found is before
-            assert found.next_producer == answer
+            assert found.current_producer == answer
 
     @precondition(lambda self: self.model.phase == "open")
     @rule()
     def the_transaction_times_out(self) -> None:
         assert self.known is not None
-        self.known = machine.time_out(self.known, now_ms=self.now_ms)
+        timed_out = machine.time_out(self.known, now_ms=self.now_ms)
+        self._check_marker(timed_out)
+        self.known = timed_out
         self.model.phase, self.model.is_commit = "deciding", False
         self._replace_owner(None)
 
@@ -304,8 +350,8 @@ class TransactionModel(RuleBasedStateMachine):
         if self.known is None:
             return
         if self.model.phase != "open":
-            self.model.is_held = False
-        assert self.known.is_held == self.model.is_held
+            self.model.is_held = self.model.is_kept = False
+        assert (self.known.is_held, self.known.is_kept) == (self.model.is_held, self.model.is_kept)
         assert not self.known.lacks_producer_id
         assert self.known.producer_epoch <= machine.EPOCH_MAX
         assert (self.known.state is State.ONGOING) == (self.model.phase == "open")

@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,7 @@ from mansio.errors import (
     MansioError,
     OperationNotAttempted,
     ProducerFenced,
+    TransactionalIdAuthorizationFailed,
     TransactionalIdNotFound,
     UnknownTopicOrPartition,
 )
@@ -171,14 +173,27 @@ class TransactionCoordinator:
     # ------------------------------------------------------------------ requests
 
     async def initialize(
-        self, transactional_id: str, timeout_ms: int, producer_id: int, producer_epoch: int
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        is_two_phase: bool = False,
+        keeps_transaction: bool = False,
     ) -> Transaction:
-        """Initialize a producer; aborts the transaction of its predecessor. See `transaction.initialize`.
+        """Initialize a producer; aborts the transaction of its predecessor, or, with `keeps_transaction`, returns it as
+        one of this producer. See `transaction.initialize`.
 
-        Raises `InvalidTransactionTimeout`, `ProducerFenced`, `ConcurrentTransactions`, and the errors of the
-        assignment of producer ids."""
+        `is_two_phase`: transactions never time out; `timeout_ms` is ignored (KIP-939). Raises
+        `TransactionalIdAuthorizationFailed` if that is not allowed, `InvalidTransactionTimeout`, `ProducerFenced`,
+        `ConcurrentTransactions`, and the errors of the assignment of producer ids."""
         _check_id(transactional_id)
-        if not 0 < timeout_ms <= self._settings.timeout_ms_max:
+        if is_two_phase:
+            if not self._settings.allows_two_phase_commit:
+                raise TransactionalIdAuthorizationFailed("transaction_two_phase_commit_enable is off")
+            timeout_ms = machine.NO_TIMEOUT_MS
+        elif not 0 < timeout_ms <= self._settings.timeout_ms_max:
             raise InvalidTransactionTimeout(
                 f"the timeout is {timeout_ms} ms; the maximum is {self._settings.timeout_ms_max} ms"
             )
@@ -196,6 +211,7 @@ class TransactionCoordinator:
                     producer_epoch=producer_epoch,
                     new_producer_id=new_id,
                     now_ms=self._clock.wall_ms(),
+                    keeps_transaction=keeps_transaction,
                 ),
                 end_s,
             )
@@ -296,7 +312,7 @@ class TransactionCoordinator:
         bumps_epoch: bool,
     ) -> Transaction:
         """Decide the transaction; returns when the decision is committed, before the markers are written. See
-        `transaction.end`; the result's `next_producer` is the producer of the next transaction.
+        `transaction.end`; the result's `current_producer` is the producer of the next transaction.
 
         Raises `InvalidProducerIdMapping`, `ProducerFenced`, `InvalidTxnState`, `ConcurrentTransactions`, and the errors
         of the assignment of producer ids."""
@@ -494,8 +510,8 @@ class TransactionCoordinator:
         self._arm(self._expiry_due_s)
 
     def _arm(self, due_s: float) -> None:
-        """Check transactions at this monotonic time, or before."""
-        if self._closed or (self._timer is not None and self._timer_due_s <= due_s):
+        """Check transactions at this monotonic time, or before; an infinite time asks for no check."""
+        if self._closed or math.isinf(due_s) or (self._timer is not None and self._timer_due_s <= due_s):
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
@@ -41,9 +42,9 @@ HELD_MS_MAX: Final = 24 * 60 * 60_000
 
 
 class TransactionEntry:
-    """A transactional id on its coordinator. `deadline_s`: monotonic time at which its ongoing transaction is aborted.
-    `waiters`: promises that are completed when the transaction is completed or the entry is unloaded.
-    `is_completing`: a task writes its markers."""
+    """A transactional id on its coordinator. `deadline_s`: monotonic time at which its ongoing transaction is aborted,
+    infinite if it never times out. `waiters`: promises that are completed when the transaction is completed or the
+    entry is unloaded. `is_completing`: a task writes its markers."""
 
     __slots__ = ("deadline_s", "index", "is_completing", "transaction", "transactional_id", "waiters")
 
@@ -137,7 +138,11 @@ class TransactionStore:
         if entry is None:
             entry = TransactionEntry(transactional_id, index, transaction)
             self.entries[transactional_id] = self._by_partition[index][transactional_id] = entry
-        is_known = transactional_id in self.ongoing and entry.transaction.held_ms == transaction.held_ms
+        is_known = (
+            transactional_id in self.ongoing
+            and entry.transaction.held_ms == transaction.held_ms
+            and entry.transaction.timeout_ms == transaction.timeout_ms
+        )
         entry.transaction = transaction
         if transaction.state is not TransactionState.ONGOING:
             self.ongoing.pop(transactional_id, None)
@@ -147,7 +152,7 @@ class TransactionStore:
             if transaction.is_held:
                 begin_ms, timeout_ms = transaction.held_ms, self._held_ms_max
             passed_ms = max(self._clock.wall_ms() - begin_ms, 0)
-            left_ms = max(timeout_ms - passed_ms, 0)
+            left_ms = max(timeout_ms - passed_ms, 0) if transaction.times_out else math.inf
             entry.deadline_s = self._clock.monotonic() + left_ms / 1000
         if transaction.is_prepared:
             self.prepared[transactional_id] = entry
@@ -204,6 +209,7 @@ def _to_record(transactional_id: str, transaction: Transaction) -> KeyValue:
         started_ms=transaction.started_ms,
         previous_producer_id=transaction.previous_producer_id,
         next_producer_id=transaction.next_producer_id,
+        next_producer_epoch=transaction.next_producer_epoch,
         client_version=transaction.client_version,
         last_producer_epoch=transaction.last_producer_epoch,
         held_ms=transaction.held_ms,
@@ -230,6 +236,7 @@ def _to_transaction(value: TransactionValue) -> Transaction:
         last_producer_epoch=value.last_producer_epoch,
         previous_producer_id=value.previous_producer_id,
         next_producer_id=value.next_producer_id,
+        next_producer_epoch=value.next_producer_epoch,
         client_version=value.client_version,
         held_ms=value.held_ms,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.broker.coordinator.group.topic_resolver import compile_pattern
-from mansio.state.transactions.transaction import TransactionState
+from mansio.state.transactions.transaction import NO_EPOCH, NO_ID, TransactionState
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ TopicPartition = tuple[str, int]
 
 class DescribedTransaction(NamedTuple):
     """A transactional id. `state`: Kafka's name of it; `started_ms`: time of the wall clock, -1 without a
-    transaction; `timeout_ms`: of a prepared transaction the highest number, as Kafka has it for a two-phase commit."""
+    transaction; `timeout_ms`: the highest number for a transaction that waits for the decision of another system, as in
+    Kafka."""
 
     transactional_id: str
     state: str
@@ -47,6 +48,15 @@ class DescribedTransaction(NamedTuple):
     producer_id: int
     producer_epoch: int
     partitions: tuple[TopicPartition, ...]
+
+
+class InitializedProducer(NamedTuple):
+    """Producer id and epoch of a producer, and those of the transaction that it has taken over; -1 without one."""
+
+    producer_id: int
+    producer_epoch: int
+    ongoing_producer_id: int
+    ongoing_producer_epoch: int
 
 
 class ListedTransaction(NamedTuple):
@@ -94,14 +104,32 @@ class TransactionService:
         return await self._coordinator.find_coordinator(transactional_id)
 
     async def init_producer_id(
-        self, transactional_id: str, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1
-    ) -> tuple[int, int]:
-        """Fence other producers with this transactional id and abort their transaction. Return producer id and epoch.
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        producer_id: int = -1,
+        producer_epoch: int = -1,
+        *,
+        is_two_phase: bool = False,
+        keeps_transaction: bool = False,
+    ) -> InitializedProducer:
+        """Fence other producers with this transactional id and abort their transaction.
 
         `producer_id`, `producer_epoch`: those that the producer had, to bump the epoch after an error (KIP-360).
-        Raises `InvalidTransactionTimeout`, `ProducerFenced`, `ConcurrentTransactions`."""
-        found = await self._coordinator.initialize(transactional_id, timeout_ms, producer_id, producer_epoch)
-        return found.producer_id, found.producer_epoch
+        `is_two_phase`: another system decides the transactions, which never time out; `keeps_transaction`: keep an
+        ongoing transaction, which the producer can only commit or abort (KIP-939). Raises
+        `TransactionalIdAuthorizationFailed` if two-phase commit is not allowed, `InvalidTransactionTimeout`,
+        `ProducerFenced`, `ConcurrentTransactions`."""
+        found = await self._coordinator.initialize(
+            transactional_id,
+            timeout_ms,
+            producer_id,
+            producer_epoch,
+            is_two_phase=is_two_phase,
+            keeps_transaction=keeps_transaction,
+        )
+        kept = (found.producer_id, found.producer_epoch) if found.is_kept else (NO_ID, NO_EPOCH)
+        return InitializedProducer(*found.current_producer, *kept)
 
     async def add_partitions(
         self,
@@ -166,7 +194,7 @@ class TransactionService:
         ended = await self._coordinator.end(
             transactional_id, producer_id, producer_epoch, is_commit=is_commit, bumps_epoch=bumps_epoch
         )
-        return ended.next_producer
+        return ended.current_producer
 
     async def prepare(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
         """Let the producer's transaction, whose records are all acknowledged, wait for the decision about its batch:
@@ -223,6 +251,10 @@ class TransactionService:
             (_described(each.transactional_id, each.transaction), now_ms - each.transaction.started_ms)
             for each in found
         ]
+
+    def open_producer_ids(self) -> set[int]:
+        """Return the producer ids of the open transactions of this coordinator."""
+        return {each.transaction.producer_id for each in self._open()}
 
     def _open(self) -> Iterator[TransactionEntry]:
         store = self._coordinator.store
