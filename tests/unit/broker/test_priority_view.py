@@ -123,6 +123,21 @@ def test_every_replica_knows_the_priorities_after_truncations_deletions_and_rest
     )
 
 
+def test_offsets_that_another_leader_writes_anew_have_its_priorities() -> None:
+    first, second = PrioritizedPartition(SimulatedDisk()), PrioritizedPartition(SimulatedDisk())
+    follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)
+    first.append("high", "high", "high")
+    second.append("high")
+    second.append("low", "low")
+    for leader in (first, second):
+        leader.flush()
+    replicate(first, follower)
+    follower.partition.truncate_diverging((follower.log.leader_epochs.latest_epoch, 0))
+    follower.scheduler.run()
+    replicate(second, follower)
+    assert follower.known() == [Priority.HIGH, Priority.LOW, Priority.LOW]
+
+
 def test_priorities_of_a_refused_batch_are_not_those_of_the_next_one() -> None:
     leader = PrioritizedPartition(SimulatedDisk())
     follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)  # it led before
