@@ -217,6 +217,8 @@ def test_events_and_control_commands_reach_their_processes(
         assert app.send_task("add", (1, 2), queue="extra").get(timeout=scaled(RESULT_S)) == 3
         fanout = {"exchange": "copies", "exchange_type": "fanout", "options": {"auto_delete": True}}
         assert len(app.control.add_consumer("copies", **fanout, reply=True, timeout=scaled(5), limit=2)) == 2
+        for worker in (one, other):  # Celery answers before it binds the queue
+            worker.wait_logged("Started consuming from copies")
         app.send_task("invoice", (9,), exchange="copies", routing_key="copies")
         wait_until(lambda: counts(tmp_path, "invoice") == {"invoice 9": 2}, 30, "a copy for each worker")
         assert app.control.cancel_consumer("extra", reply=True, timeout=scaled(5), destination=["one@test"])
