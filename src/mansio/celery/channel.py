@@ -4,7 +4,7 @@ A message goes to the queues that the publishing process has declared for its ex
 virtual transports of kombu; Celery sends tasks directly to a queue. A message for which there is none, and every
 message of an exchange of type fanout, goes to the topic of its exchange, which is read by the queues of single
 processes: exclusive ones, those of remote control (kombu before 5.5 does not declare them as exclusive), and those
-with auto_delete that are bound to an exchange of type fanout or topic.
+with auto_delete that are bound to an exchange of type fanout or topic. They belong to the connection, not the channel.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from kombu.utils.json import loads
 from kombu.utils.uuid import uuid
 
 from mansio.celery import queue_admin
-from mansio.celery.exchange_reader import Binding, ExchangeReader
+from mansio.celery.exchange_reader import Binding
 from mansio.celery.names import topic_of_exchange, topic_of_queue
 from mansio.celery.queue_reader import QueueReader
 from mansio.celery.task_records import record_of
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import tzinfo
 
     from mansio.celery.client_thread import ClientThread
+    from mansio.celery.exchange_reader import ExchangeReader, ProcessQueues
     from mansio.celery.inbox import Delivery
     from mansio.client.share.leased import Leased
 
@@ -46,6 +48,9 @@ GET_S_MAX: Final = 2.0
 
 CONTROL_SUFFIX: Final = ".pidbox"
 REPLY_PREFIX: Final = "reply."
+
+TRANSIENT_DELIVERY_MODE: Final = 1
+"""Of messages that may be lost, such as Celery's events; 2, for the others, is what kombu sends by default."""
 
 KNOWN_QUEUES_MAX: Final = 10_000
 
@@ -114,9 +119,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._readers: dict[str, QueueReader] = {}
         """Readers of the queues of tasks that are consumed."""
         self._stopped_readers: list[QueueReader] = []
-        self._exchange_readers: dict[str, ExchangeReader] = {}
-        """Readers of the queues of this process."""
-        self._auto_delete_queues: set[str] = set()
+        self._process_queues: ProcessQueues = connection.process_queues
         self._unacknowledged_tags: set[str] = set()
         """Consumers whose messages are acknowledged when they are delivered."""
         self._turn = 0
@@ -144,25 +147,41 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """Create the queue if it does not exist. Only with `passive` the number of messages is counted."""
         queue = queue or f"amq.gen-{uuid()}"
         count = 0
-        if exclusive or queue.endswith(CONTROL_SUFFIX) or queue in self._exchange_readers:
-            self._exchange_reader(queue)
+        if auto_delete and not passive:
+            self._process_queues.auto_delete.add(queue)
+        if exclusive or queue.endswith(CONTROL_SUFFIX) or queue in self._process_queues:
+            self._process_queues.add(queue, self.thread, self._inbox)
         elif passive:
             if not self._has_queue(queue):
                 raise ChannelError(
                     f"NOT_FOUND - no queue {queue!r}", (50, 10), "Channel.queue_declare", "404"
                 )
             count = self._size(queue)
-        elif auto_delete:
-            self._auto_delete_queues.add(queue)  # of this process or not: its binding decides
-        else:
+        elif not auto_delete:  # otherwise its binding decides whether it is one of this process
             self._new_queue(queue)
         return queue_declare_ok_t(queue, count, 0)
 
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Bind a queue to an exchange: it gets what is published after the return, also if it is read later."""
+        try:
+            super().queue_bind(queue, exchange, routing_key, arguments, **kwargs)
+        except Exception:
+            # kombu has noted the binding already, and would not make it when the program tries again.
+            self.queue_unbind(queue, exchange or "amq.direct", routing_key, arguments)
+            raise
+
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         kind = self.typeof(exchange).type
-        if queue in self._auto_delete_queues and kind in ("fanout", "topic"):
-            self._exchange_reader(queue)
-        reader = self._exchange_readers.get(queue)
+        reader = self._process_queues.get(queue)
+        if reader is None and queue in self._process_queues.auto_delete and kind in ("fanout", "topic"):
+            reader = self._process_queues.add(queue, self.thread, self._inbox)
         if reader is None:
             self._new_queue(queue)
             return
@@ -170,11 +189,28 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         binding = Binding(kind, routing_key or "", pattern)
         self.thread.run(reader.bind(exchange, binding))
 
-    def _exchange_reader(self, queue: str) -> ExchangeReader:
-        reader = self._exchange_readers.get(queue)
-        if reader is None:
-            reader = self._exchange_readers[queue] = ExchangeReader(self.thread, queue, self._inbox)
-        return reader
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
+        """Delete a queue and its bindings."""
+        if queue not in self._process_queues:
+            super().queue_delete(queue, if_unused, if_empty, **kwargs)
+        elif not if_empty or not self._size(queue):
+            reader = self._remove_process_queue(queue)
+            if reader is not None:
+                self.thread.run(reader.close(), CLOSE_S_MAX)
+
+    def _remove_process_queue(self, queue: str) -> ExchangeReader | None:
+        """Forget a queue with its bindings, so that declaring it again makes them again."""
+        for binding in self.state.queue_bindings(queue):
+            self._remove_routes(binding.exchange, queue)
+        self.state.queue_bindings_delete(queue)
+        return self._process_queues.remove(queue)
+
+    def _remove_routes(self, exchange: str, queue: str) -> None:
+        """Let the exchange send nothing to a queue that is deleted: it would be created again."""
+        table = self.state.exchanges.get(exchange, {}).get("table", [])
+        table[:] = [route for route in table if route[2] != queue]
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
         known = self.thread.known_queues
@@ -209,25 +245,22 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         known.add(exchange)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        if queue in self._exchange_readers:
+        if queue in self._process_queues:
             return True
         return self.thread.run(queue_admin.has_queue(self.thread.client, topic_of_queue(queue)), ADMIN_S_MAX)
 
     def _size(self, queue: str) -> int:
-        if queue in self._exchange_readers:
-            return len(self._exchange_readers[queue].source)
+        if (reader := self._process_queues.get(queue)) is not None:
+            return len(reader.source)
         return self.thread.run(queue_admin.size(self.thread.client, topic_of_queue(queue)), ADMIN_S_MAX)
 
     def _purge(self, queue: str) -> int:
-        if queue in self._exchange_readers:
+        if queue in self._process_queues:
             return 0
         return self.thread.run(queue_admin.purge(self.thread.client, topic_of_queue(queue)), ADMIN_S_MAX)
 
-    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
-        reader = self._exchange_readers.pop(queue, None)
-        if reader is not None:
-            self.thread.run(reader.close(), CLOSE_S_MAX)
-            return
+    def _delete(self, queue: str, exchange: str, *args: Any, **kwargs: Any) -> None:
+        self._remove_routes(exchange, queue)
         self.thread.run(queue_admin.delete_queue(self.thread.client, topic_of_queue(queue)), ADMIN_S_MAX)
         self.thread.known_queues.discard(queue)
 
@@ -243,7 +276,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self._put(routing_key, message)
             return
         found = self._lookup(exchange, routing_key)
-        queues = {queue for queue in found if queue and queue not in self._exchange_readers}
+        queues = {queue for queue in found if queue and queue not in self._process_queues}
         for queue in queues:
             self._put(queue, message)
         if not queues or len(queues) < len(found) or self.typeof(exchange).type == "fanout":
@@ -269,10 +302,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._new_exchange(exchange)
         task = record_of(message, can_be_delayed=False)
         topic = topic_of_exchange(exchange)
-        if not is_control:
+        is_transient = message["properties"].get("delivery_mode") == TRANSIENT_DELIVERY_MODE
+        if is_transient and not is_control:
             self.thread.publish_event(topic, task.value, task.headers)
             return
-        publish = self.thread.exchange_producer.publish(topic, task.value, headers=task.headers)
+        producer = self.thread.exchange_producer if is_control else self.thread.task_producer
+        publish = producer.publish(topic, task.value, headers=task.headers)
         self.thread.run(publish, PUBLISH_S_MAX)
 
     def _cancel_revoked(self, message: dict[str, Any]) -> None:
@@ -300,7 +335,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         if no_ack:
             self._unacknowledged_tags.add(queue)
-        if queue not in self._exchange_readers:
+        if queue in self._process_queues:
+            self._process_queues.consume(queue, self.channel_id)
+        else:
             self._reader(queue)
 
     def _reader(self, queue: str) -> QueueReader:
@@ -327,7 +364,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """The next message of a queue, None if there is none now."""
-        exchange_reader = self._exchange_readers.get(queue)
+        exchange_reader = self._process_queues.get(queue)
         source = exchange_reader.source if exchange_reader is not None else self._reader(queue).source
         deadline = time.monotonic() + GET_S_MAX
         while (delivery := source.take()) is None and (left := deadline - time.monotonic()) > 0:
@@ -355,7 +392,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return False
 
     def _take(self, queue: str) -> Delivery | None:
-        exchange_reader = self._exchange_readers.get(queue)
+        exchange_reader = self._process_queues.get(queue)
         if exchange_reader is not None:
             return exchange_reader.source.take()
         reader = self._readers.get(queue)
@@ -375,19 +412,27 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if self.closed:
             return
         thread: ClientThread | None = self.connection.thread_or_none
+        ended = [self._remove_process_queue(queue) for queue in self._process_queues.leave(self.channel_id)]
         super().close()
         readers: list[QueueReader | ExchangeReader] = [
             *self._readers.values(),
             *self._stopped_readers,
-            *self._exchange_readers.values(),
+            *(reader for reader in ended if reader is not None),
         ]
-        self._readers, self._stopped_readers, self._exchange_readers = {}, [], {}
-        if thread is not None and thread.is_of_this_process:
-            for reader in readers:
-                try:
-                    thread.run(reader.close(), CLOSE_S_MAX)
-                except MansioError as error:
-                    logger.warning("closed before everything was acknowledged: %s", error)
+        self._readers, self._stopped_readers = {}, []
+        if thread is not None:
+            close_readers(thread, readers)
+
+
+def close_readers(thread: ClientThread, readers: Iterable[QueueReader | ExchangeReader]) -> None:
+    """Close readers, unless they are those of a parent process."""
+    if not thread.is_of_this_process:
+        return
+    for reader in readers:
+        try:
+            thread.run(reader.close(), CLOSE_S_MAX)
+        except MansioError as error:
+            logger.warning("closed before everything was acknowledged: %s", error)
 
 
 def revoked_task_ids(message: dict[str, Any]) -> list[str]:

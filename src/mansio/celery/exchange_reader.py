@@ -60,17 +60,25 @@ class ExchangeReader:
         self._dropped_count = 0
 
     async def bind(self, exchange: str, binding: Binding) -> None:
-        """Read an exchange, whose topic exists, from its current end."""
-        bindings = self._bindings.setdefault(exchange, [])
-        bindings.append(binding)
-        if len(bindings) > 1:
+        """Read an exchange, whose topic exists, from its current end. What is published after the return is read."""
+        bindings = self._bindings.get(exchange)
+        if bindings is not None:
+            if binding not in bindings:
+                bindings.append(binding)
             return
         one = TopicPartition(topic_of_exchange(exchange), 0)
         end = (await self._thread.client.admin.list_offsets([one]))[one].offset
         consumer = self._thread.client.consume(
             [one], from_={one: end}, on_out_of_range="latest", prefetch_bytes_max=PREFETCH_BYTES_MAX
         )
-        await consumer.start()
+        try:
+            await consumer.start()
+        except BaseException:
+            await consumer.close()
+            raise
+        bindings = self._bindings[exchange] = [
+            binding
+        ]  # not before: after an error the next call starts anew
         self._consumers.append(consumer)
         self._pumps.append(asyncio.get_running_loop().create_task(self._pump(consumer, bindings)))
 
@@ -106,3 +114,52 @@ class ExchangeReader:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
         await asyncio.gather(*(consumer.close() for consumer in self._consumers), return_exceptions=True)
+
+
+class ProcessQueues:
+    """The queues of this process, with their readers. All channels of a connection of kombu share them, as they share
+    its bindings: a queue may be declared on one channel, read on another and get messages that a third publishes.
+
+    A queue exists until it is deleted or the connection ends, one with auto_delete until the channels that consumed it
+    are closed."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, ExchangeReader] = {}
+        self._consuming: dict[str, set[int]] = {}
+        """Numbers of the open channels that have consumed a queue of this process."""
+        self.auto_delete: set[str] = set()
+        """Queues that were declared with auto_delete, of this process or not."""
+
+    def __contains__(self, queue: str) -> bool:
+        return queue in self._readers
+
+    def get(self, queue: str) -> ExchangeReader | None:
+        """The reader of a queue, None if the queue is not one of this process."""
+        return self._readers.get(queue)
+
+    def add(self, queue: str, thread: ClientThread, inbox: Inbox) -> ExchangeReader:
+        """The reader of a queue; a new one, without bindings, if there is none."""
+        if queue not in self._readers:
+            self._readers[queue] = ExchangeReader(thread, queue, inbox)
+        return self._readers[queue]
+
+    def consume(self, queue: str, channel_id: int) -> None:
+        """Note that a channel consumes a queue."""
+        self._consuming.setdefault(queue, set()).add(channel_id)
+
+    def leave(self, channel_id: int) -> list[str]:
+        """Note that a channel is closed, and return the queues that end with it, which the caller removes."""
+        consumed = [queue for queue, channels in self._consuming.items() if channel_id in channels]
+        for queue in consumed:
+            self._consuming[queue].discard(channel_id)
+        return [queue for queue in consumed if queue in self.auto_delete and not self._consuming[queue]]
+
+    def remove(self, queue: str) -> ExchangeReader | None:
+        """Forget a queue, and return its reader, which the caller closes."""
+        self.auto_delete.discard(queue)
+        self._consuming.pop(queue, None)
+        return self._readers.pop(queue, None)
+
+    def remove_all(self) -> list[ExchangeReader]:
+        """Forget all queues, and return their readers, which the caller closes."""
+        return [reader for queue in list(self._readers) if (reader := self.remove(queue)) is not None]

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kombu.transport import base, virtual
 from kombu.utils.compat import detect_environment
 
-from mansio.celery.channel import Channel
+from mansio.celery.channel import Channel, close_readers
 from mansio.celery.client_thread import ClientOptions, acquire_client, release_client
+from mansio.celery.exchange_reader import ProcessQueues
 from mansio.celery.inbox import Inbox
 from mansio.celery.queue_reader import LeaseOptions
 from mansio.errors import ConfigError, ConnectionLost, MansioError, Unavailable
@@ -83,6 +84,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         super().__init__(client, **kwargs)
         self.options = transport_options(client.transport_options)
         self.inbox = Inbox()
+        self.process_queues = ProcessQueues()
         self.thread_or_none: ClientThread | None = None
         """The client; None before connecting and after closing."""
         self._client_options: ClientOptions | None = None
@@ -105,6 +107,11 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         """Connect. Raises `ConnectionLost` if no broker answers in time."""
         if detect_environment() != "default":
             raise ConfigError("mansio.celery needs threads: use the pool prefork, threads or solo")
+        # kombu declares everything again on a new connection. In a fork, what is here is of the parent.
+        self.state.clear()
+        self.channels.clear()
+        self._avail_channels.clear()
+        self.process_queues = ProcessQueues()
         self._client_options = client_options(self.client, self.options)
         self.thread_or_none = acquire_client(self._client_options)
         return super().establish_connection()
@@ -116,6 +123,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
             super().close_connection(connection)
         finally:
             thread, self.thread_or_none = self.thread_or_none, None
+            if thread is not None:
+                close_readers(thread, self.process_queues.remove_all())
             if thread is not None and self._client_options is not None:
                 release_client(self._client_options, thread)
             self.inbox.close()
