@@ -124,7 +124,30 @@ def test_health_names_the_partition_whose_transaction_no_coordinator_can_know(br
     (found,) = warnings(broker, "transaction_may_hang")
     assert (found["topic"], found["partition"]) == ("orders", 0)
     assert f"since offset {start}" in found["detail"]
+    client.admin.create_topic("other", partitions=1)
+    open_transaction(broker.bootstrap_servers, "other-1", "other", ["a"], timeout_ms=900_000)
+    same_id = client.admin.transactions.describe("other-1").producer_id
+    hang(broker, "orders", value="hanging, too", producer_id=same_id)
+    broker.clock.advance(minutes=14)
+    assert warnings(broker, "transaction_may_hang") == [found]
     client.admin.transactions.abort(TopicPartition("orders", 0), start)
+    broker.clock.advance(minutes=3)
+    (found,) = warnings(broker, "transaction_may_hang")
+    assert f"transaction of producer {same_id}" in found["detail"], "it is open elsewhere, too"
+
+
+@pytest.mark.row("O3", "P4")
+def test_health_says_that_a_transaction_waits_for_its_decision_and_not_that_it_hangs(
+    broker: TestBroker,
+) -> None:
+    client, services = broker.client(), broker._running().service
+    client.admin.create_topic("orders", partitions=1)
+    open_transaction(broker.bootstrap_servers, "orders-1", "orders", ["a"])
+    known = client.admin.transactions.describe("orders-1")
+    broker._run_on_loop(services.transactions.prepare("orders-1", known.producer_id, known.producer_epoch))
+    broker.clock.advance(hours=2)
+    (found,) = warnings(broker, "transaction_open")
+    assert "waits for the decision to commit or abort it" in found["detail"]
     assert warnings(broker, "transaction_may_hang") == []
 
 

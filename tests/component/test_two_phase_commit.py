@@ -86,6 +86,30 @@ class Participant:
         assert answer is not None
         return int(produce.decode_response(12, answer).topics[0][2][0].error_code)
 
+    def commit_offset(self, group: str, topic: str, offset: int, *, adds: bool = True) -> int:
+        """Add the group and commit an offset in the transaction; return the first error code that is not 0."""
+        producer_id, epoch = self.identity
+        named = {
+            "transactional_id": NAME,
+            "producer_id": producer_id,
+            "producer_epoch": epoch,
+            "group_id": group,
+        }
+        if adds:
+            found = self.call(ApiKey.ADD_OFFSETS_TO_TXN, 3, **named)
+            if found.error_code:
+                return int(found.error_code)
+        partition = {"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}
+        response = self.call(
+            ApiKey.TXN_OFFSET_COMMIT, 3, topics=[{"name": topic, "partitions": [partition]}], **named
+        )
+        return int(response.topics[0].partitions[0].error_code)
+
+    def committed_offset(self, group: str, topic: str) -> int:
+        wanted = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
+        found = self.call(ApiKey.OFFSET_FETCH, 8, groups=[wanted])
+        return int(found.groups[0].topics[0].partitions[0].committed_offset)
+
     def end(self, *, is_commit: bool) -> int:
         producer_id, epoch = self.identity
         named = {"transactional_id": NAME, "producer_id": producer_id, "producer_epoch": epoch}
@@ -147,6 +171,8 @@ def test_the_next_producer_ends_the_transaction_as_the_other_system_has_decided(
         )
         prepared = first.identity
         assert first.publish("accounts", b"-5 EUR") == OK
+        assert first.commit_offset("tellers", "accounts", 7) == OK
+        assert first.committed_offset("tellers", "accounts") == -1
         first.peer.vanish()
         assert committed(broker) == []
 
@@ -158,6 +184,8 @@ def test_the_next_producer_ends_the_transaction_as_the_other_system_has_decided(
         assert committed(broker) == []
         assert second.publish("accounts", b"late") == INVALID_STATE
         assert second.publish("accounts", b"late", adds=False) == INVALID_STATE
+        assert second.commit_offset("tellers", "accounts", 8) == INVALID_STATE
+        assert second.commit_offset("tellers", "accounts", 8, adds=False) != OK
         zombie = join(broker)
         zombie.identity = prepared
         assert zombie.end(is_commit=not is_commit) == FENCED
@@ -166,6 +194,8 @@ def test_the_next_producer_ends_the_transaction_as_the_other_system_has_decided(
         wait_until(lambda: second.publish("accounts", b"next") != CONCURRENT, 30)
         assert second.end(is_commit=True) == OK
         wait_until(lambda: committed(broker) == [*expected, b"next"], 30)
+        offset = 7 if is_commit else -1
+        wait_until(lambda: second.committed_offset("tellers", "accounts") == offset, 30)
         assert zombie.publish("accounts", b"very late", adds=False) != OK
 
 

@@ -64,8 +64,8 @@ TRANSACTION_DEFECTS = (
     Defect(
         "end does not bump the epoch",
         MACHINE,
-        "decided = _with_owner(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))",
-        "decided = _with_owner(known, current_id, current_epoch)",
+        "decided = _with_next_producer(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))",
+        "decided = _with_next_producer(known, current_id, current_epoch)",
         (f"{COORDINATOR}::test_a_commit_writes_one_marker_to_each_partition_and_bumps_the_epoch",),
     ),
     Defect(
@@ -92,9 +92,16 @@ TRANSACTION_DEFECTS = (
         ),
     ),
     Defect(
+        "new timeout of a kept transaction is ignored",
+        STORE,
+        "and entry.transaction.open_timeout_ms == transaction.open_timeout_ms",
+        "",
+        (f"{COORDINATOR}::test_the_longer_timeout_applies_to_a_kept_transaction_and_to_no_later_one",),
+    ),
+    Defect(
         "transaction of a two-phase commit times out",
         STORE,
-        "left_ms = max(timeout_ms - passed_ms, 0) if transaction.times_out else math.inf",
+        "left_ms = max(timeout_ms - passed_ms, 0) if timeout_ms != NO_TIMEOUT_MS else math.inf",
         "left_ms = max(min(timeout_ms, 60_000) - passed_ms, 0)",
         (
             f"{COORDINATOR}::test_a_transaction_of_a_two_phase_commit_waits_for_the_producer_that_knows_the_decision",

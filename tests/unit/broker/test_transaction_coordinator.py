@@ -349,6 +349,32 @@ def test_a_new_producer_that_keeps_nothing_aborts_a_transaction_of_a_two_phase_c
     assert room.markers.results() == {("a", 0): [False], ("b", 0): [False]}
 
 
+def test_the_longer_timeout_applies_to_a_kept_transaction_and_to_no_later_one() -> None:
+    room = CoordinatorRoom(allows_two_phase_commit=True)
+    room.add(room.begin(timeout_ms=60_000))
+    kept = room.run(
+        room.coordinator.initialize("orders", 1, -1, -1, is_two_phase=True, keeps_transaction=True)
+    )
+    assert kept.is_kept
+    room.settle(24 * 60 * 60_000)
+    assert room.state() == "Ongoing"
+    current = room.keep(timeout_ms=1_000)
+    room = room.restarted()
+    room.settle(24 * 60 * 60_000)
+    assert room.state() == "Ongoing"
+    following = room.end(current)
+    room.settle()
+    room.add(following)
+    room.settle(1_100)
+    assert room.state() == "CompleteAbort", "the producer has asked for a timeout of a second"
+
+
+def test_no_timeout_means_never_without_two_phase_commit() -> None:
+    room = CoordinatorRoom(timeout_ms_max=2**40)
+    with pytest.raises(InvalidTransactionTimeout):
+        room.begin(timeout_ms=NO_TIMEOUT_MS)
+
+
 def test_a_kept_transaction_without_two_phase_commit_still_times_out() -> None:
     room = CoordinatorRoom()
     room.add(room.begin(timeout_ms=60_000))

@@ -27,7 +27,7 @@ Warnings do not affect readiness; with any of them the broker is `degraded`:
 * `deduplication_ids_near_limit`: a partition has so many deduplication ids that it will soon refuse others.
 * `schedule_cannot_fire`: a recurring schedule of a partition is due and cannot fire.
 * `transaction_open`: a transaction is open for longer than `transaction_open_warning_ms`. `transaction_may_hang`: one
-  is open in a partition for longer than a coordinator allows, unless it waits for the decision about a batch.
+  is open in a partition for longer than a coordinator allows, unless this broker coordinates it.
 * `share_records_near_retention`: retention.ms will soon delete records that a share group has not processed.
 * `holds_near_release`, `holds_not_enforced`: retention holds of pipelines will soon have no effect, or have none,
   because there is too little disk space.

@@ -81,7 +81,7 @@ def _unknown_to_coordinators(broker: RunningBroker, open_ms_min: int) -> Iterato
     services = broker.services
     bound_ms = max(open_ms_min, services.settings.transaction_max_timeout_ms)
     latest_ms = services.clock.wall_ms() - bound_ms
-    coordinated = services.transactions.open_producer_ids()
+    coordinated = services.transactions.open_partitions()
     named = left_out = 0
     for partition in tuple(services.partitions):
         producers = partition.producers
@@ -89,7 +89,9 @@ def _unknown_to_coordinators(broker: RunningBroker, open_ms_min: int) -> Iterato
             continue
         for producer_id, offset in tuple(producers.transactions.open.items()):
             producer = producers.table.get(producer_id)
-            if producer is None or producer.last_seen_ms > latest_ms or producer_id in coordinated:
+            if producer is None or producer.last_seen_ms > latest_ms:
+                continue
+            if (partition.topic, partition.index) in coordinated.get(producer_id, ()):
                 continue
             if named == NAMED_MAX:
                 left_out += 1

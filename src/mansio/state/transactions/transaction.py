@@ -13,8 +13,8 @@ two-phase commit: its own timeout no longer applies, and only its producer and e
 it may be held, end it.
 
 An ongoing transaction that was *kept* belongs to a producer that started after it began (`initialize` with
-`keeps_transaction`, KIP-939): only that producer, with its own epoch, may end it. Its timeout is `NO_TIMEOUT_MS` if a
-client coordinates the two-phase commit.
+`keeps_transaction`, KIP-939): only that producer, with its own epoch, may end it. A transaction with the timeout
+`NO_TIMEOUT_MS`, of a two-phase commit that a client coordinates, never times out.
 
 Invariants:
 * A decision (PrepareCommit, PrepareAbort) does not change until all partitions have its marker.
@@ -97,7 +97,8 @@ class Transaction(NamedTuple):
     because the epoch is exhausted or the transaction was kept (an epoch of -1 is 0). `last_producer_epoch`: the epoch
     with which a request that led to the client's current epoch may be repeated, -1 for none. `previous_producer_id`:
     the producer id before the client's current one, if its epoch was exhausted. `updated_ms`, `started_ms`: times of
-    the wall clock; `held_ms`: the time since which the transaction is held, -1 if it is not.
+    the wall clock; `held_ms`: the time since which the transaction is held, -1 if it is not. `timeout_ms` is what
+    the client has asked for, `kept_timeout_ms` the timeout of a kept transaction if that is longer, -1 otherwise.
     """
 
     producer_id: int
@@ -113,6 +114,7 @@ class Transaction(NamedTuple):
     client_version: int = 0
     held_ms: int = NO_TIME
     next_producer_epoch: int = NO_EPOCH
+    kept_timeout_ms: int = NO_TIME
 
     @property
     def is_held(self) -> bool:
@@ -125,9 +127,9 @@ class Transaction(NamedTuple):
         return self.state is TransactionState.ONGOING and self.next_producer_id != NO_ID
 
     @property
-    def times_out(self) -> bool:
-        """Whether the transaction is aborted after a time."""
-        return self.is_held or self.timeout_ms != NO_TIMEOUT_MS
+    def open_timeout_ms(self) -> int:
+        """Timeout of the ongoing transaction; `NO_TIMEOUT_MS` if it is never aborted."""
+        return max(self.timeout_ms, self.kept_timeout_ms)
 
     @property
     def is_prepared(self) -> bool:
@@ -190,9 +192,12 @@ def initialize(
         raise ConcurrentTransactions("the transaction waits for the decision to commit or abort it")
     if known.state is TransactionState.ONGOING:
         if not is_new and not is_current:
+            if keeps_transaction and known.is_kept:
+                return known  # a repeated request
             raise ProducerFenced("another producer has begun a transaction")
         if keeps_transaction:
-            return _keep(known, timeout_ms, new_producer_id, now_ms)
+            last_epoch = NO_EPOCH if is_new else producer_epoch
+            return _keep(known, timeout_ms, last_epoch, new_producer_id, now_ms)
         return _fence(known, now_ms, may_repeat=not is_new)
     empty = known._replace(
         timeout_ms=timeout_ms,
@@ -211,15 +216,19 @@ def initialize(
     return empty._replace(producer_epoch=known.producer_epoch + 1)
 
 
-def _keep(known: Transaction, timeout_ms: int, new_producer_id: int, now_ms: int) -> Transaction:
-    """Give an ongoing transaction to the next epoch. Of both timeouts the longer one applies: the transaction may wait
-    for its decision for longer than the timeout that the new producer asks for."""
+def _keep(
+    known: Transaction, timeout_ms: int, last_epoch: int, new_producer_id: int, now_ms: int
+) -> Transaction:
+    """Give an ongoing transaction to the next epoch. Of both timeouts the longer one applies to it: it may wait for its
+    decision for longer than the timeout that the new producer asks for."""
     next_id, next_epoch = _bumped(known, new_producer_id)
     return known._replace(
         next_producer_id=next_id,
         next_producer_epoch=next_epoch,
-        last_producer_epoch=NO_EPOCH,
-        timeout_ms=max(known.timeout_ms, timeout_ms),
+        last_producer_epoch=last_epoch,
+        previous_producer_id=_previous_id(known, next_id),
+        timeout_ms=timeout_ms,
+        kept_timeout_ms=known.open_timeout_ms if known.open_timeout_ms > timeout_ms else NO_TIME,
         updated_ms=now_ms,
     )
 
@@ -228,6 +237,12 @@ def _bumped(known: Transaction, new_producer_id: int) -> tuple[int, int]:
     """Producer id and epoch after the current ones; `new_producer_id` follows an exhausted epoch."""
     producer_id, epoch = known.current_producer
     return (new_producer_id, 0) if known.is_epoch_exhausted else (producer_id, epoch + 1)
+
+
+def _previous_id(known: Transaction, next_id: int) -> int:
+    """The client's producer id before the current one, once `next_id` is its current one."""
+    current_id, _ = known.current_producer
+    return known.previous_producer_id if next_id == current_id else current_id
 
 
 def _is_beyond_last_epoch(known: Transaction) -> bool:
@@ -357,7 +372,8 @@ def end(
 
     `bumps_epoch`: transaction version 2. `new_producer_id`: for an exhausted epoch.
 
-    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `InvalidTxnState`, `ConcurrentTransactions`.
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, and `InvalidTxnState`, also for a
+    kept transaction without `bumps_epoch`: afterwards its first producer could not tell it from one that timed out.
     """
     if known is not None and bumps_epoch and _is_repeated_end(known, producer_id, producer_epoch):
         if known.is_commit != is_commit:
@@ -368,13 +384,15 @@ def end(
     if known is not None and bumps_epoch:
         known = _check_not_completing(known, producer_id, producer_epoch)
     known = check_producer(known, producer_id, producer_epoch)
+    if known.is_kept and not bumps_epoch:
+        raise InvalidTxnState("a transaction of an earlier producer needs transaction version 2 to end")
     if known.state is TransactionState.ONGOING:
         return _decide(known, is_commit=is_commit, bumps=bumps_epoch, new_id=new_producer_id, now_ms=now_ms)
     if bumps_epoch and not is_commit:
         # The producer does not know whether a partition was added. Nothing has to be written, but a late batch has to
         # be fenced.
         decided = _decide(known, is_commit=False, bumps=True, new_id=new_producer_id, now_ms=now_ms)
-        return complete(decided, now_ms=now_ms)
+        return decided if decided.lacks_producer_id else complete(decided, now_ms=now_ms)
     if known.state is TransactionState.EMPTY or known.is_commit != is_commit or bumps_epoch:
         raise InvalidTxnState(f"the transaction is in state {known.state.title}")
     if known.is_prepared:
@@ -393,7 +411,7 @@ def _is_repeated_end(known: Transaction, producer_id: int, producer_epoch: int) 
 
 def _decide(known: Transaction, *, is_commit: bool, bumps: bool, new_id: int, now_ms: int) -> Transaction:
     current_id, current_epoch = known.current_producer
-    decided = _with_owner(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))
+    decided = _with_next_producer(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))
     return decided._replace(
         state=TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
@@ -403,16 +421,16 @@ def _decide(known: Transaction, *, is_commit: bool, bumps: bool, new_id: int, no
     )
 
 
-def _with_owner(known: Transaction, next_id: int, next_epoch: int) -> Transaction:
-    """Return the transaction with a marker that fences all epochs of its producer id, and with the producer id and
-    epoch of the client's next transaction."""
-    current_id, _ = known.current_producer
+def _with_next_producer(known: Transaction, next_id: int, next_epoch: int) -> Transaction:
+    """Return the transaction with the producer id and epoch of the client's next transaction, and with a marker that
+    fences all epochs before that, or all epochs of its own producer id if the next one differs."""
     has_own_id = next_id == known.producer_id
     return known._replace(
         producer_epoch=next_epoch if has_own_id else EPOCH_MAX,
         next_producer_id=NO_ID if has_own_id else next_id,
         next_producer_epoch=NO_EPOCH if has_own_id else next_epoch,
-        previous_producer_id=known.previous_producer_id if next_id == current_id else current_id,
+        kept_timeout_ms=NO_TIME,
+        previous_producer_id=_previous_id(known, next_id),
     )
 
 
@@ -424,7 +442,7 @@ def time_out(known: Transaction, *, now_ms: int) -> Transaction:
 def _fence(known: Transaction, now_ms: int, *, may_repeat: bool) -> Transaction:
     """Abort with a bumped epoch. The end is not one that the producer requested, so it cannot repeat it."""
     producer_id, epoch = known.current_producer
-    return _with_owner(known, producer_id, epoch + 1)._replace(
+    return _with_next_producer(known, producer_id, epoch + 1)._replace(
         state=TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
         held_ms=NO_TIME,

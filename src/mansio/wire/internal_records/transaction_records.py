@@ -8,9 +8,9 @@ Invariants:
 * Decoding malformed bytes raises `CorruptLog` and nothing else, because they come from the broker's own log.
 
 Mansio adds tagged fields to the value, which Kafka's tools skip: the epoch before its last bump, so that a repeated
-request is recognized after a change of the coordinator, too; of a held transaction the time since which it is held, and
-its timeout. The timeout of a held transaction is stored as `HELD_TIMEOUT_MS`, as Kafka stores one of a two-phase commit
-(KIP-939).
+request is recognized after a change of the coordinator, too; the time since which a transaction is held; the timeout
+that the client has asked for, if another one applies to its open transaction: `HELD_TIMEOUT_MS` if it is held, as Kafka
+stores one of a two-phase commit (KIP-939), or the longer one of a transaction that the client has taken over.
 
 Source: TransactionLogKey/Value.json of Apache Kafka; version 1 is the flexible one (KIP-890).
 """
@@ -41,7 +41,7 @@ CLIENT_VERSION_TAG: Final = 2
 NEXT_PRODUCER_EPOCH_TAG: Final = 3
 LAST_PRODUCER_EPOCH_TAG: Final = 20_100
 HELD_MS_TAG: Final = 20_101
-HELD_TRANSACTION_TIMEOUT_TAG: Final = 20_102
+CLIENT_TIMEOUT_TAG: Final = 20_102
 """Mansio's own tagged fields: these and `LAST_PRODUCER_EPOCH_TAG`."""
 
 HELD_TIMEOUT_MS: Final = (1 << 31) - 1
@@ -60,7 +60,7 @@ class TransactionValue(NamedTuple):
     `status`: number of the state, as in Kafka; `partitions`: topic -> partition indexes, None if the transaction has
     ended or has not begun; `updated_ms`, `started_ms`: times of the wall clock, `started_ms` -1 without a transaction;
     `client_version`: transaction version of the client (KIP-890); `held_ms`: time since which the transaction is held,
-    -1 if it is not.
+    -1 if it is not; `kept_timeout_ms`: timeout of the open transaction, if it is longer than the client's, else -1.
     """
 
     producer_id: int
@@ -76,6 +76,7 @@ class TransactionValue(NamedTuple):
     next_producer_epoch: int = NO_EPOCH
     last_producer_epoch: int = NO_EPOCH
     held_ms: int = NO_TIME
+    kept_timeout_ms: int = NO_TIME
 
 
 def encode_key(transactional_id: str) -> bytes:
@@ -96,7 +97,9 @@ def decode_key(data: bytes) -> str | None:
 def encode_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes:
     """Encode a value. Version 0 has no fields from `previous_producer_id` on."""
     is_held = value.held_ms != NO_TIME
-    timeout_ms = HELD_TIMEOUT_MS if is_held and version >= _FLEXIBLE else value.timeout_ms
+    timeout_ms = value.timeout_ms
+    if version >= _FLEXIBLE:
+        timeout_ms = HELD_TIMEOUT_MS if is_held else max(timeout_ms, value.kept_timeout_ms)
     head = encode_integer(version, 2) + _FIXED.pack(
         value.producer_id, value.producer_epoch, timeout_ms, value.status
     )
@@ -123,8 +126,8 @@ def encode_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes
         )
         if number != default
     }
-    if is_held:
-        tagged[HELD_TRANSACTION_TIMEOUT_TAG] = encode_integer(value.timeout_ms, 4)
+    if timeout_ms != value.timeout_ms:
+        tagged[CLIENT_TIMEOUT_TAG] = encode_integer(value.timeout_ms, 4)
     return head + partitions + times + encode_tagged_fields(tagged)
 
 
@@ -161,10 +164,12 @@ def decode_value(data: bytes) -> TransactionValue:
         nested.check_end()
         return found
 
+    client_timeout_ms = number(CLIENT_TIMEOUT_TAG, timeout_ms, 4)
+    held_ms = number(HELD_MS_TAG, NO_TIME, 8)
     return TransactionValue(
         producer_id,
         epoch,
-        number(HELD_TRANSACTION_TIMEOUT_TAG, timeout_ms, 4),
+        client_timeout_ms,
         status,
         partitions,
         updated_ms,
@@ -174,7 +179,8 @@ def decode_value(data: bytes) -> TransactionValue:
         number(CLIENT_VERSION_TAG, 0, 2),
         number(NEXT_PRODUCER_EPOCH_TAG, NO_EPOCH, 2),
         number(LAST_PRODUCER_EPOCH_TAG, NO_EPOCH, 2),
-        number(HELD_MS_TAG, NO_TIME, 8),
+        held_ms,
+        timeout_ms if held_ms == NO_TIME and timeout_ms != client_timeout_ms else NO_TIME,
     )
 
 

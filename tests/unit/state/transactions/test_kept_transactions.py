@@ -36,10 +36,12 @@ class Client:
             self.known, *identity, [PARTITION], client_version=version, now_ms=1
         )
 
-    def initialize(self, *, keeps: bool, identity: Identity = (NO_ID, NO_EPOCH)) -> Transaction:
+    def initialize(
+        self, *, keeps: bool, identity: Identity = (NO_ID, NO_EPOCH), timeout_ms: int = 1000
+    ) -> Transaction:
         self.known = machine.initialize(
             self.known,
-            timeout_ms=1000,
+            timeout_ms=timeout_ms,
             producer_id=identity[0],
             producer_epoch=identity[1],
             new_producer_id=next(self.new_ids),
@@ -81,13 +83,13 @@ epochs = st.one_of(st.integers(0, 5), st.integers(EPOCH_MAX - 5, EPOCH_MAX - 1))
     epoch=epochs,
     keeps=st.integers(1, 8),
     ended_by=st.sampled_from(["commit", "abort", "timeout", "new producer", "restarted producer"]),
-    bumps=st.booleans(),
+    version=st.sampled_from([1, 2]),
 )
 def test_the_last_producer_that_kept_a_transaction_is_the_only_one_that_goes_on(
-    epoch: int, keeps: int, ended_by: str, bumps: bool
+    epoch: int, keeps: int, ended_by: str, version: int
 ) -> None:
     client = Client(epoch)
-    client.add((42, epoch), version=2 if bumps else 1)
+    client.add((42, epoch), version=version)
     for _ in range(keeps):
         current = client.keep()
         assert client.known.is_kept
@@ -100,13 +102,14 @@ def test_the_last_producer_that_kept_a_transaction_is_the_only_one_that_goes_on(
         machine.verify_partitions(client.known, *current, [PARTITION])
     with pytest.raises(InvalidTxnState):
         machine.hold(client.known, *current, now_ms=2, renewal_ms=1)
+    assert isinstance(client.refused(lambda: client.end(current, bumps=False)), InvalidTxnState)
 
     if ended_by == "timeout":
         client.known = machine.time_out(client.known, now_ms=3)
     elif ended_by.endswith("producer"):
         client.initialize(keeps=False, identity=current if "restarted" in ended_by else (NO_ID, NO_EPOCH))
     else:
-        client.end(current, is_commit=ended_by == "commit", bumps=bumps)
+        client.end(current, is_commit=ended_by == "commit")
     decided = client.known
     assert decided.is_prepared
     assert decided.is_commit == (ended_by == "commit")
@@ -120,8 +123,9 @@ def test_the_last_producer_that_kept_a_transaction_is_the_only_one_that_goes_on(
     assert not client.known.is_kept
     assert client.known.next_producer_epoch == NO_EPOCH
     if ended_by in ("commit", "abort"):
-        again = client.end(current, is_commit=ended_by == "commit", bumps=bumps)
-        assert again is client.known
+        ended = client.known
+        again = client.end(current, is_commit=ended_by == "commit")
+        assert again is ended
         going_on = again.current_producer
     elif ended_by == "restarted producer":
         found = client.initialize(keeps=False, identity=current)
@@ -130,7 +134,7 @@ def test_the_last_producer_that_kept_a_transaction_is_the_only_one_that_goes_on(
     else:
         going_on = client.initialize(keeps=True).current_producer
     assert client.known.state is not TransactionState.ONGOING
-    assert going_on not in client.given or (not bumps and going_on == current)
+    assert going_on not in client.given
     client.add(going_on)
     assert not client.known.is_kept
     assert client.known.state is TransactionState.ONGOING
@@ -146,12 +150,53 @@ def test_without_an_open_transaction_there_is_nothing_to_keep() -> None:
     assert found.current_producer == (42, 6)
 
 
-def test_a_transaction_that_waits_longer_than_its_new_producer_asks_for_keeps_its_time() -> None:
+@pytest.mark.parametrize(
+    ("first_ms", "asked_ms"), [(machine.NO_TIMEOUT_MS, 1_000), (1_000, 2_000), (500, 1_000)]
+)
+@pytest.mark.parametrize("ended_by", ["commit", "timeout"])
+def test_the_longer_timeout_applies_to_the_transaction_and_to_no_later_one(
+    first_ms: int, asked_ms: int, ended_by: str
+) -> None:
     client = Client(5)
-    client.known = client.known._replace(timeout_ms=machine.NO_TIMEOUT_MS)
+    client.known = client.known._replace(timeout_ms=first_ms)
     client.add((42, 5))
-    client.keep()
-    assert not client.known.times_out
+    for _ in range(2):
+        current = client.initialize(keeps=True, timeout_ms=asked_ms).current_producer
+        assert client.known.open_timeout_ms == max(first_ms, asked_ms)
+    if ended_by == "commit":
+        client.end(current)
+    else:
+        client.known = machine.time_out(client.known, now_ms=3)
+    client.known = machine.complete(client.known, now_ms=4)
+    client.add(client.known.current_producer)
+    assert client.known.open_timeout_ms == client.known.timeout_ms == asked_ms
+
+
+@pytest.mark.parametrize("epoch", [5, EPOCH_MAX - 1])
+def test_a_producer_may_repeat_the_request_that_keeps_its_own_transaction(epoch: int) -> None:
+    client = Client(epoch)
+    client.add((42, epoch))
+    kept = client.initialize(keeps=True, identity=(42, epoch))
+    assert kept.current_producer != (42, epoch)
+    assert client.initialize(keeps=True, identity=(42, epoch)) is kept
+    refused = client.refused(lambda: client.initialize(keeps=False, identity=(42, epoch)))
+    assert isinstance(refused, ProducerFenced)
+    client.initialize(keeps=True)
+    refused = client.refused(lambda: client.initialize(keeps=True, identity=(42, epoch)))
+    assert isinstance(refused, ProducerFenced)
+
+
+def test_nothing_is_aborted_without_the_producer_id_that_an_exhausted_epoch_needs() -> None:
+    found = machine.end(
+        Transaction(42, EPOCH_MAX - 1, 1000, client_version=2),
+        42,
+        EPOCH_MAX - 1,
+        is_commit=False,
+        bumps_epoch=True,
+        new_producer_id=NO_ID,
+        now_ms=2,
+    )
+    assert found.lacks_producer_id
 
 
 def test_a_transaction_is_not_kept_without_the_producer_id_that_an_exhausted_epoch_needs() -> None:

@@ -121,12 +121,12 @@ class TransactionModel(RuleBasedStateMachine):
             self._replace_owner(Producer(version, found.current_producer))
             self.known = found
         assert found.is_kept == (self.model.phase == "open")
-        assert found.times_out != (found.timeout_ms == machine.NO_TIMEOUT_MS)
         if found.is_kept:
             self.model.is_kept = True
             transaction = (before.producer_id, before.producer_epoch)
             assert (found.producer_id, found.producer_epoch) == transaction, "the markers need them"
-            assert found.timeout_ms == max(before.timeout_ms, timeout_ms)
+            assert found.timeout_ms == timeout_ms
+            assert found.open_timeout_ms == max(before.open_timeout_ms, timeout_ms)
             assert found.started_ms == before.started_ms
 
     @precondition(lambda self: self.model.owner is not None)
@@ -247,8 +247,10 @@ class TransactionModel(RuleBasedStateMachine):
             assert self.model.phase == "deciding"
             return
         except InvalidTxnState:
-            assert self.model.phase == "idle" or (not bumps and is_commit != self.model.is_commit)
+            is_other_decision = not bumps and is_commit != self.model.is_commit
+            assert self.model.phase == "idle" or is_other_decision or (self.model.is_kept and not bumps)
             return
+        assert bumps or not self.model.is_kept
         if self.model.phase == "open":
             assert found.is_prepared
             assert found.is_commit == is_commit
@@ -352,6 +354,7 @@ class TransactionModel(RuleBasedStateMachine):
         if self.model.phase != "open":
             self.model.is_held = self.model.is_kept = False
         assert (self.known.is_held, self.known.is_kept) == (self.model.is_held, self.model.is_kept)
+        assert self.known.is_kept or self.known.open_timeout_ms == self.known.timeout_ms
         assert not self.known.lacks_producer_id
         assert self.known.producer_epoch <= machine.EPOCH_MAX
         assert (self.known.state is State.ONGOING) == (self.model.phase == "open")

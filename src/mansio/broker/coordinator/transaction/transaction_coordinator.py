@@ -108,6 +108,7 @@ class TransactionCoordinator:
         """`new_producer_id`: assigns a producer id. `lookup`: metadata of the topic, None on a single node."""
         self.lookup = lookup
         self._settings = settings
+        self._timeout_ms_max = min(settings.timeout_ms_max, machine.NO_TIMEOUT_MS - 1)
         self._node_id = node_id
         self._clock = clock
         self._scheduler = scheduler
@@ -193,9 +194,9 @@ class TransactionCoordinator:
             if not self._settings.allows_two_phase_commit:
                 raise TransactionalIdAuthorizationFailed("transaction_two_phase_commit_enable is off")
             timeout_ms = machine.NO_TIMEOUT_MS
-        elif not 0 < timeout_ms <= self._settings.timeout_ms_max:
+        elif not 0 < timeout_ms <= self._timeout_ms_max:
             raise InvalidTransactionTimeout(
-                f"the timeout is {timeout_ms} ms; the maximum is {self._settings.timeout_ms_max} ms"
+                f"the timeout is {timeout_ms} ms; the maximum is {self._timeout_ms_max} ms"
             )
         with coordinator_errors():
             await self.topic.ensure_topic_exists()
@@ -536,7 +537,7 @@ class TransactionCoordinator:
 
     def _time_out(self, entry: TransactionEntry) -> None:
         """Abort a transaction whose time is over. After an error the next check tries again."""
-        was_held = entry.transaction.is_held
+        was_held, timeout_ms = entry.transaction.is_held, entry.transaction.open_timeout_ms
         try:
             timed_out = machine.time_out(entry.transaction, now_ms=self._clock.wall_ms())
             self._append(entry.transactional_id, timed_out).add_done_callback(_ignore_outcome)
@@ -548,7 +549,7 @@ class TransactionCoordinator:
         known = fields(
             transactional_id=entry.transactional_id,
             producer_id=timed_out.producer_id,
-            timeout_ms=self._settings.held_ms_max if was_held else timed_out.timeout_ms,
+            timeout_ms=self._settings.held_ms_max if was_held else timeout_ms,
         )
         logger.info("transaction_timed_out", extra=known)
 

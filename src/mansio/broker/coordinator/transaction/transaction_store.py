@@ -18,7 +18,7 @@ from mansio.broker.coordinator.transaction.coordinator_route import partition_fo
 from mansio.broker.coordinator.transaction.decision_store import DecisionStore
 from mansio.errors import CorruptLog
 from mansio.logs import fields
-from mansio.state.transactions.transaction import Transaction, TransactionState
+from mansio.state.transactions.transaction import NO_TIMEOUT_MS, Transaction, TransactionState
 from mansio.wire.internal_records.batch_decision_records import decode_decision_key
 from mansio.wire.internal_records.transaction_records import (
     TRANSACTION_STATE_TOPIC,
@@ -141,18 +141,18 @@ class TransactionStore:
         is_known = (
             transactional_id in self.ongoing
             and entry.transaction.held_ms == transaction.held_ms
-            and entry.transaction.timeout_ms == transaction.timeout_ms
+            and entry.transaction.open_timeout_ms == transaction.open_timeout_ms
         )
         entry.transaction = transaction
         if transaction.state is not TransactionState.ONGOING:
             self.ongoing.pop(transactional_id, None)
         elif not is_known:
             self.ongoing[transactional_id] = entry
-            begin_ms, timeout_ms = transaction.started_ms, transaction.timeout_ms
+            begin_ms, timeout_ms = transaction.started_ms, transaction.open_timeout_ms
             if transaction.is_held:
                 begin_ms, timeout_ms = transaction.held_ms, self._held_ms_max
             passed_ms = max(self._clock.wall_ms() - begin_ms, 0)
-            left_ms = max(timeout_ms - passed_ms, 0) if transaction.times_out else math.inf
+            left_ms = max(timeout_ms - passed_ms, 0) if timeout_ms != NO_TIMEOUT_MS else math.inf
             entry.deadline_s = self._clock.monotonic() + left_ms / 1000
         if transaction.is_prepared:
             self.prepared[transactional_id] = entry
@@ -213,6 +213,7 @@ def _to_record(transactional_id: str, transaction: Transaction) -> KeyValue:
         client_version=transaction.client_version,
         last_producer_epoch=transaction.last_producer_epoch,
         held_ms=transaction.held_ms,
+        kept_timeout_ms=transaction.kept_timeout_ms,
     )
     return encode_key(transactional_id), encode_value(value)
 
@@ -239,4 +240,5 @@ def _to_transaction(value: TransactionValue) -> Transaction:
         next_producer_epoch=value.next_producer_epoch,
         client_version=value.client_version,
         held_ms=value.held_ms,
+        kept_timeout_ms=value.kept_timeout_ms,
     )

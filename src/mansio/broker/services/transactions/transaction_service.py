@@ -252,9 +252,9 @@ class TransactionService:
             for each in found
         ]
 
-    def open_producer_ids(self) -> set[int]:
-        """Return the producer ids of the open transactions of this coordinator."""
-        return {each.transaction.producer_id for each in self._open()}
+    def open_partitions(self) -> dict[int, frozenset[TopicPartition]]:
+        """Return the partitions of the open transactions of this coordinator by producer id."""
+        return {each.transaction.producer_id: each.transaction.partitions for each in self._open()}
 
     def _open(self) -> Iterator[TransactionEntry]:
         store = self._coordinator.store
@@ -300,7 +300,7 @@ def _described(transactional_id: str, found: Transaction) -> DescribedTransactio
     return DescribedTransaction(
         transactional_id,
         found.state.title,
-        HELD_TIMEOUT_MS if found.is_held else found.timeout_ms,
+        HELD_TIMEOUT_MS if found.is_held else found.open_timeout_ms,
         found.started_ms,
         found.producer_id,
         found.producer_epoch,
