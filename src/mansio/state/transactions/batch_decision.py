@@ -78,7 +78,9 @@ def check_batch(
             " driver runs the query, or its checkpoint was set back"
         )
     if known.aborting and not set(known.aborting).isdisjoint(transactions):
-        raise InvalidTxnState(f"batch {batch_id} is not committed: the transaction of a task is being aborted")
+        raise InvalidTxnState(
+            f"batch {batch_id} is not committed: the transaction of a task is being aborted"
+        )
     return None
 
 

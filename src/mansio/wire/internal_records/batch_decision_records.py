@@ -36,8 +36,8 @@ NamedTransaction = tuple[str, int, int]
 
 class DecisionValue(NamedTuple):
     """Value of a query. `transactions`: (transactional id, producer id, producer epoch) of the transactions that are
-    still to be committed; `updated_ms`: time of the wall clock; `aborting`: as `transactions`, of those that are still to
-    be aborted."""
+    still to be committed; `updated_ms`: time of the wall clock; `aborting`: as `transactions`, of those that are
+    still to be aborted."""
 
     batch_id: int
     updated_ms: int
