@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +26,7 @@ from mansio.state.transactions.batch_decision import (
     TaskTransaction,
 )
 from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
+from mansio.storage.timestamp_search import DECODED_BYTES_MAX
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
@@ -661,15 +663,35 @@ def test_a_batch_that_no_decision_can_name_is_refused_before_anything_is_done(
     assert not room.partitions, "not even the topic was created"
 
 
-def test_the_largest_decision_fits_into_a_batch_of_the_log_and_its_request_into_a_frame() -> None:
+def test_the_largest_decision_can_be_loaded_and_compacted_and_its_request_fits_into_a_frame() -> None:
     id_bytes = IDS_BYTES_MAX // TRANSACTIONS_MAX
     most = tuple(TaskTransaction("i" * id_bytes, 2**63 - 1, 2**15 - 1) for _ in range(TRANSACTIONS_MAX))
     key, value = to_record("q" * 1_000, BatchDecision(2**63 - 1, most, 2**63 - 1, most))
-    assert len(build_batch([(2**63 - 1, key, value, ())])) <= BATCH_OUTPUT_BYTES_MAX
+    assert len(build_batch([(2**63 - 1, key, value, ())])) <= min(BATCH_OUTPUT_BYTES_MAX, DECODED_BYTES_MAX)
     named = [each._asdict() for each in most]
     request = {"query_id": "q", "batch_id": 0, "committed": True, "transactions": named, "abandoned": named}
     frame = messages.encode_request(ApiKey.COMMIT_BATCH, 0, 0, "c", request)
     assert len(frame) <= 100 << 20, "the default of socket_request_max_bytes"
+
+
+def test_a_batch_of_the_most_tasks_is_committed_and_one_decision_stored() -> None:
+    room = CoordinatorRoom()
+    commit(room, 0, [])
+    most = [TaskTransaction(f"mansio-spark:{QUERY}:{task}:0", task, 0) for task in range(TRANSACTIONS_MAX)]
+    ended: Counter[bool] = Counter()
+
+    async def hold(_: TaskTransaction) -> None:
+        return None
+
+    async def end(_: TaskTransaction, *, is_commit: bool) -> None:
+        ended[is_commit] += 1
+
+    room.ender.hold, room.ender.end = hold, end  # type: ignore[method-assign]
+    commit(room, 1, most[1:], most[:1])
+    room.settle()
+    assert ended == {True: TRANSACTIONS_MAX - 1, False: 1}
+    decisions = room.restarted().coordinator.store.decisions.entries
+    assert (decisions[QUERY].decision.batch_id, decisions[QUERY].decision.is_settled) == (1, True)
 
 
 def test_the_id_before_all_batches_is_refused() -> None:

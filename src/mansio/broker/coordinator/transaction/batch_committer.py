@@ -58,8 +58,9 @@ CONCURRENT_ENDS_MAX: Final = 100
 QUERY_ID_BYTES_MAX: Final = 1_000
 TRANSACTIONS_MAX: Final = 100_000
 """Maximum number of transactions of a batch, and of those that one request aborts."""
-IDS_BYTES_MAX: Final = 16 << 20
-"""Maximum size of the transactional ids of either, so that a decision fits into one batch of the log."""
+IDS_BYTES_MAX: Final = 8 << 20
+"""Maximum size of the transactional ids of either. A decision is one record: the log cleaner must be able to decode it,
+because a decision that it keeps would be loaded again when the query has expired."""
 TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 EXPIRED_PER_BATCH: Final = 1_000
 
