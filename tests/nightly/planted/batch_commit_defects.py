@@ -57,8 +57,8 @@ BATCH_COMMIT_DEFECTS = (
     Defect(
         "aborts removed although a transaction is not ended",
         "broker/coordinator/transaction/batch_committer.py",
-        "if error is not None and not isinstance(error, ENDED):",
-        "if False:",
+        "failure = failure or error",
+        "pass",
         (f"{COMMITS}::test_an_abort_stays_stored_until_each_transaction_is_ended",),
     ),
     Defect(
@@ -103,7 +103,7 @@ BATCH_COMMIT_DEFECTS = (
     Defect(
         "late decision not reported",
         "broker/coordinator/transaction/batch_committer.py",
-        "self._check_age(entry, decision, unknown, is_repeated=is_repeated)",
+        "self._check_age(entry, decision, replaced)",
         "pass",
         (f"{COMMITS}::test_a_decision_that_was_carried_out_too_late_is_reported",),
     ),

@@ -585,8 +585,9 @@ def test_aborts_with_a_batch_need_no_further_flush() -> None:
 # -- transactions whose time may have ended before the decision was carried out --------
 
 
-def late_decision(age_ms: int) -> None:
-    """A decision is stored, its transactions are aborted, and a leader carries it out `age_ms` later."""
+def late_decision(age_ms: int, *, failures: int) -> None:
+    """A decision is stored, its transactions are ended, and a leader carries it out `age_ms` later: its first attempts
+    fail."""
     room = CoordinatorRoom(held_ms_max=HOUR_MS)
     transaction = write_task(room, 1)
 
@@ -602,36 +603,65 @@ def late_decision(age_ms: int) -> None:
     room.settle(100)
     room.begin(transaction.transactional_id)
     room.settle(age_ms)
-    room.restarted(held_ms_max=HOUR_MS).settle(5_000)
+    scheduler = VirtualScheduler()
+    scheduler.now_ms = room.scheduler.now_ms
+    room.markers.scheduler = scheduler
+    partitions = [each.after_power_loss(scheduler) for each in room.partitions]
+    undecided = partitions[room.index(QUERY)]
+    undecided.high_watermark, undecided.holds = 0, True
+    room = CoordinatorRoom(
+        scheduler=scheduler, markers=room.markers, partitions=partitions, held_ms_max=HOUR_MS
+    )
+    real_end = room.ender.end
+    errors = [CoordinatorNotAvailable() for _ in range(failures)]
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if errors:
+            raise errors.pop()
+        await real_end(transaction, is_commit=is_commit)
+
+    room.ender.end = end  # type: ignore[method-assign]
+    undecided.holds = False
+    undecided.sync()
+    room.settle(5_000)
+    assert not errors
+    assert room.coordinator.store.decisions.entries[QUERY].decision.is_settled
 
 
-def test_a_decision_that_was_carried_out_too_late_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    late_decision(HOUR_MS // 2 - 60_000)
+@pytest.mark.parametrize("failures", [0, 2])
+def test_a_decision_that_was_carried_out_too_late_is_reported(
+    caplog: pytest.LogCaptureFixture, failures: int
+) -> None:
+    late_decision(HOUR_MS // 2 - 60_000, failures=failures)
     assert "batch_may_be_committed_in_part" not in caplog.messages
-    late_decision(HOUR_MS // 2)
+    late_decision(HOUR_MS // 2, failures=failures)
     assert "batch_may_be_committed_in_part" in caplog.messages
 
 
-def test_a_decision_that_this_process_carries_out_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """The answer to the first request was lost, and the transactional id is in use again."""
+def test_a_transaction_that_this_process_has_committed_is_not_ended_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The transactional id of the first task is in use again before that of the second can be reached."""
     room = CoordinatorRoom(held_ms_max=HOUR_MS)
-    transaction = write_task(room, 1)
+    batch = [write_task(room, 0), write_task(room, 1)]
     real_end = room.ender.end
-    is_first = True
+    reachable_from_ms = room.scheduler.wall_ms() + HOUR_MS * 0.6
+    ended = []
 
     async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
-        nonlocal is_first
-        await real_end(transaction, is_commit=is_commit)
-        if is_first:
-            is_first = False
-            await room.scheduler.sleep(HOUR_MS / 2)
-            await room.coordinator.initialize(transaction.transactional_id, 60_000, -1, -1)
+        if transaction == batch[1] and room.scheduler.wall_ms() < reachable_from_ms:
             raise CoordinatorNotAvailable
+        await real_end(transaction, is_commit=is_commit)
+        ended.append(transaction)
 
     room.ender.end = end  # type: ignore[method-assign]
-    room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
-    room.settle(HOUR_MS)
-    assert room.coordinator.store.decisions.entries[QUERY].decision.is_settled
+    room.scheduler.start(room.batches.commit(QUERY, 0, batch))
+    room.settle(1_000)
+    room.begin(batch[0].transactional_id)
+    room.settle(HOUR_MS * 0.7)
+    assert ended == batch
+    assert committed(room) == {("a", 0): 1, ("a", 1): 1, ("b", 0): 0}
+    assert not room.coordinator.store.decisions.entries[QUERY].ended
     assert "batch_may_be_committed_in_part" not in caplog.messages
 
 

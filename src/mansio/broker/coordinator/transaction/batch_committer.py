@@ -291,65 +291,59 @@ class BatchCommitter:
 
     async def _finish_once(self, entry: DecisionEntry, decision: BatchDecision) -> None:
         await self._store.topic.wait_until_committed(entry.index)
-        if decision.is_finished:
-            await self._end_aborted(decision)
-            if self._is_loaded(entry) and entry.decision is decision:
-                record = to_record(entry.query_id, batch_decision.finish_aborts(decision))
-                self._store.topic.append_without_flush(entry.index, [record])
+        is_commit = not decision.is_finished
+        await self._end_all(entry, decision, is_commit=is_commit)
+        if not self._is_loaded(entry) or entry.decision is not decision:
             return
-        await self._end_committed(entry, decision)
-        if self._is_loaded(entry) and entry.decision is decision:
+        if is_commit:
             finished = batch_decision.finish(decision, now_ms=self._clock.wall_ms())
             await self._store.topic.append(entry.index, [to_record(entry.query_id, finished)])
+        else:
+            record = to_record(entry.query_id, batch_decision.finish_aborts(decision))
+            self._store.topic.append_without_flush(entry.index, [record])
 
-    async def _end_committed(self, entry: DecisionEntry, decision: BatchDecision) -> None:
-        is_repeated, entry.attempted = entry.attempted is decision, decision
-        transactions = decision.transactions
+    async def _end_all(self, entry: DecisionEntry, decision: BatchDecision, *, is_commit: bool) -> None:
+        """End the transactions that a decision commits, or those that it aborts. Raises an error after which those that
+        are left are to be tried again."""
+        named = decision.transactions if is_commit else decision.aborting
+        left = [each for each in named if each not in entry.ended]
         errors = await self._run_all(
-            [self._ender.end(each, is_commit=True) for each in transactions], "commit transactions"
+            [self._ender.end(each, is_commit=is_commit) for each in left], "end transactions of a batch"
         )
-        unknown = []
-        for transaction, error in zip(transactions, errors, strict=True):
-            if error is None:
+        replaced, failure = [], None
+        for transaction, error in zip(left, errors, strict=True):
+            if error is not None and not isinstance(error, ENDED):
+                failure = failure or error
                 continue
-            known = fields(query=entry.query_id, transactional_id=transaction.transactional_id, reason=error)
-            if isinstance(error, ProducerFenced | InvalidProducerIdMapping):
-                unknown.append(transaction)
-            elif isinstance(error, InvalidTxnState):
+            entry.ended.add(transaction)
+            if error is None or not is_commit:
+                continue
+            if isinstance(error, InvalidTxnState):
+                known = fields(
+                    query=entry.query_id, transactional_id=transaction.transactional_id, reason=error
+                )
                 logger.error("transaction_of_batch_was_aborted", extra=known)
             else:
-                raise error
-        self._check_age(entry, decision, unknown, is_repeated=is_repeated)
+                replaced.append(transaction)
+        self._check_age(entry, decision, replaced)
+        if failure is not None:
+            raise failure
 
     def _check_age(
-        self,
-        entry: DecisionEntry,
-        decision: BatchDecision,
-        unknown: Sequence[TaskTransaction],
-        *,
-        is_repeated: bool,
+        self, entry: DecisionEntry, decision: BatchDecision, replaced: Sequence[TaskTransaction]
     ) -> None:
-        """Log an error if one of the `unknown` transactions, whose producers have a later epoch, may have been aborted
-        because its time was over. Otherwise each was committed before a crash, and its transactional id is in use
-        again."""
+        """Log an error if transactions whose producers have a later epoch may have been aborted because their time was
+        over. Otherwise each was committed before a crash, and its transactional id is in use again."""
         age_ms = self._clock.wall_ms() - decision.updated_ms
-        if unknown and not is_repeated and age_ms >= self._settings.held_ms_max // 2:
+        if replaced and age_ms >= self._settings.held_ms_max // 2:
             known = fields(
                 query=entry.query_id,
                 batch=decision.batch_id,
-                transactional_id=unknown[0].transactional_id,
-                transactions=len(unknown),
+                transactional_id=replaced[0].transactional_id,
+                transactions=len(replaced),
                 age_ms=age_ms,
             )
             logger.error("batch_may_be_committed_in_part", extra=known)
-
-    async def _end_aborted(self, decision: BatchDecision) -> None:
-        errors = await self._run_all(
-            [self._ender.end(each, is_commit=False) for each in decision.aborting], "abort transactions"
-        )
-        for error in errors:
-            if error is not None and not isinstance(error, ENDED):
-                raise error
 
     # ------------------------------------------------------------------ expiry
 

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 class DecisionEntry:
     """A query on the broker that decides about its batches. `waiters`: promises that are completed when the decision is
-    settled or the entry is unloaded. `is_finishing`: a task ends the transactions. `attempted`: the decision whose
-    transactions this process has begun to commit."""
+    settled or the entry is unloaded. `is_finishing`: a task ends the transactions. `ended`: those of the decision's
+    transactions that it has ended."""
 
-    __slots__ = ("attempted", "decision", "index", "is_finishing", "query_id", "waiters")
+    __slots__ = ("decision", "ended", "index", "is_finishing", "query_id", "waiters")
 
     def __init__(self, query_id: str, index: int, decision: BatchDecision) -> None:
         self.query_id = query_id
         self.index = index
         self.decision = decision
         self.is_finishing = False
-        self.attempted: BatchDecision | None = None
+        self.ended: set[TaskTransaction] = set()
         self.waiters: list[Promise[None]] = []
 
 
@@ -64,6 +64,7 @@ class DecisionStore:
             self.entries[query_id] = self._by_partition[index][query_id] = entry
         entry.decision = decision
         if decision.is_settled:
+            entry.ended.clear()
             _wake(entry)
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
