@@ -5,6 +5,7 @@ from __future__ import annotations
 from nightly.planted.planted import Defect
 
 COMMITS = "tests/unit/broker/test_batch_commits.py"
+DECISIONS = "tests/unit/state/transactions/test_batch_decision.py"
 SINK = "tests/system/spark/test_sink_transactions.py"
 
 BATCH_COMMIT_DEFECTS = (
@@ -18,7 +19,7 @@ BATCH_COMMIT_DEFECTS = (
     Defect(
         "second attempt of a committed batch left open",
         "state/transactions/batch_decision.py",
-        "return [each for each in dict.fromkeys(transactions) if each not in decided]",
+        "return [each for each in dict.fromkeys(transactions) if each not in named]",
         "return []",
         (f"{COMMITS}::test_a_repeated_batch_aborts_the_transactions_of_its_second_attempt",),
     ),
@@ -28,6 +29,83 @@ BATCH_COMMIT_DEFECTS = (
         "self.on_decisions_loaded(self.decisions.of_partition(index))",
         "pass",
         (f"{COMMITS}::test_a_loaded_decision_is_carried_out_without_a_request",),
+    ),
+    Defect(
+        "transactions aborted before the query names them",
+        "broker/coordinator/transaction/batch_committer.py",
+        "await self._append(query_id, epoch, batch_decision.start_aborts(current, aborting, now_ms=now_ms))",
+        "await self._run_all([self._ender.end(each, is_commit=False) for each in aborting], 'abort')",
+        (
+            f"{COMMITS}::test_an_abort_that_arrives_after_a_change_of_the_leader_does_not_split_a_batch",
+            f"{COMMITS}::test_no_abort_is_sent_before_it_is_stored",
+        ),
+    ),
+    Defect(
+        "abandoned transactions not named in the decision",
+        "state/transactions/batch_decision.py",
+        "return decision._replace(aborting=tuple(newcomers(decision, abandoned)))",
+        "return decision",
+        (f"{COMMITS}::test_abandoned_transactions_are_aborted_with_the_commit",),
+    ),
+    Defect(
+        "stored aborts not loaded",
+        "wire/internal_records/batch_decision_records.py",
+        "if ABORTING_TAG in tagged:",
+        "if False:",
+        (f"{COMMITS}::test_an_abort_that_arrives_after_a_change_of_the_leader_does_not_split_a_batch",),
+    ),
+    Defect(
+        "aborts removed although a transaction is not ended",
+        "broker/coordinator/transaction/batch_committer.py",
+        "failure = failure or error",
+        "pass",
+        (f"{COMMITS}::test_an_abort_stays_stored_until_each_transaction_is_ended",),
+    ),
+    Defect(
+        "batch with a transaction that is being aborted waits instead of being refused",
+        "state/transactions/batch_decision.py",
+        "if known.aborting and not set(known.aborting).isdisjoint(transactions):",
+        "if False:",
+        (f"{COMMITS}::test_an_abort_stays_stored_until_each_transaction_is_ended",),
+    ),
+    Defect(
+        "decision of an earlier leadership stored",
+        "broker/coordinator/transaction/batch_committer.py",
+        "if self._leader_epoch(query_id) != epoch:",
+        "if False:",
+        (f"{COMMITS}::test_a_request_that_outlasts_its_leadership_decides_nothing",),
+    ),
+    Defect(
+        "query forgotten while its transactions are being aborted",
+        "state/transactions/batch_decision.py",
+        "return known.is_settled and now_ms - known.updated_ms >= expiration_ms",
+        "return known.is_finished and now_ms - known.updated_ms >= expiration_ms",
+        (
+            f"{DECISIONS}::test_a_query_does_not_expire_before_its_aborts_are_ended_and_soon_without_a_decision",
+        ),
+    ),
+    Defect(
+        "size of a batch not checked",
+        "broker/coordinator/transaction/batch_committer.py",
+        "if len(transactions) > TRANSACTIONS_MAX:",
+        "if False:",
+        (f"{COMMITS}::test_a_batch_that_no_decision_can_name_is_refused_before_anything_is_done",),
+    ),
+    Defect(
+        "decision larger than the log cleaner decodes",
+        "broker/coordinator/transaction/batch_committer.py",
+        "IDS_BYTES_MAX: Final = 8 << 20",
+        "IDS_BYTES_MAX: Final = 16 << 20",
+        (
+            f"{COMMITS}::test_the_largest_decision_can_be_loaded_and_compacted_and_its_request_fits_into_a_frame",
+        ),
+    ),
+    Defect(
+        "late decision not reported",
+        "broker/coordinator/transaction/batch_committer.py",
+        "self._check_age(entry, decision, replaced)",
+        "pass",
+        (f"{COMMITS}::test_a_decision_that_was_carried_out_too_late_is_reported",),
     ),
     Defect(
         "held transaction times out after a restart",

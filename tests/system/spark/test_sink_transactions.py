@@ -141,6 +141,25 @@ def test_a_batch_that_is_repeated_before_its_commit_is_there_once(query: Query) 
     query.check(0)
 
 
+def test_more_abandoned_transactions_than_one_request_names_are_all_aborted(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    real = sink_transaction._request_batch
+
+    def request(*named: Any, is_commit: bool) -> None:
+        *_, committed, aborted = named
+        asked.append(len(aborted) if is_commit else len(committed))
+        real(*named, is_commit=is_commit)
+
+    monkeypatch.setattr(sink_transaction, "ABORTS_PER_REQUEST", TASKS - 1)
+    monkeypatch.setattr(sink_transaction, "_request_batch", request)
+    lost = query.run_tasks(0)
+    query.commit(0, query.run_tasks(0))
+    assert asked == [TASKS - 1, len(lost) - TASKS + 1, 0]
+    query.check(0)
+
+
 def test_a_commit_of_a_replaced_driver_and_that_of_its_successor_are_one(query: Query) -> None:
     old, new = query.run_tasks(0), query.run_tasks(0)
     commit_batch(query.client(), query.query_id, 0, transactions(old))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from mansio.broker.coordinator.runtime import BATCH_OUTPUT_BYTES_MAX
+from mansio.broker.coordinator.transaction.batch_committer import IDS_BYTES_MAX, TRANSACTIONS_MAX
+from mansio.broker.coordinator.transaction.decision_store import to_record
 from mansio.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,
@@ -14,16 +19,23 @@ from mansio.errors import (
     MansioError,
     ProducerFenced,
 )
-from mansio.state.transactions.batch_decision import SINGLE_WRITE, TaskTransaction
+from mansio.state.transactions.batch_decision import (
+    NO_BATCH,
+    SINGLE_WRITE,
+    BatchDecision,
+    TaskTransaction,
+)
 from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
+from mansio.storage.timestamp_search import DECODED_BYTES_MAX
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
 from mansio.wire.internal_records.batch_decision_records import (
     decode_decision_key,
     decode_decision_value,
 )
-from unit.broker.groups_fixtures import VirtualScheduler
+from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 from unit.broker.transactions_fixtures import CoordinatorRoom, MarkerLog
 
 HOUR_MS = 3_600_000
@@ -389,7 +401,348 @@ def test_a_commit_that_waits_for_another_coordinator_can_be_repeated() -> None:
     check_each_committed(room, 1)
 
 
+# -- aborts and changes of the leader --------
+
+
+class DelayedAborts:
+    """The requests of one leader to abort transactions: they are under way until `arrive`."""
+
+    def __init__(self, room: CoordinatorRoom) -> None:
+        self.transactions: list[TaskTransaction] = []
+        self._real_end = room.ender.end
+        room.ender.end = self._end  # type: ignore[method-assign]
+
+    async def _end(self, transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if is_commit:
+            await self._real_end(transaction, is_commit=True)
+            return
+        self.transactions.append(transaction)
+        raise CoordinatorNotAvailable("the coordinator did not answer")
+
+    async def arrive(self, room: CoordinatorRoom) -> None:
+        late, self.transactions = self.transactions, []
+        for each in late:
+            with suppress(MansioError):
+                await room.coordinator.end(*each, is_commit=False, bumps_epoch=True)
+
+
+def deliver_before_commits(room: CoordinatorRoom, late: DelayedAborts) -> None:
+    """Let late requests arrive between the decision of a leader to commit and its first request to do so."""
+    real_end = room.ender.end
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if is_commit:
+            await late.arrive(room)
+        await real_end(transaction, is_commit=is_commit)
+
+    room.ender.end = end  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("origin", ["abort", "abandoned", "repeated batch"])
+def test_an_abort_that_arrives_after_a_change_of_the_leader_does_not_split_a_batch(origin: str) -> None:
+    room = CoordinatorRoom()
+    commit(room, 0, write_batch(room))
+    room.settle()
+    first, second = write_batch(room), write_batch(room, slot=1)
+    requests = {
+        "abort": lambda: room.batches.abort(QUERY, second[1:2]),
+        "abandoned": lambda: room.batches.commit(QUERY, 1, first, second[1:2]),
+        "repeated batch": lambda: room.batches.commit(QUERY, 0, second[1:2]),
+    }
+    late = DelayedAborts(room)
+    room.scheduler.start(requests[origin]())
+    room.settle(20)
+    assert late.transactions
+    before = 2 if origin == "abandoned" else 1
+    room = room.restarted()
+    deliver_before_commits(room, late)
+    with suppress(InvalidTxnState):
+        commit(room, 2, second)
+    room.settle(5_000)
+    room.run(late.arrive(room))
+    room.settle(5_000)
+    assert committed(room) == dict.fromkeys(PARTITIONS, before)
+    with pytest.raises(InvalidTxnState, match="batch 2 is not committed"):
+        commit(room, 2, second)
+    room.run(room.batches.abort(QUERY, [*first, *second]))
+    commit(room, 2, write_batch(room))
+    check_each_committed(room, before + 1)
+
+
+def test_no_abort_is_sent_before_it_is_stored() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    late = DelayedAborts(room)
+    partition = room.partitions[room.index(QUERY)]
+    partition.holds = True
+    room.scheduler.start(room.batches.abort(QUERY, batch))
+    room.settle(10_000)
+    assert not late.transactions
+    partition.holds = False
+    partition.sync()
+    room.settle(10)
+    assert late.transactions
+
+
+def test_stored_aborts_are_carried_out_by_the_next_leader_without_a_request_and_then_removed() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    DelayedAborts(room)
+    room.scheduler.start(room.batches.abort(QUERY, batch))
+    room.settle(100)
+    stored = room.coordinator.store.decisions.entries[QUERY].decision
+    assert stored.aborting == tuple(batch)
+    room = room.restarted()
+    check_each_committed(room, 0)
+    entry = room.coordinator.store.decisions.entries[QUERY]
+    assert entry.decision == BatchDecision(NO_BATCH, (), entry.decision.updated_ms)
+    commit(room, 0, write_batch(room))
+    check_each_committed(room, 1)
+
+
+def test_an_abort_stays_stored_until_each_transaction_is_ended() -> None:
+    room = CoordinatorRoom(batch_commit_wait_ms=1_000)
+    batch = write_batch(room)
+    real_end = room.ender.end
+    is_reachable = False
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if transaction == batch[1] and not is_reachable:
+            raise CoordinatorNotAvailable
+        await real_end(transaction, is_commit=is_commit)
+
+    room.ender.end = end  # type: ignore[method-assign]
+    with pytest.raises(CoordinatorNotAvailable):
+        room.run(room.batches.abort(QUERY, batch))
+    with pytest.raises(InvalidTxnState, match="is being aborted"):
+        commit(room, 0, batch)
+    with pytest.raises(CoordinatorNotAvailable):
+        commit(room, 0, write_batch(room, slot=1))
+    assert room.coordinator.store.decisions.entries[QUERY].decision.aborting == tuple(batch)
+    is_reachable = True
+    room.settle(5_000)
+    for _ in range(3):
+        room.run(room.batches.abort(QUERY, batch))
+    assert room.coordinator.store.decisions.entries[QUERY].decision.is_settled
+    assert not any(committed(room).values())
+
+
+def test_a_request_that_outlasts_its_leadership_decides_nothing() -> None:
+    """Another leader may have decided meanwhile, although this broker leads the partition again."""
+    room = CoordinatorRoom(cluster=True)
+    broker: Any = type("Broker", (), {"node_id": 0})()
+    room.coordinator.lookup.brokers = {0: broker, 1: broker}  # type: ignore[union-attr]
+    shared = [MemoryPartition(room.scheduler), MemoryPartition(room.scheduler)]
+    for index, partition in enumerate(shared):
+        partition.is_leadership_uncertain = False  # type: ignore[attr-defined]
+        room.coordinator.topic.lead(index, partition, 4)
+    room.settle()
+    transaction = write_task(room, 1)
+    index = room.index(QUERY)
+    assert room.index(transaction.transactional_id) != index
+    real_hold = room.ender.hold
+
+    async def hold(held: TaskTransaction) -> None:
+        room.coordinator.topic.resign(index)
+        room.coordinator.topic.lead(index, shared[index], 6)
+        await room.scheduler.sleep(100)
+        await real_hold(held)
+
+    room.ender.hold = hold  # type: ignore[method-assign]
+    with pytest.raises(CoordinatorNotAvailable, match="leader"):
+        commit(room, 0, [transaction])
+    assert not room.coordinator.store.decisions.entries
+    room.ender.hold = real_hold  # type: ignore[method-assign]
+    commit(room, 0, [transaction])
+    room.settle()
+    assert committed(room)[PARTITIONS[1]] == 1
+
+
+def test_aborts_with_a_batch_need_no_further_flush() -> None:
+    room = CoordinatorRoom()
+    first = write_task(room, 1)
+    index = room.index(QUERY)
+    slot = next(each for each in range(1, 9) if room.index(f"{QUERY}-1-{each}") != index)
+    abandoned = write_task(room, 1, slot=slot)
+    assert room.index(first.transactional_id) != index
+    partition = room.partitions[index]
+    before = partition.urgent_appends
+    commit(room, 0, [first])
+    room.settle()
+    assert partition.urgent_appends - before == 2, "the decision and its end"
+    second = write_task(room, 1)
+    before = partition.urgent_appends
+    commit(room, 1, [second], [abandoned])
+    room.settle()
+    assert partition.urgent_appends - before == 2
+    third = write_task(room, 1)
+    before = partition.urgent_appends
+    room.run(room.batches.abort(QUERY, [third]))
+    room.settle()
+    assert partition.urgent_appends - before == 1
+
+
+# -- transactions whose time may have ended before the decision was carried out --------
+
+
+def late_decision(age_ms: int, *, failures: int) -> None:
+    """A decision is stored, its transactions are ended, and a leader carries it out `age_ms` later: its first attempts
+    fail."""
+    room = CoordinatorRoom(held_ms_max=HOUR_MS)
+    transaction = write_task(room, 1)
+
+    async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
+        raise CoordinatorNotAvailable
+
+    room.ender.end = fail  # type: ignore[method-assign]
+    room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
+    room.settle(100)
+    room.batches.close()
+    producer = (transaction.producer_id, transaction.producer_epoch)
+    room.end(producer, is_commit=True, name=transaction.transactional_id)
+    room.settle(100)
+    room.begin(transaction.transactional_id)
+    room.settle(age_ms)
+    scheduler = VirtualScheduler()
+    scheduler.now_ms = room.scheduler.now_ms
+    room.markers.scheduler = scheduler
+    partitions = [each.after_power_loss(scheduler) for each in room.partitions]
+    undecided = partitions[room.index(QUERY)]
+    undecided.high_watermark, undecided.holds = 0, True
+    room = CoordinatorRoom(
+        scheduler=scheduler, markers=room.markers, partitions=partitions, held_ms_max=HOUR_MS
+    )
+    real_end = room.ender.end
+    errors = [CoordinatorNotAvailable() for _ in range(failures)]
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if errors:
+            raise errors.pop()
+        await real_end(transaction, is_commit=is_commit)
+
+    room.ender.end = end  # type: ignore[method-assign]
+    undecided.holds = False
+    undecided.sync()
+    room.settle(5_000)
+    assert not errors
+    assert room.coordinator.store.decisions.entries[QUERY].decision.is_settled
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_a_decision_that_was_carried_out_too_late_is_reported(
+    caplog: pytest.LogCaptureFixture, failures: int
+) -> None:
+    late_decision(HOUR_MS // 2 - 60_000, failures=failures)
+    assert "batch_may_be_committed_in_part" not in caplog.messages
+    late_decision(HOUR_MS // 2, failures=failures)
+    assert "batch_may_be_committed_in_part" in caplog.messages
+
+
+def test_a_transaction_that_this_process_has_committed_is_not_ended_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The transactional id of the first task is in use again before that of the second can be reached."""
+    room = CoordinatorRoom(held_ms_max=HOUR_MS)
+    batch = [write_task(room, 0), write_task(room, 1)]
+    real_end = room.ender.end
+    reachable_from_ms = room.scheduler.wall_ms() + HOUR_MS * 0.6
+    ended = []
+
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
+        if transaction == batch[1] and room.scheduler.wall_ms() < reachable_from_ms:
+            raise CoordinatorNotAvailable
+        await real_end(transaction, is_commit=is_commit)
+        ended.append(transaction)
+
+    room.ender.end = end  # type: ignore[method-assign]
+    room.scheduler.start(room.batches.commit(QUERY, 0, batch))
+    room.settle(1_000)
+    room.begin(batch[0].transactional_id)
+    room.settle(HOUR_MS * 0.7)
+    assert ended == batch
+    assert committed(room) == {("a", 0): 1, ("a", 1): 1, ("b", 0): 0}
+    assert not room.coordinator.store.decisions.entries[QUERY].ended
+    assert "batch_may_be_committed_in_part" not in caplog.messages
+
+
 # -- bounds --------
+
+
+@pytest.mark.parametrize("named", ["transactions", "abandoned", "aborted"])
+@pytest.mark.parametrize(
+    ("count", "bytes_each", "message"),
+    [
+        (TRANSACTIONS_MAX + 1, 1, "100001"),
+        (1_000, 16_800, "bytes; the maximum is"),
+        (1, 0, "empty"),
+        (1, 32_768, "too long"),
+    ],
+)
+def test_a_batch_that_no_decision_can_name_is_refused_before_anything_is_done(
+    named: str, count: int, bytes_each: int, message: str
+) -> None:
+    room = CoordinatorRoom()
+    many = [TaskTransaction("i" * bytes_each, number, 0) for number in range(count)]
+    requests = {
+        "transactions": lambda: room.batches.commit(QUERY, 0, many),
+        "abandoned": lambda: room.batches.commit(QUERY, 0, [], many),
+        "aborted": lambda: room.batches.abort(QUERY, many),
+    }
+    with pytest.raises(InvalidRequest, match=message):
+        room.run(requests[named]())
+    assert not room.partitions, "not even the topic was created"
+
+
+def test_the_largest_decision_can_be_loaded_and_compacted_and_its_request_fits_into_a_frame() -> None:
+    id_bytes = IDS_BYTES_MAX // TRANSACTIONS_MAX
+    most = tuple(TaskTransaction("i" * id_bytes, 2**63 - 1, 2**15 - 1) for _ in range(TRANSACTIONS_MAX))
+    key, value = to_record("q" * 1_000, BatchDecision(2**63 - 1, most, 2**63 - 1, most))
+    assert len(build_batch([(2**63 - 1, key, value, ())])) <= min(BATCH_OUTPUT_BYTES_MAX, DECODED_BYTES_MAX)
+    named = [each._asdict() for each in most]
+    request = {"query_id": "q", "batch_id": 0, "committed": True, "transactions": named, "abandoned": named}
+    frame = messages.encode_request(ApiKey.COMMIT_BATCH, 0, 0, "c", request)
+    assert len(frame) <= 100 << 20, "the default of socket_request_max_bytes"
+
+
+def test_a_batch_of_the_most_tasks_is_committed_and_one_decision_stored() -> None:
+    room = CoordinatorRoom()
+    commit(room, 0, [])
+    most = [TaskTransaction(f"mansio-spark:{QUERY}:{task}:0", task, 0) for task in range(TRANSACTIONS_MAX)]
+    ended: Counter[bool] = Counter()
+
+    async def hold(_: TaskTransaction) -> None:
+        return None
+
+    async def end(_: TaskTransaction, *, is_commit: bool) -> None:
+        ended[is_commit] += 1
+
+    room.ender.hold, room.ender.end = hold, end  # type: ignore[method-assign]
+    commit(room, 1, most[1:], most[:1])
+    room.settle()
+    assert ended == {True: TRANSACTIONS_MAX - 1, False: 1}
+    decisions = room.restarted().coordinator.store.decisions.entries
+    assert (decisions[QUERY].decision.batch_id, decisions[QUERY].decision.is_settled) == (1, True)
+
+
+def test_the_id_before_all_batches_is_refused() -> None:
+    room = CoordinatorRoom()
+    with pytest.raises(InvalidRequest):
+        commit(room, NO_BATCH, [])
+
+
+def test_queries_that_are_refused_because_of_the_limit_can_abort_what_they_have_written() -> None:
+    room = CoordinatorRoom(queries_max=1)
+    commit(room, 0, [write_task(room, 0)])
+    refused = [write_task(room, 1)]
+    with pytest.raises(CoordinatorNotAvailable):
+        room.run(room.batches.commit("another", 0, refused))
+    room.run(room.batches.abort("another", refused))
+    third = [write_task(room, 2)]
+    with pytest.raises(CoordinatorNotAvailable):
+        room.run(room.batches.abort("third", third))
+    room.settle(3 * HOUR_MS)
+    room.run(room.batches.abort("third", third))
+    assert not room.coordinator.store.ongoing
 
 
 def test_hundreds_of_batches_leave_one_decision_and_the_slots_of_the_tasks() -> None:

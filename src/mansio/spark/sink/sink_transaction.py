@@ -48,6 +48,9 @@ SLOTS_MAX: Final = 64
 """Maximum number of slots of one task that may be prepared at the same time."""
 END_TIMEOUT_MS: Final = 60_000
 """Time for which an end or a commit is retried."""
+ABORTS_PER_REQUEST: Final = 10_000
+"""Maximum number of transactions that one request names to abort them: it has to be carried out in `END_TIMEOUT_MS`,
+and a broker accepts at most ten times as many."""
 CONCURRENT_DESCRIBES_MAX: Final = 100
 ABORT_TIMEOUT_MS: Final = 5_000
 """Time for which a task that fails tries to abort its transaction; later its timeout aborts it."""
@@ -173,12 +176,17 @@ def commit_batch(
 ) -> None:
     """Commit the transactions of a batch, all or none, and abort the abandoned ones. If the batch was committed before,
     all these are aborted. Raises the brokers' errors."""
+    if len(abandoned) > ABORTS_PER_REQUEST:
+        abort_batch(client, query_id, abandoned)
+        abandoned = ()
     _request_batch(client, query_id, batch_id, transactions, abandoned, is_commit=True)
 
 
 def abort_batch(client: SyncClient, query_id: str, transactions: Sequence[ProducerEpoch]) -> None:
     """Abort transactions, except those that the brokers have decided to commit. Raises the brokers' errors."""
-    _request_batch(client, query_id, 0, transactions, (), is_commit=False)
+    for at in range(0, len(transactions), ABORTS_PER_REQUEST):
+        part = transactions[at : at + ABORTS_PER_REQUEST]
+        _request_batch(client, query_id, 0, part, (), is_commit=False)
 
 
 def open_transactions(

@@ -9,6 +9,10 @@ Invariants:
   to be carried out.
 * A stored decision is carried out to its end, by the next leader of the partition, too.
 * A batch that is decided already keeps its decision; other transactions that a repeated request names are aborted.
+* A request to abort a transaction is sent only when the log has the transaction as one that is being aborted, and this
+  is removed only when the transaction is ended: such a request may arrive late, after a change of the leader, and no
+  leader may have decided to commit the transaction by then.
+* What a request decides is stored only while the leadership lasts in which it read the last decision.
 * One request or one completion per query is processed at a time; another request gets `ConcurrentTransactions`.
 """
 
@@ -49,10 +53,15 @@ logger = logging.getLogger(__name__)
 
 FINISH_BACKOFF: Final = Backoff(50, 2_000, jitter=0)
 """Pauses between two attempts to end the transactions of a decision."""
-ABORT_ATTEMPTS_MAX: Final = 5
 CONCURRENT_ENDS_MAX: Final = 100
 """Maximum number of transactions that are held or ended at the same time."""
 QUERY_ID_BYTES_MAX: Final = 1_000
+TRANSACTIONS_MAX: Final = 100_000
+"""Maximum number of transactions of a batch, and of those that one request aborts."""
+IDS_BYTES_MAX: Final = 8 << 20
+"""Maximum size of the transactional ids of either. A decision is one record: the log cleaner must be able to decode it,
+because a decision that it keeps would be loaded again when the query has expired."""
+TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 EXPIRED_PER_BATCH: Final = 1_000
 
 ENDED: Final = (ProducerFenced, InvalidProducerIdMapping, InvalidTxnState)
@@ -108,31 +117,39 @@ class BatchCommitter:
         already, the transactions that are not in its decision are aborted, as `abandoned` always are. Returns when all
         transactions are ended.
 
-        Raises `InvalidTxnState` if a transaction is not held and cannot be held, or if a later batch is decided; none
-        is committed then."""
+        Raises `InvalidTxnState` if a transaction is not held and cannot be held, or is being aborted, or if a later
+        batch is decided, and `InvalidRequest` for too many transactions; none is committed then."""
+        if batch_id <= batch_decision.NO_BATCH:
+            raise InvalidRequest(f"{batch_id} is not the id of a batch")
+        _check_size(transactions, "transactions")
+        _check_size(abandoned, "abandoned transactions")
         with self._processing(query_id), coordinator_errors():
             await self._store.topic.ensure_topic_exists()
+            epoch = self._leader_epoch(query_id)
             known = await self._known_decision(query_id)
-            self._check_count(query_id)
+            batch_decision.check_batch(known, batch_id, transactions)
+            self._check_count(query_id, self._settings.queries_max)
+            await self._wait_until_settled(query_id)
+            current = self._decision(query_id, epoch)
             now_ms = self._clock.wall_ms()
-            await self._wait_until_finished(query_id)
-            decided = batch_decision.decide(self._decision(query_id), batch_id, transactions, now_ms=now_ms)
-            is_new = known is None or known.batch_id != batch_id
-            if is_new:
-                await self._hold_all(batch_id, transactions)
-                await self._append(query_id, decided)
-                await self._wait_until_finished(query_id)
-                known = decided
-            await self._abort(batch_decision.newcomers(known, [*transactions, *abandoned]))
+            decided = batch_decision.decide(current, batch_id, transactions, abandoned, now_ms=now_ms)
+            if decided is current:
+                await self._abort(query_id, epoch, known, [*transactions, *abandoned])
+                return
+            await self._hold_all(batch_id, transactions)
+            await self._append(query_id, epoch, decided)
+            await self._wait_until_settled(query_id)
 
     async def abort(self, query_id: str, transactions: Sequence[TaskTransaction]) -> None:
         """Abort the transactions that the decision about the query's last batch does not commit. Returns when all
-        transactions are ended, those of that decision, too."""
+        transactions are ended, those of that decision, too. Raises `InvalidRequest` for too many transactions."""
+        _check_size(transactions, "transactions")
         with self._processing(query_id), coordinator_errors():
             await self._store.topic.ensure_topic_exists()
+            epoch = self._leader_epoch(query_id)
             known = await self._known_decision(query_id)
-            await self._wait_until_finished(query_id)
-            await self._abort(batch_decision.newcomers(known, transactions))
+            await self._wait_until_settled(query_id)
+            await self._abort(query_id, epoch, known, transactions)
 
     # ------------------------------------------------------------------ steps
 
@@ -143,22 +160,33 @@ class BatchCommitter:
             raise ConcurrentTransactions("another request of the query is being processed")
         return _Processing(self._busy, query_id)
 
-    def _check_count(self, query_id: str) -> None:
+    def _check_count(self, query_id: str, count_max: int) -> None:
         decisions = self._store.decisions.entries
-        if query_id not in decisions and len(decisions) >= self._settings.queries_max:
-            raise CoordinatorNotAvailable(f"there are {self._settings.queries_max} queries")
+        if query_id not in decisions and len(decisions) >= count_max:
+            raise CoordinatorNotAvailable(f"there are {count_max} queries")
+
+    def _leader_epoch(self, query_id: str) -> int:
+        return self._store.topic.leader_epoch_of(self._store.partition_for(query_id))
 
     async def _known_decision(self, query_id: str) -> BatchDecision | None:
         """Return the decision about the query's last batch when it is committed."""
-        known = self._decision(query_id)
+        entry = self._store.find_decision(query_id)
+        known = None if entry is None else entry.decision
         await self._store.topic.wait_until_committed(self._store.partition_for(query_id))
         return known
 
-    def _decision(self, query_id: str) -> BatchDecision | None:
+    def _decision(self, query_id: str, epoch: int) -> BatchDecision | None:
+        self._check_leader_epoch(query_id, epoch)
         entry = self._store.find_decision(query_id)
         return None if entry is None else entry.decision
 
-    async def _append(self, query_id: str, decision: BatchDecision) -> None:
+    def _check_leader_epoch(self, query_id: str, epoch: int) -> None:
+        """Raise `CoordinatorNotAvailable` if another broker may have decided since this epoch began."""
+        if self._leader_epoch(query_id) != epoch:
+            raise CoordinatorNotAvailable("the leader of the query's partition has changed")
+
+    async def _append(self, query_id: str, epoch: int, decision: BatchDecision) -> None:
+        self._check_leader_epoch(query_id, epoch)
         index = self._store.partition_for(query_id)
         await self._store.topic.append(index, [to_record(query_id, decision)])
 
@@ -173,23 +201,23 @@ class BatchCommitter:
                 f"batch {batch_id} is not committed: the transaction of a task has ended ({error.message})"
             ) from error
 
-    async def _abort(self, transactions: Sequence[TaskTransaction]) -> None:
-        left = list(transactions)
-        for attempt in range(1, ABORT_ATTEMPTS_MAX + 1):
-            errors = await self._run_all(
-                [self._ender.end(each, is_commit=False) for each in left], "abort transactions"
-            )
-            failed = [
-                (each, error)
-                for each, error in zip(left, errors, strict=True)
-                if error is not None and not isinstance(error, ENDED)
-            ]
-            if not failed:
-                return
-            left = [each for each, _ in failed]
-            if attempt == ABORT_ATTEMPTS_MAX:
-                raise CoordinatorNotAvailable(f"transactions are not aborted yet: {failed[0][1].message}")
-            await self._scheduler.sleep(FINISH_BACKOFF.delay_ms(attempt))
+    async def _abort(
+        self,
+        query_id: str,
+        epoch: int,
+        known: BatchDecision | None,
+        transactions: Sequence[TaskTransaction],
+    ) -> None:
+        """Store that the transactions which `known` does not name are being aborted, then wait until they are ended."""
+        aborting = batch_decision.newcomers(known, transactions)
+        if not aborting:
+            return
+        # A query that is refused because of too many others can still abort what it has written.
+        self._check_count(query_id, 2 * self._settings.queries_max)
+        current = self._decision(query_id, epoch)
+        now_ms = self._clock.wall_ms()
+        await self._append(query_id, epoch, batch_decision.start_aborts(current, aborting, now_ms=now_ms))
+        await self._wait_until_settled(query_id)
 
     async def _run_all(self, work: list[Coroutine[Any, Any, None]], name: str) -> list[MansioError | None]:
         errors: list[MansioError | None] = []
@@ -200,9 +228,9 @@ class BatchCommitter:
     # ------------------------------------------------------------------ completion of a decision
 
     def _resume(self, entries: list[DecisionEntry]) -> None:
-        """Carry out the decisions of a partition that was loaded."""
+        """Carry out the decisions and aborts of a partition that was loaded."""
         for entry in entries:
-            if not entry.decision.is_finished:
+            if not entry.decision.is_settled:
                 self._start_finishing(entry)
 
     def _start_finishing(self, entry: DecisionEntry) -> None:
@@ -210,12 +238,13 @@ class BatchCommitter:
             entry.is_finishing = True
             self._scheduler.spawn(self._finish(entry), name=f"commit batch of {entry.query_id}")
 
-    async def _wait_until_finished(self, query_id: str) -> None:
-        """Wait until all transactions of the last decision are ended, up to `batch_commit_wait_ms`. Raises
+    async def _wait_until_settled(self, query_id: str) -> None:
+        """Wait until all transactions that the query names are ended, up to `batch_commit_wait_ms`. Raises
         `CoordinatorNotAvailable`, also if another broker decides about the query now."""
         entry = self._store.find_decision(query_id)
-        if entry is None or entry.decision.is_finished:
+        if entry is None or entry.decision.is_settled:
             return
+        has_aborts = bool(entry.decision.aborting)
         self._start_finishing(entry)
         promise: Promise[None] = self._scheduler.promise()
         entry.waiters.append(promise)
@@ -226,21 +255,22 @@ class BatchCommitter:
             timer.cancel()
             if promise in entry.waiters:
                 entry.waiters.remove(promise)
-        if not self._has_finished(entry):
-            raise CoordinatorNotAvailable("transactions of the batch are not ended yet")
-        await self._store.topic.wait_until_committed(entry.index)
+        if not self._has_settled(entry):
+            raise CoordinatorNotAvailable("transactions of the query are not ended yet")
+        if not has_aborts:  # their removal is not flushed by itself
+            await self._store.topic.wait_until_committed(entry.index)
 
     def _is_loaded(self, entry: DecisionEntry) -> bool:
         return not self._closed and self._store.decisions.entries.get(entry.query_id) is entry
 
-    def _has_finished(self, entry: DecisionEntry) -> bool:
-        return self._is_loaded(entry) and entry.decision.is_finished
+    def _has_settled(self, entry: DecisionEntry) -> bool:
+        return self._is_loaded(entry) and entry.decision.is_settled
 
     async def _finish(self, entry: DecisionEntry) -> None:
-        """End the transactions of a decision, then store that it is finished."""
+        """End the transactions of a decision, then those that are to be aborted, and store that each is done."""
         failures = 0
         try:
-            while self._is_loaded(entry) and not entry.decision.is_finished:
+            while self._is_loaded(entry) and not entry.decision.is_settled:
                 try:
                     await self._finish_once(entry, entry.decision)
                     continue
@@ -251,26 +281,69 @@ class BatchCommitter:
                     reason = error
                 failures += 1
                 known = fields(query=entry.query_id, batch=entry.decision.batch_id, reason=reason)
-                logger.warning("batch_not_committed_yet", extra=known)
+                is_aborting = entry.decision.is_finished
+                logger.warning(
+                    "batch_not_aborted_yet" if is_aborting else "batch_not_committed_yet", extra=known
+                )
                 await self._scheduler.sleep(FINISH_BACKOFF.delay_ms(failures))
         finally:
             entry.is_finishing = False
 
     async def _finish_once(self, entry: DecisionEntry, decision: BatchDecision) -> None:
         await self._store.topic.wait_until_committed(entry.index)
-        transactions = decision.transactions
+        is_commit = not decision.is_finished
+        await self._end_all(entry, decision, is_commit=is_commit)
+        if not self._is_loaded(entry) or entry.decision is not decision:
+            return
+        if is_commit:
+            finished = batch_decision.finish(decision, now_ms=self._clock.wall_ms())
+            await self._store.topic.append(entry.index, [to_record(entry.query_id, finished)])
+        else:
+            record = to_record(entry.query_id, batch_decision.finish_aborts(decision))
+            self._store.topic.append_without_flush(entry.index, [record])
+
+    async def _end_all(self, entry: DecisionEntry, decision: BatchDecision, *, is_commit: bool) -> None:
+        """End the transactions that a decision commits, or those that it aborts. Raises an error after which those that
+        are left are to be tried again."""
+        named = decision.transactions if is_commit else decision.aborting
+        left = [each for each in named if each not in entry.ended]
         errors = await self._run_all(
-            [self._ender.end(each, is_commit=True) for each in transactions], "commit transactions"
+            [self._ender.end(each, is_commit=is_commit) for each in left], "end transactions of a batch"
         )
-        for transaction, error in zip(transactions, errors, strict=True):
-            if error is None or isinstance(error, ProducerFenced | InvalidProducerIdMapping):
-                continue  # a later epoch: committed before a crash, and its transactional id is in use again
-            if not isinstance(error, InvalidTxnState):
-                raise error
-            known = fields(query=entry.query_id, transactional_id=transaction.transactional_id, reason=error)
-            logger.error("transaction_of_batch_was_aborted", extra=known)
-        if self._is_loaded(entry) and entry.decision is decision:
-            await self._append(entry.query_id, batch_decision.finish(decision, now_ms=self._clock.wall_ms()))
+        replaced, failure = [], None
+        for transaction, error in zip(left, errors, strict=True):
+            if error is not None and not isinstance(error, ENDED):
+                failure = failure or error
+                continue
+            entry.ended.add(transaction)
+            if error is None or not is_commit:
+                continue
+            if isinstance(error, InvalidTxnState):
+                known = fields(
+                    query=entry.query_id, transactional_id=transaction.transactional_id, reason=error
+                )
+                logger.error("transaction_of_batch_was_aborted", extra=known)
+            else:
+                replaced.append(transaction)
+        self._check_age(entry, decision, replaced)
+        if failure is not None:
+            raise failure
+
+    def _check_age(
+        self, entry: DecisionEntry, decision: BatchDecision, replaced: Sequence[TaskTransaction]
+    ) -> None:
+        """Log an error if transactions whose producers have a later epoch may have been aborted because their time was
+        over. Otherwise each was committed before a crash, and its transactional id is in use again."""
+        age_ms = self._clock.wall_ms() - decision.updated_ms
+        if replaced and age_ms >= self._settings.held_ms_max // 2:
+            known = fields(
+                query=entry.query_id,
+                batch=decision.batch_id,
+                transactional_id=replaced[0].transactional_id,
+                transactions=len(replaced),
+                age_ms=age_ms,
+            )
+            logger.error("batch_may_be_committed_in_part", extra=known)
 
     # ------------------------------------------------------------------ expiry
 
@@ -307,6 +380,21 @@ class _Processing:
 
     def __exit__(self, *_: object) -> None:
         self._busy.discard(self._query_id)
+
+
+def _check_size(transactions: Sequence[TaskTransaction], name: str) -> None:
+    """Raise `InvalidRequest` for transactions that a decision cannot have."""
+    if len(transactions) > TRANSACTIONS_MAX:
+        raise InvalidRequest(
+            f"the batch has {len(transactions)} {name}, one of each task; the maximum is {TRANSACTIONS_MAX}"
+        )
+    sizes = [len(each.transactional_id.encode()) for each in transactions]
+    if not all(0 < each <= TRANSACTIONAL_ID_BYTES_MAX for each in sizes):
+        raise InvalidRequest("a transactional id is empty or too long")
+    if sum(sizes) > IDS_BYTES_MAX:
+        raise InvalidRequest(
+            f"the ids of the batch's {len(transactions)} {name} have {sum(sizes)} bytes; the maximum is {IDS_BYTES_MAX}"
+        )
 
 
 def _complete_promise(promise: Promise[None]) -> None:

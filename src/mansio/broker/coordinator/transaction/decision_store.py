@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 class DecisionEntry:
     """A query on the broker that decides about its batches. `waiters`: promises that are completed when the decision is
-    finished or the entry is unloaded. `is_finishing`: a task ends the transactions."""
+    settled or the entry is unloaded. `is_finishing`: a task ends the transactions. `ended`: those of the decision's
+    transactions that it has ended."""
 
-    __slots__ = ("decision", "index", "is_finishing", "query_id", "waiters")
+    __slots__ = ("decision", "ended", "index", "is_finishing", "query_id", "waiters")
 
     def __init__(self, query_id: str, index: int, decision: BatchDecision) -> None:
         self.query_id = query_id
         self.index = index
         self.decision = decision
         self.is_finishing = False
+        self.ended: set[TaskTransaction] = set()
         self.waiters: list[Promise[None]] = []
 
 
@@ -52,13 +54,17 @@ class DecisionStore:
             return
         found = decode_decision_value(value)
         decision = BatchDecision(
-            found.batch_id, tuple(TaskTransaction(*each) for each in found.transactions), found.updated_ms
+            found.batch_id,
+            tuple(TaskTransaction(*each) for each in found.transactions),
+            found.updated_ms,
+            tuple(TaskTransaction(*each) for each in found.aborting),
         )
         if entry is None:
             entry = DecisionEntry(query_id, index, decision)
             self.entries[query_id] = self._by_partition[index][query_id] = entry
         entry.decision = decision
-        if decision.is_finished:
+        if decision.is_settled:
+            entry.ended.clear()
             _wake(entry)
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
@@ -86,7 +92,7 @@ class DecisionStore:
 
 def to_record(query_id: str, decision: BatchDecision) -> tuple[bytes, bytes]:
     """Return key and value of the record of a decision."""
-    value = DecisionValue(decision.batch_id, decision.updated_ms, decision.transactions)
+    value = DecisionValue(decision.batch_id, decision.updated_ms, decision.transactions, decision.aborting)
     return encode_decision_key(query_id), encode_decision_value(value)
 
 
