@@ -58,7 +58,8 @@ STATES: Final = (
 WAITING_RETRY_MS: Final = 5_000
 """How long `terminate` repeats its request for a transaction that waits for a decision, which a broker may refuse."""
 NEW_TIMEOUT_MS: Final = 1
-"""A timeout that every broker accepts: that of a transactional id after such a transaction was terminated, until its next producer asks for another."""
+"""Timeout of a transactional id after such a transaction was terminated, until its next producer asks for another one;
+every broker allows it."""
 
 OPEN_STATES: Final = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
 """States in which partitions may have an open transaction."""
