@@ -176,7 +176,7 @@ class BrokerRuntime:
             close_partitions=self._close_partitions_of,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
         )
-        self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random)
+        self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random, host_ports.scheduler)
         self.retention = RetentionManager(
             self.partitions,
             clock=host_ports.clock,

@@ -1,19 +1,22 @@
 """Producer-id allocation in blocks from the metadata store.
 
-Invariant: a broker reserves a block of ids by compare-and-set before it assigns any of them, so that no id is ever
-assigned twice in a cluster. Ids of a block that are unassigned when the broker stops or crashes are not used.
+Invariants:
+* A broker reserves a block of ids by compare-and-set before it assigns any of them, so that no id is ever assigned
+  twice in a cluster. Ids of a block that are unassigned when the broker stops or crashes are not used.
+* A broker reserves one block at a time: callers that need one meanwhile wait for it.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import ConcurrentChange
+from mansio.errors import ConcurrentChange, MansioError
 from mansio.metadata.metadata_store import Compare, Put, decode, encode, transact_resolving_ambiguity
 
 if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Keys, MetadataStore
-    from mansio.ports import Random
+    from mansio.ports import Promise, Random, Scheduler
 
 ATTEMPTS_MAX: Final = 20
 """How often a block is requested if other brokers reserve blocks concurrently."""
@@ -24,9 +27,12 @@ IDS_PER_BLOCK: Final = 1000
 class ProducerIdAllocator:
     """Assigns producer ids from blocks that are reserved for this broker."""
 
-    __slots__ = ("_block_end", "_key", "_next_id", "_random", "_store")
+    __slots__ = ("_block_end", "_key", "_next_id", "_random", "_reserved", "_scheduler", "_store")
 
-    def __init__(self, store: MetadataStore, keys: Keys, random: Random) -> None:
+    def __init__(self, store: MetadataStore, keys: Keys, random: Random, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._reserved: Promise[None] | None = None
+        """Completed when the reservation that is in progress has ended."""
         self._store = store
         self._key = keys.producer_ids
         self._random = random
@@ -36,13 +42,31 @@ class ProducerIdAllocator:
     async def new_producer_id(self) -> int:
         """Return a producer id that was never assigned before. Raises `ConcurrentChange`, `StorageError`,
         `Unavailable`."""
-        if self._next_id == self._block_end:
-            first = await self.take_block(IDS_PER_BLOCK)
-            if self._next_id == self._block_end:  # no other caller took a block meanwhile
-                self._next_id, self._block_end = first, first + IDS_PER_BLOCK
+        while self._next_id == self._block_end:
+            if self._reserved is None:
+                await self._reserve()
+            else:
+                await self._reserved
         producer_id = self._next_id
         self._next_id += 1
         return producer_id
+
+    async def _reserve(self) -> None:
+        reserved = self._reserved = self._scheduler.promise()
+        error: MansioError | None = None
+        try:
+            first = await self.take_block(IDS_PER_BLOCK)
+            self._next_id, self._block_end = first, first + IDS_PER_BLOCK
+        except MansioError as failure:
+            error = failure
+            raise
+        finally:
+            self._reserved = None
+            if error is None:  # or the caller was cancelled: one of those that wait reserves the next block
+                reserved.set_result(None)
+            else:
+                reserved.set_exception(error)
+                reserved.add_done_callback(_retrieve)
 
     async def take_block(self, count: int) -> int:
         """Reserve `count` consecutive ids for this broker; return the first. Raises `ConcurrentChange`, `StorageError`,
@@ -59,3 +83,9 @@ class ProducerIdAllocator:
             except ConcurrentChange:
                 continue
         raise ConcurrentChange(f"other brokers reserved producer ids concurrently in {ATTEMPTS_MAX} attempts")
+
+
+def _retrieve(reserved: Promise[None]) -> None:
+    """Retrieve the error of a reservation for which no caller may have waited."""
+    with suppress(MansioError):
+        reserved.result()
