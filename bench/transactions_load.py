@@ -42,7 +42,8 @@ class CountedProducer:
         shared = {
             "bootstrap.servers": f"127.0.0.1:{port}",
             "batch.num.messages": BATCH,
-            "linger.ms": 5,
+            # Longer, and librdkafka waits for it after each AddPartitionsToTxn, although the batches are full.
+            "linger.ms": 0,
             "enable.idempotence": True,
             "queue.buffering.max.messages": 1_000_000,
             "statistics.interval.ms": STATISTICS_MS,
