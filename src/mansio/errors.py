@@ -282,9 +282,6 @@ class TransactionalIdAuthorizationFailed(RequestError):
 class TransactionalIdMissing(TransactionalIdAuthorizationFailed):
     """A transactional batch is in a request that names no transactional id."""
 
-    grpc_status = RequestError.grpc_status
-    http_status = RequestError.http_status
-
 
 class InvalidProducerIdMapping(RequestError):
     """The producer id does not belong to this transactional id."""
