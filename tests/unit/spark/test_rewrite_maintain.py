@@ -86,7 +86,9 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
         # Until files are deleted: that takes a batch after a rewrite, because two snapshots are kept.
         while (batches < BATCHES or not (sum(runs) > 0 and len(reads) > 2)) and not is_over.is_set():
             assert time.monotonic() < deadline, f"{batches} batches, {len(runs)} runs, {len(reads)} reads"
-            if batches >= BATCHES:  # one after another, or rewrites and batches refuse each other for too long
+            if (
+                batches >= BATCHES
+            ):  # one after another, or rewrites and batches refuse each other for too long
                 run_count = len(runs)
                 while len(runs) < run_count + 4 and not is_over.is_set():
                     time.sleep(0.01)
