@@ -85,13 +85,18 @@ class ExchangeReader:
     async def _pump(self, consumer: Consumer, bindings: list[Binding]) -> None:
         while not consumer.is_closed:
             try:
-                for record in await consumer.poll():
-                    self._add(message_of(record, 1), bindings)
-            except InvalidRecord as error:
-                logger.warning("queue %s: message dropped: %s", self.source.queue, error)
+                records = await consumer.poll()
             except MansioError as error:
                 logger.warning("queue %s: %s", self.source.queue, error)
                 await asyncio.sleep(FAILURE_PAUSE_S)
+                continue
+            for record in records:
+                try:
+                    self._add(message_of(record, 1), bindings)
+                except InvalidRecord as error:
+                    logger.warning("queue %s: message dropped: %s", self.source.queue, error)
+                except Exception:
+                    logger.exception("queue %s: message dropped", self.source.queue)
 
     def _add(self, payload: dict[str, object], bindings: list[Binding]) -> None:
         properties = payload["properties"]

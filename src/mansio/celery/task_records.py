@@ -125,8 +125,11 @@ def priority_of(priority: object) -> str | None:
 
 def _load(record: Message, name: str) -> dict[str, Any]:
     try:
-        found = loads(_text(record, name))
-    except (ValueError, TypeError, RecursionError) as error:
+        text = _text(record, name)
+        found = loads(text)
+    except InvalidRecord:
+        raise
+    except Exception as error:  # kombu's decoders of types raise what they like
         raise InvalidRecord(f"header {name}: not JSON of kombu") from error
     if not isinstance(found, dict):
         raise InvalidRecord(f"header {name}: not a JSON object")

@@ -128,4 +128,11 @@ BATCH_COMMIT_DEFECTS = (
         "commit_batch(client, query_id, batch_id, transactions)",
         (f"{SINK}::test_both_attempts_of_a_task_write_and_one_counts",),
     ),
+    Defect(
+        "decision whose commit was late is not carried out",
+        "broker/coordinator/transaction/batch_committer.py",
+        "if entry is not None and not entry.decision.is_settled:",
+        "if False:",
+        (f"{COMMITS}::test_a_decision_whose_commit_was_late_is_carried_out_without_another_request",),
+    ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mansio.broker.coordinator.runtime import BATCH_OUTPUT_BYTES_MAX
+from mansio.broker.coordinator.transaction import batch_committer
 from mansio.broker.coordinator.transaction.batch_committer import IDS_BYTES_MAX, TRANSACTIONS_MAX
 from mansio.broker.coordinator.transaction.decision_store import to_record
 from mansio.errors import (
@@ -17,6 +18,7 @@ from mansio.errors import (
     InvalidRequest,
     InvalidTxnState,
     MansioError,
+    NotEnoughReplicasAfterAppend,
     ProducerFenced,
 )
 from mansio.state.transactions.batch_decision import (
@@ -871,3 +873,102 @@ def test_a_decision_is_stored_under_a_key_version_that_kafka_does_not_know() -> 
     assert [each.batch_id for each in found] == [3, 3]
     assert found[0].transactions == tuple(tuple(each) for each in batch)
     assert found[1].transactions == ()
+
+
+# -- what must not stop a query --------
+
+
+class UncommittedLog:
+    """Lets the commit of the next records of `__transaction_state` fail, although they are in the log: the in-sync
+    replicas were too few for a moment."""
+
+    def __init__(self, room: CoordinatorRoom) -> None:
+        self._room = room
+        self._append = room.coordinator.topic.append
+
+    def __enter__(self) -> None:
+        def append(*arguments: Any, **named: Any) -> Any:
+            self._append(*arguments, **named)
+            failed: Any = self._room.scheduler.promise()
+            failed.set_exception(NotEnoughReplicasAfterAppend("too few replicas are in sync"))
+            return failed
+
+        self._room.coordinator.topic.append = append  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        self._room.coordinator.topic.append = self._append  # type: ignore[method-assign]
+
+
+def test_a_decision_whose_commit_was_late_is_carried_out_without_another_request() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    with UncommittedLog(room), pytest.raises(CoordinatorNotAvailable):
+        commit(room, 0, batch)
+    check_each_committed(room, 1)
+    assert room.coordinator.store.decisions.entries[QUERY].decision.is_settled
+
+
+def test_an_abort_whose_commit_was_late_is_carried_out_without_another_request() -> None:
+    room = CoordinatorRoom()
+    batch = write_batch(room)
+    with UncommittedLog(room), pytest.raises(CoordinatorNotAvailable):
+        room.run(room.batches.abort(QUERY, batch))
+    check_each_committed(room, 0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("how", ["abort", "abandoned", "commit"])
+def test_a_partition_without_leader_stops_no_later_batch_that_does_not_write_to_it(
+    how: str, restarts: bool
+) -> None:
+    room = CoordinatorRoom(batch_commit_wait_ms=1_000)
+    old = write_task(room, 2)
+    room.markers.leaders[PARTITIONS[2]] = -1
+    if how == "abort":
+        room.run(room.batches.abort(QUERY, [old]))
+    elif how == "abandoned":
+        commit(room, 0, [write_task(room, 0, slot=5)], [old])
+    else:
+        commit(room, 0, [old])
+    room.settle(1_000)
+    if restarts:
+        entry = room.coordinator.store.decisions.entries[QUERY]
+        if how == "commit":  # a leader that has carried out a decision and not stored that
+            decision = BatchDecision(0, (old,), room.scheduler.wall_ms())
+            room.run(store(room, entry.index, to_record(QUERY, decision)))
+        room = room.restarted(batch_commit_wait_ms=1_000)
+        room.settle(60_000)
+    commit(room, 1, [write_task(room, 0), write_task(room, 1)])
+    room.settle(1_000)
+    assert committed(room)[PARTITIONS[1]] == 1
+
+
+async def store(room: CoordinatorRoom, index: int, record: Any) -> None:
+    await room.coordinator.topic.append(index, [record])
+
+
+def test_a_batch_whose_coordinators_do_not_answer_does_not_keep_the_query_busy_for_each_task() -> None:
+    room = CoordinatorRoom()
+    asked = Counter[str]()
+
+    async def hold(transaction: TaskTransaction) -> None:
+        asked[transaction.transactional_id] += 1
+        await room.scheduler.sleep(5_000)
+        raise CoordinatorNotAvailable("the coordinator did not answer")
+
+    room.ender.hold = hold  # type: ignore[method-assign]
+    before_ms = room.scheduler.now_ms
+    with pytest.raises(CoordinatorNotAvailable):
+        commit(room, 0, [TaskTransaction(f"task-{number}", 1, 1) for number in range(2_000)])
+    assert room.scheduler.now_ms - before_ms < 6_000
+    assert len(asked) < 2_000
+
+
+def test_any_number_of_expired_queries_is_removed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_committer, "EXPIRED_PER_BATCH", 10)
+    room = CoordinatorRoom(expiration_check_interval_ms=HOUR_MS)
+    for number in range(100):
+        room.run(room.batches.commit(f"write-{number}", SINGLE_WRITE, []))
+    write_task(room, 0)
+    room.settle(2 * HOUR_MS + 60_000)
+    assert not room.coordinator.store.decisions.entries

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mansio.broker.services.producer_ids import IDS_PER_BLOCK, ProducerIdAllocator
 from mansio.errors import Unavailable
-from mansio.metadata.metadata_store import Keys
+from mansio.metadata.metadata_store import Keys, TransactionResult
 from mansio.testing.metadata import InMemoryStore
 from unit.broker.groups_fixtures import VirtualScheduler
 
@@ -82,3 +84,37 @@ def test_a_failed_reservation_fails_those_that_wait_for_it_and_no_later_one(wait
     cluster.ask(0, 5)
     cluster.scheduler.pass_time(1_000)
     assert sorted(cluster.assigned) == list(range(5))
+
+
+def test_a_caller_that_is_cancelled_while_it_waits_fails_no_other_one() -> None:
+    async def scenario() -> list[int | BaseException]:
+        loop = asyncio.get_running_loop()
+        scheduler: Any = SimpleNamespace(promise=loop.create_future)
+        store: Any = SlowStore()
+        numbers: Any = Numbers()
+        allocator = ProducerIdAllocator(store, Keys("test"), numbers, scheduler)
+        callers = [asyncio.create_task(allocator.new_producer_id()) for _ in range(4)]
+        await store.asked.wait()
+        callers[2].cancel()
+        store.may_answer.set()
+        return await asyncio.gather(*callers, return_exceptions=True)
+
+    found = asyncio.run(scenario())
+    assert isinstance(found.pop(2), asyncio.CancelledError)
+    assert found == [0, 1, 2]
+
+
+class SlowStore:
+    """A metadata store without ids that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def get(self, key: str) -> None:
+        del key
+        self.asked.set()
+        await self.may_answer.wait()
+
+    async def transact(self, compares: object, operations: object) -> TransactionResult:
+        del compares, operations
+        return TransactionResult(True, 1)

@@ -486,7 +486,6 @@ def test_a_request_waits_at_most_100_ms() -> None:
     for work in (
         room.coordinator.add_partitions("orders", *after, [("a", 0)], client_version=2),
         room.coordinator.verify_partitions("orders", *after, [("a", 0)]),
-        room.coordinator.end("orders", *producer, is_commit=True, bumps_epoch=True),
         room.coordinator.initialize("orders", 60_000, -1, -1),
     ):
         before_ms = room.scheduler.now_ms
@@ -494,6 +493,23 @@ def test_a_request_waits_at_most_100_ms() -> None:
             room.run(work)
         assert room.scheduler.now_ms - before_ms == pytest.approx(100, abs=2)
     assert not room.coordinator.store.entries["orders"].waiters
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_repeated_end_is_answered_like_the_first_one_before_the_markers_are_written(restarts: bool) -> None:
+    room = CoordinatorRoom()
+    producer = room.begin()
+    room.add(producer)
+    room.markers.held = True
+    after = room.end(producer)
+    if restarts:
+        room = room.restarted()
+    before_ms = room.scheduler.now_ms
+    assert room.end(producer) == after
+    assert room.scheduler.now_ms - before_ms < 10
+    with pytest.raises(InvalidTxnState):
+        room.end(producer, is_commit=False)
+    assert room.state() == "PrepareCommit"
 
 
 def test_an_abort_without_partitions_needs_no_marker_and_bumps_the_epoch() -> None:

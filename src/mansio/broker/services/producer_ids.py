@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConcurrentChange, MansioError
@@ -27,12 +26,12 @@ IDS_PER_BLOCK: Final = 1000
 class ProducerIdAllocator:
     """Assigns producer ids from blocks that are reserved for this broker."""
 
-    __slots__ = ("_block_end", "_key", "_next_id", "_random", "_reserved", "_scheduler", "_store")
+    __slots__ = ("_block_end", "_key", "_next_id", "_random", "_scheduler", "_store", "_waiters")
 
     def __init__(self, store: MetadataStore, keys: Keys, random: Random, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._reserved: Promise[None] | None = None
-        """Completed when the reservation that is in progress has ended."""
+        self._waiters: list[Promise[None]] | None = None
+        """The callers that wait for the reservation that is in progress; None without one."""
         self._store = store
         self._key = keys.producer_ids
         self._random = random
@@ -43,16 +42,18 @@ class ProducerIdAllocator:
         """Return a producer id that was never assigned before. Raises `ConcurrentChange`, `StorageError`,
         `Unavailable`."""
         while self._next_id == self._block_end:
-            if self._reserved is None:
+            if self._waiters is None:
                 await self._reserve()
             else:
-                await self._reserved
+                waiter: Promise[None] = self._scheduler.promise()  # its own: a cancelled caller cancels it
+                self._waiters.append(waiter)
+                await waiter
         producer_id = self._next_id
         self._next_id += 1
         return producer_id
 
     async def _reserve(self) -> None:
-        reserved = self._reserved = self._scheduler.promise()
+        waiters = self._waiters = []
         error: MansioError | None = None
         try:
             first = await self.take_block(IDS_PER_BLOCK)
@@ -61,12 +62,16 @@ class ProducerIdAllocator:
             error = failure
             raise
         finally:
-            self._reserved = None
-            if error is None:  # or the caller was cancelled: one of those that wait reserves the next block
-                reserved.set_result(None)
-            else:
-                reserved.set_exception(error)
-                reserved.add_done_callback(_retrieve)
+            self._waiters = None
+            for waiter in waiters:
+                if waiter.done():
+                    continue
+                if (
+                    error is None
+                ):  # or the caller was cancelled: one of those that wait reserves the next block
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(error)
 
     async def take_block(self, count: int) -> int:
         """Reserve `count` consecutive ids for this broker; return the first. Raises `ConcurrentChange`, `StorageError`,
@@ -83,9 +88,3 @@ class ProducerIdAllocator:
             except ConcurrentChange:
                 continue
         raise ConcurrentChange(f"other brokers reserved producer ids concurrently in {ATTEMPTS_MAX} attempts")
-
-
-def _retrieve(reserved: Promise[None]) -> None:
-    """Retrieve the error of a reservation for which no caller may have waited."""
-    with suppress(MansioError):
-        reserved.result()

@@ -6,7 +6,9 @@ nothing to change. The caller stores it and answers when it is durable. Time is 
     Empty ──add──> Ongoing ──end──> PrepareCommit ──> CompleteCommit ──add──> Ongoing
                       └────end, timeout, fence────> PrepareAbort ──> CompleteAbort ──add──> Ongoing
 
-`initialize` leads from Empty and the complete states to Empty with the next epoch. An unused transactional id expires.
+`initialize` leads from Empty and the complete states to Empty with the next epoch. An abort with transaction version 2
+leads from them to CompleteAbort, because the producer does not know whether it had a transaction. An unused
+transactional id expires.
 
 An ongoing transaction that is *held* (`hold`) has all its records and waits for the decision of another system, as in a
 two-phase commit: its own timeout no longer applies, and only its producer and epoch, or the end of the time for which
@@ -378,9 +380,7 @@ def end(
     if known is not None and bumps_epoch and _is_repeated_end(known, producer_id, producer_epoch):
         if known.is_commit != is_commit:
             raise InvalidTxnState(f"the transaction is in state {known.state.title}")
-        if known.is_prepared:
-            raise ConcurrentTransactions("the transaction is being completed")
-        return known
+        return known  # as the first request, it does not wait for the markers
     if known is not None and bumps_epoch:
         known = _check_not_completing(known, producer_id, producer_epoch)
     known = check_producer(known, producer_id, producer_epoch)

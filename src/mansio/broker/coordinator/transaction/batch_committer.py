@@ -188,12 +188,22 @@ class BatchCommitter:
     async def _append(self, query_id: str, epoch: int, decision: BatchDecision) -> None:
         self._check_leader_epoch(query_id, epoch)
         index = self._store.partition_for(query_id)
-        await self._store.topic.append(index, [to_record(query_id, decision)])
+        stored = self._store.topic.append(index, [to_record(query_id, decision)])
+        entry = self._store.find_decision(query_id)
+        if entry is not None and not entry.decision.is_settled:
+            # Whatever becomes of the request: it waits for the commit, and goes on after an error of it.
+            self._start_finishing(entry)
+        await stored
 
     async def _hold_all(self, batch_id: int, transactions: Sequence[TaskTransaction]) -> None:
         """Raises `InvalidTxnState` if one of the transactions cannot be committed, or an error after which the request
         can be repeated."""
-        errors = await self._run_all([self._ender.hold(each) for each in transactions], "hold transactions")
+        errors: list[MansioError | None] = []
+        for at in range(0, len(transactions), CONCURRENT_ENDS_MAX):
+            part = transactions[at : at + CONCURRENT_ENDS_MAX]
+            errors = await self._run_all([self._ender.hold(each) for each in part], "hold transactions")
+            if any(errors):
+                break  # the query is busy meanwhile, and each part may wait for a broker that does not answer
         for error in sorted(filter(None, errors), key=lambda each: each.retriable):
             if error.retriable:
                 raise CoordinatorNotAvailable(error.message) from error
@@ -347,8 +357,9 @@ class BatchCommitter:
 
     # ------------------------------------------------------------------ expiry
 
-    def remove_expired(self) -> None:
-        """Delete queries that have not committed a batch for long, at most `EXPIRED_PER_BATCH` of each partition."""
+    def remove_expired(self) -> bool:
+        """Delete queries that have not committed a batch for long, at most `EXPIRED_PER_BATCH` of each partition.
+        Returns whether there may be more of them, where the deletion did not fail."""
         now_ms, expiration_ms = self._clock.wall_ms(), self._settings.query_expiration_ms
         expired: dict[int, list[str]] = defaultdict(list)
         for entry in self._store.decisions.entries.values():
@@ -357,13 +368,16 @@ class BatchCommitter:
                 entry.decision, expiration_ms=expiration_ms, now_ms=now_ms
             ):
                 found.append(entry.query_id)
+        is_more = False
         for index, query_ids in expired.items():
             try:
                 if query_ids:
                     records = [(encode_decision_key(each), None) for each in query_ids]
                     self._store.topic.append(index, records).add_done_callback(_ignore_outcome)
+                    is_more = is_more or len(query_ids) == EXPIRED_PER_BATCH
             except MansioError as error:
                 logger.warning("queries_not_removed", extra=fields(partition=index, reason=error))
+        return is_more
 
 
 class _Processing:

@@ -119,8 +119,8 @@ class TransactionCoordinator:
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
         self._expiry_due_s = 0.0
-        self.on_expiry: Callable[[], None] = lambda: None
-        """Called in the interval in which transactional ids expire."""
+        self.on_expiry: Callable[[], bool] = lambda: False
+        """Called in the interval in which transactional ids expire; returns whether there is more to remove soon."""
         self.store = TransactionStore(clock, held_ms_max=settings.held_ms_max)
         self.topic = CoordinatorRuntime(
             TRANSACTION_STATE_TOPIC,
@@ -234,7 +234,7 @@ class TransactionCoordinator:
         """Add partitions to the transaction; all of them or none. Returns None or an error for each.
         `client_version`: transaction version of the request.
 
-        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`."""
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`."""
         _check_id(transactional_id)
         exists = [self._markers.has_partition(*each) for each in partitions]
         if not all(exists):
@@ -273,7 +273,7 @@ class TransactionCoordinator:
     ) -> list[MansioError | None]:
         """Return None for each partition that is in the ongoing transaction, else `TransactionAbortable`.
 
-        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`."""
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`."""
         _check_id(transactional_id)
         outcomes: list[MansioError | None] = []
 
@@ -404,7 +404,8 @@ class TransactionCoordinator:
     def _append(self, transactional_id: str, changed: Transaction) -> Promise[None]:
         """Store a state, and what follows from it: a timer or the completion."""
         if changed.lacks_producer_id:
-            # The epoch became exhausted while the request waited, so that no producer id was assigned for it.
+            # The epoch became exhausted, or the transactional id was deleted, while the request waited, so that no
+            # producer id was assigned for it.
             raise ConcurrentTransactions("the producer id is being replaced")
         promise = self.store.append(transactional_id, changed)
         entry = self.store.entries[transactional_id]
@@ -527,9 +528,8 @@ class TransactionCoordinator:
             if entry.deadline_s <= now_s:
                 self._time_out(entry)
         if self._expiry_due_s and self._expiry_due_s <= now_s:
-            is_more = self._remove_expired()
-            self._expiry_due_s = now_s + EXPIRY_PAUSE_S if is_more else 0.0
-            self.on_expiry()
+            removals = (self._remove_expired(), self.on_expiry())
+            self._expiry_due_s = now_s + EXPIRY_PAUSE_S if any(removals) else 0.0
         if self.store.ongoing:
             self._arm(min(each.deadline_s for each in self.store.ongoing.values()))
         if self.store.entries:

@@ -144,7 +144,7 @@ class TransactionService:
         None or an error for each.
 
         `client_version`: transaction version of the request, 2 for a partition that a batch adds (KIP-890).
-        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`."""
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`."""
         return await self._coordinator.add_partitions(
             transactional_id, producer_id, producer_epoch, partitions, client_version=client_version
         )
@@ -158,7 +158,7 @@ class TransactionService:
     ) -> list[MansioError | None]:
         """Return None for each partition that is in the ongoing transaction, else `TransactionAbortable`.
 
-        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`."""
+        Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`."""
         return await self._coordinator.verify_partitions(
             transactional_id, producer_id, producer_epoch, partitions
         )
