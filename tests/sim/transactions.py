@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 from mansio.broker.coordinator.transaction import marker_sender
@@ -114,12 +114,17 @@ class Restarts(Exception):
     """The outcome is unknown: the producer initializes itself again."""
 
 
-class Prepared(NamedTuple):
-    """A transaction that waits for a successor of its producer. `commits`: the decision of the other system."""
+class Prepared:
+    """A transaction that waits for a successor of its producer. `commits`: the decision of the other system.
+    `may_be_ended`: its own producer goes on, and may have ended it before."""
 
-    name: str
-    producer: tuple[int, int]
-    commits: bool
+    __slots__ = ("commits", "may_be_ended", "name", "producer")
+
+    def __init__(self, name: str, producer: tuple[int, int], *, commits: bool) -> None:
+        self.name = name
+        self.producer = producer
+        self.commits = commits
+        self.may_be_ended = False
 
 
 class Transactions:
@@ -402,10 +407,16 @@ class Transactor(LinkedClient):
         )
         if taken == (-1, -1):
             self.transactions.prepared.pop(self.transactional_id, None)
-        elif prepared is None or taken != prepared.producer:
-            self.world.checker.broken(f"{self.name} took over {taken}, and {prepared} was prepared")
-        else:
+        elif prepared is not None and taken == prepared.producer:
             self.history.take_over(prepared.name, instance)
+        elif prepared is not None and prepared.may_be_ended:
+            # A later transaction of the zombie, about which nobody has decided.
+            later = Prepared("a transaction of a zombie", taken, commits=False)
+            later.may_be_ended = True
+            self.transactions.prepared[self.transactional_id] = later
+        else:
+            expected = "nothing" if prepared is None else prepared.producer
+            self.world.checker.broken(f"{self.name} took over {taken}, and {expected} was prepared")
 
     async def _carry_out(self) -> bool:
         """Carry out the decision about the transaction that was taken over, if there is one; False if that failed."""
@@ -483,6 +494,7 @@ class Transactor(LinkedClient):
                 if self.random.random() < 0.6:
                     return self._die()
                 await self._nap()
+                decision.may_be_ended = True
                 commits = not decision.commits
         except Aborts:
             if not self.bumps:

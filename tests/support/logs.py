@@ -16,13 +16,14 @@ OUTPUT_BYTES_MAX = 1 << 24
 
 
 class ManualClock:
-    """A clock that the test advances."""
+    """A clock that the test advances. `wall_offset_ms`: error of the wall clock."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
+        self.wall_offset_ms = 0
 
     def wall_ms(self) -> int:
-        return int(self.seconds * 1000) + 1_700_000_000_000
+        return int(self.seconds * 1000) + 1_700_000_000_000 + self.wall_offset_ms
 
     def monotonic(self) -> float:
         return self.seconds

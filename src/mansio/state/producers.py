@@ -258,6 +258,16 @@ class ProducerTable:
             del self._producers[producer_id]
         return len(expired)
 
+    def newest_ms(self) -> int | None:
+        """Return when the most recent producer was last seen; None without producers."""
+        return max((producer.last_seen_ms for producer in self._producers.values()), default=None)
+
+    def shift(self, by_ms: int, now_ms: int) -> None:
+        """Move the times at which producers were last seen, to `now_ms` at most, because the clock was set: their age
+        must not change with it."""
+        for producer in self._producers.values():
+            producer.last_seen_ms = min(producer.last_seen_ms + by_ms, now_ms)
+
     def to_bytes(self, end_offset: int) -> bytes:
         """Encode a snapshot of the table. `end_offset`: the table contains all batches below this offset."""
         pieces = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(self._producers))]

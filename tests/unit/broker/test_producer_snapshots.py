@@ -6,35 +6,40 @@ from random import Random
 
 import pytest
 
-from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.broker.partition.producer_hook import EXPIRY_INTERVAL_MS, ProducerHook
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import build_batch, check_batch
 from support.logs import ManualBackground, ManualClock, append, make_batch
 
 DIRECTORY = "/data/p"
+DAY_MS = 86_400_000
 
 
 class Bench:
     """A log with a producer hook, started as often as wanted."""
 
-    def __init__(self, disk: SimulatedDisk) -> None:
+    def __init__(self, disk: SimulatedDisk, *, expiration_ms: int = 1 << 40, wall_offset_ms: int = 0) -> None:
         self.disk = disk
         self.clock = ManualClock()
+        self.clock.wall_offset_ms = wall_offset_ms
         self.background = ManualBackground()
         self.log = Log.open(disk, self.clock, DIRECTORY, LogSettings())
         self.hook = ProducerHook(
-            disk, self.clock, self.background, DIRECTORY, self.log, expiration_ms=1 << 40
+            disk, self.clock, self.background, DIRECTORY, self.log, expiration_ms=expiration_ms
         )
 
-    def write(self, sequence: int) -> None:
+    def write(self, sequence: int, producer_id: int = 7) -> None:
         batch = build_batch(
-            [(1000, None, b"value", ())], producer_id=7, producer_epoch=0, base_sequence=sequence
+            [(1000, None, b"value", ())], producer_id=producer_id, producer_epoch=0, base_sequence=sequence
         )
         header = check_batch(batch)
-        assert self.hook.before_append(header) is None
+        assert self.hook.before_append(header) is None, "the batch is in the log"
         base_offset, _ = append(self.log, batch)
         self.hook.on_append(header, base_offset)
+
+    def pass_time(self, ms: int) -> None:
+        self.clock.seconds += ms / 1000
 
     def sequences(self) -> list[int]:
         producer = self.hook.table.get(7)
@@ -114,3 +119,39 @@ def test_a_snapshot_is_written_when_all_it_knows_is_durable_and_not_before(
     bench.hook.on_committed(3)
     bench.background.run_all()
     assert any(path.endswith(".producers") for path in disk.files())
+
+
+def test_a_clock_that_is_set_forward_makes_no_duplicate_possible() -> None:
+    bench = Bench(SimulatedDisk(), expiration_ms=DAY_MS)
+    bench.write(0)
+    bench.clock.wall_offset_ms = 2 * DAY_MS
+    bench.write(0, producer_id=8)
+    assert bench.sequences() == [0]
+    with pytest.raises(AssertionError, match="is in the log"):
+        bench.write(0)
+
+
+def test_a_clock_that_is_set_forward_makes_no_duplicate_possible_after_a_restart() -> None:
+    disk = SimulatedDisk()
+    bench = Bench(disk, expiration_ms=DAY_MS)
+    bench.write(0)
+    bench.write(0, producer_id=8)
+    bench.log.sync()
+    bench.hook.close()
+    again = Bench(disk, expiration_ms=DAY_MS, wall_offset_ms=2 * DAY_MS)
+    again.pass_time(EXPIRY_INTERVAL_MS)
+    again.write(1, producer_id=8)
+    assert again.sequences() == [0]
+
+
+@pytest.mark.parametrize("jump_ms", [0, 5 * DAY_MS, -5 * DAY_MS])
+def test_producers_expire_by_the_time_that_has_passed(jump_ms: int) -> None:
+    bench = Bench(SimulatedDisk(), expiration_ms=DAY_MS)
+    bench.write(0)
+    bench.pass_time(DAY_MS // 2)
+    bench.write(0, producer_id=8)
+    bench.clock.wall_offset_ms = jump_ms
+    bench.write(1, producer_id=8)
+    bench.pass_time(DAY_MS // 2 + max(-jump_ms, 0) + 2 * EXPIRY_INTERVAL_MS)
+    bench.write(2, producer_id=8)
+    assert bench.sequences() == []

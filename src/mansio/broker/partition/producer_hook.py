@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXPIRY_INTERVAL_MS = 10 * 60 * 1000
+CLOCK_JUMP_MS_MIN = 1000
+"""Difference between the wall clock and the monotonic clock from which on the wall clock was set."""
 _SUFFIX = ".producers"
 
 _MAGIC: Final = b"MPRTX\0\0\n"
@@ -114,6 +116,7 @@ class ProducerHook:
         "_directory",
         "_disk",
         "_expiration_ms",
+        "_expiry_checked",
         "_expiry_due_ms",
         "_log",
         "_saved_end_offset",
@@ -146,7 +149,8 @@ class ProducerHook:
         self._snapshots = SnapshotFiles(disk, directory, _SUFFIX)
         self._unsaved_bytes = 0
         self._waiting_snapshot: tuple[int, bytes] | None = None
-        self._expiry_due_ms = clock.wall_ms() + EXPIRY_INTERVAL_MS
+        self._expiry_checked = (clock.wall_ms(), clock.monotonic())
+        self._expiry_due_ms = self._expiry_checked[0] + EXPIRY_INTERVAL_MS
         self._expiration_ms = expiration_ms
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
@@ -194,8 +198,7 @@ class ProducerHook:
                 self.table.record(header, base_offset, now_ms)
                 self._begin(header, base_offset)
             if now_ms >= self._expiry_due_ms:
-                self._expiry_due_ms = now_ms + EXPIRY_INTERVAL_MS
-                self.table.expire(now_ms)
+                self._expire(now_ms)
         self._unsaved_bytes += header.batch_length
         if self._unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self._waiting_snapshot is None:
             self._unsaved_bytes = 0
@@ -203,6 +206,18 @@ class ProducerHook:
                 return
             end_offset = base_offset + header.last_offset_delta + 1
             self._waiting_snapshot = (end_offset, self._encode(end_offset))
+
+    def _expire(self, now_ms: int) -> None:
+        """Remove the producers without a batch for long. A wall clock that was set forward since the last call makes
+        none of them older: a duplicate of a batch must be detected all the same."""
+        now_s = self._clock.monotonic()
+        checked_ms, checked_s = self._expiry_checked
+        jumped_ms = int(now_ms - checked_ms - (now_s - checked_s) * 1000)
+        if jumped_ms > CLOCK_JUMP_MS_MIN:
+            self.table.shift(jumped_ms, now_ms)
+        self._expiry_checked = (now_ms, now_s)
+        self._expiry_due_ms = now_ms + EXPIRY_INTERVAL_MS
+        self.table.expire(now_ms)
 
     def on_committed(self, high_watermark: int) -> None:
         self._committed_end = high_watermark
@@ -399,6 +414,13 @@ class ProducerHook:
 
     # Snapshots
 
+    def _continue_ages(self) -> None:
+        """Let the producers of a snapshot be as old as they were when the last one of them was seen. The time after
+        that is not counted: what the wall clock says about it may be wrong."""
+        now_ms, newest_ms = self._clock.wall_ms(), self.table.newest_ms()
+        if newest_ms is not None and newest_ms < now_ms:
+            self.table.shift(now_ms - newest_ms, now_ms)
+
     def _encode(self, end_offset: int) -> bytes:
         return encode_producer_state(self.table, self.transactions, end_offset)
 
@@ -427,6 +449,7 @@ class ProducerHook:
                 continue
             if self._log.start_offset <= end_offset <= self._log.end_offset:
                 self.table, self.transactions, from_offset = table, transactions, end_offset
+                self._continue_ages()
                 self.transactions.trim(self._log.start_offset)
                 break
         self.table.retained = self.transactions.open.keys()
