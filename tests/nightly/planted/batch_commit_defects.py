@@ -135,4 +135,11 @@ BATCH_COMMIT_DEFECTS = (
         "if False:",
         (f"{COMMITS}::test_a_decision_whose_commit_was_late_is_carried_out_without_another_request",),
     ),
+    Defect(
+        "transaction of a cancelled task left open",
+        "spark/sink/writers.py",
+        "if now_s - quiet_s >= ABORT_QUIET_S or now_s >= end_s:",
+        "if now_s >= quiet_s:",
+        (f"{SINK}::test_a_cancelled_task_that_goes_on_after_the_abort_leaves_nothing",),
+    ),
 )

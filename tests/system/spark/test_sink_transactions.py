@@ -3,6 +3,7 @@ and restarts of the broker between them."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -219,6 +220,30 @@ def test_a_batch_that_fails_leaves_nothing_and_an_abort_after_the_commit_changes
     query.commit(0, messages)
     abort_batch(query.client(), query.query_id, transactions(messages))
     query.check(0)
+
+
+def test_a_cancelled_task_that_goes_on_after_the_abort_leaves_nothing(query: Query) -> None:
+    """Spark aborts a batch while tasks that it has cancelled still run: readers would wait at what they prepare."""
+    failed = [query.run_task(0, 0), None]
+    late: list[SinkCommitMessage] = []
+
+    def go_on() -> None:
+        client = SyncClient(query.bootstrap_servers)
+        query.clients.append(client)
+        wait_until(
+            lambda: not open_transactions(client, query.query_id)
+        )  # the driver has aborted what it found
+        late.append(query.run_task(0, 1))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(go_on)
+        abort_tasks(query.options, 0, failed)
+        running.result()
+    assert late
+    query.check()
+    (task,) = transactions(late)
+    with pytest.raises((InvalidTxnState, ProducerFenced)):
+        commit_batch(query.clients[0], query.query_id, 0, [task])
 
 
 def test_a_task_without_rows_has_no_transaction(query: Query) -> None:

@@ -20,6 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
+ABORT_QUIET_S: Final = 2.0
+"""How long no transaction of a failed query must be open before its abort ends."""
+ABORT_WATCH_S_MAX: Final = 30.0
+ABORT_POLL_S: Final = 0.25
 ADDED_OPTIONS: Final = frozenset({"queryname"})
 """Options, in lower case, that Spark adds to those of the user."""
 
@@ -165,14 +170,25 @@ def commit_tasks(options: SinkOptions, batch_id: int, messages: Sequence[WriterC
 def abort_tasks(
     options: SinkOptions, batch_id: int, messages: Sequence[WriterCommitMessage | None], query_id: str = ""
 ) -> None:
-    """Abort all transactions of a query, unless the brokers have decided to commit them. Raises the brokers' errors."""
+    """Abort all transactions of a query, unless the brokers have decided to commit them. Raises the brokers' errors.
+
+    Spark calls this while tasks that it has cancelled may still begin or prepare a transaction, at which readers would
+    wait: so it looks for them until there was none for `ABORT_QUIET_S`."""
     reports, query_id = _task_reports(messages), _query_id(messages) or query_id
     WriteLogger().abort(query_id, batch_id, reports)
     if options.exactly_once and query_id:
         client, transactions = sync_client(options.bootstrap_servers), _transactions(reports)
-        transactions += open_transactions(client, query_id, transactions)
-        if transactions:
-            abort_batch(client, query_id, transactions)
+        quiet_s = end_s = time.monotonic()
+        end_s += ABORT_WATCH_S_MAX
+        while True:
+            transactions += open_transactions(client, query_id, transactions)
+            if transactions:
+                abort_batch(client, query_id, transactions)
+                transactions, quiet_s = [], time.monotonic()
+            now_s = time.monotonic()
+            if now_s - quiet_s >= ABORT_QUIET_S or now_s >= end_s:
+                return
+            time.sleep(ABORT_POLL_S)
 
 
 def _transactions(reports: Iterable[TaskReport]) -> list[ProducerEpoch]:
