@@ -11,7 +11,7 @@ searches queues, and `task_records` converts between messages and records.
 Invariants:
 * A queue is one topic and one share group of the same name; a message is one record, in the form that kombu gives it.
 * A message with an eta is delayed by the broker. No worker holds it.
-* A queue of a single process gets what is published after its binding has returned, whenever it is read.
+* A queue of a single process receives every message that is published after its binding returns.
 * An unacknowledged message is leased, and its lease is extended while its worker runs.
 """
 

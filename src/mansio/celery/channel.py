@@ -169,7 +169,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         arguments: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Bind a queue to an exchange: it gets what is published after the return, also if it is read later."""
+        """Bind a queue to an exchange. The queue receives every message that is published after this returns."""
         try:
             super().queue_bind(queue, exchange, routing_key, arguments, **kwargs)
         except Exception:

@@ -60,7 +60,8 @@ class ExchangeReader:
         self._dropped_count = 0
 
     async def bind(self, exchange: str, binding: Binding) -> None:
-        """Read an exchange, whose topic exists, from its current end. What is published after the return is read."""
+        """Start to read an exchange, whose topic exists, from its current end: every message that is published after
+        this returns is read."""
         bindings = self._bindings.get(exchange)
         if bindings is not None:
             if binding not in bindings:
@@ -76,9 +77,8 @@ class ExchangeReader:
         except BaseException:
             await consumer.close()
             raise
-        bindings = self._bindings[exchange] = [
-            binding
-        ]  # not before: after an error the next call starts anew
+        # Only now: after an error above, the next call starts a new consumer.
+        bindings = self._bindings[exchange] = [binding]
         self._consumers.append(consumer)
         self._pumps.append(asyncio.get_running_loop().create_task(self._pump(consumer, bindings)))
 

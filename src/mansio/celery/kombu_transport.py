@@ -107,7 +107,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         """Connect. Raises `ConnectionLost` if no broker answers in time."""
         if detect_environment() != "default":
             raise ConfigError("mansio.celery needs threads: use the pool prefork, threads or solo")
-        # kombu declares everything again on a new connection. In a fork, what is here is of the parent.
+        # kombu declares all queues and bindings again on a new connection. After a fork, these are the parent's.
         self.state.clear()
         self.channels.clear()
         self._avail_channels.clear()

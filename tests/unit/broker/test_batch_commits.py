@@ -309,7 +309,7 @@ def test_a_loaded_decision_is_carried_out_without_a_request() -> None:
     async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
         raise CoordinatorNotAvailable
 
-    room.ender.end = fail  # type: ignore[method-assign]
+    room.ender.end = fail
     room.scheduler.start(room.batches.commit(QUERY, 0, batch))
     room.settle(100)
     assert not room.markers.stored
@@ -326,7 +326,7 @@ def test_a_loaded_decision_is_carried_out_only_when_it_is_committed() -> None:
     async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
         raise CoordinatorNotAvailable
 
-    room.ender.end = fail  # type: ignore[method-assign]
+    room.ender.end = fail
     room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
     room.settle(100)
     scheduler = VirtualScheduler()
@@ -356,7 +356,7 @@ def test_a_decided_batch_is_committed_although_the_time_of_its_transactions_ends
             raise CoordinatorNotAvailable
         await real_end(transaction, is_commit=is_commit)
 
-    room.ender.end = end  # type: ignore[method-assign]
+    room.ender.end = end
     request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
     room.settle(60_000)
     assert request.done()
@@ -374,7 +374,7 @@ def test_a_decision_is_carried_out_after_an_unexpected_error() -> None:
             raise defects.pop()
         await real_end(transaction, is_commit=is_commit)
 
-    room.ender.end = end  # type: ignore[method-assign]
+    room.ender.end = end
     request = room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
     room.settle(5_000)
     assert not defects
@@ -393,7 +393,7 @@ def test_a_commit_that_waits_for_another_coordinator_can_be_repeated() -> None:
             raise errors.pop()
         await real_end(transaction, is_commit=is_commit)
 
-    room.ender.end = end  # type: ignore[method-assign]
+    room.ender.end = end
     with pytest.raises(CoordinatorNotAvailable):
         commit(room, 0, batch)
     while errors:
@@ -412,7 +412,7 @@ class DelayedAborts:
     def __init__(self, room: CoordinatorRoom) -> None:
         self.transactions: list[TaskTransaction] = []
         self._real_end = room.ender.end
-        room.ender.end = self._end  # type: ignore[method-assign]
+        room.ender.end = self._end
 
     async def _end(self, transaction: TaskTransaction, *, is_commit: bool) -> None:
         if is_commit:
@@ -437,7 +437,7 @@ def deliver_before_commits(room: CoordinatorRoom, late: DelayedAborts) -> None:
             await late.arrive(room)
         await real_end(transaction, is_commit=is_commit)
 
-    room.ender.end = end  # type: ignore[method-assign]
+    room.ender.end = end
 
 
 @pytest.mark.parametrize("origin", ["abort", "abandoned", "repeated batch"])
@@ -513,7 +513,7 @@ def test_an_abort_stays_stored_until_each_transaction_is_ended() -> None:
             raise CoordinatorNotAvailable
         await real_end(transaction, is_commit=is_commit)
 
-    room.ender.end = end  # type: ignore[method-assign]
+    room.ender.end = end
     with pytest.raises(CoordinatorNotAvailable):
         room.run(room.batches.abort(QUERY, batch))
     with pytest.raises(InvalidTxnState, match="is being aborted"):
@@ -533,10 +533,10 @@ def test_a_request_that_outlasts_its_leadership_decides_nothing() -> None:
     """Another leader may have decided meanwhile, although this broker leads the partition again."""
     room = CoordinatorRoom(cluster=True)
     broker: Any = type("Broker", (), {"node_id": 0})()
-    room.coordinator.lookup.brokers = {0: broker, 1: broker}  # type: ignore[union-attr]
+    room.coordinator.lookup.brokers = {0: broker, 1: broker}
     shared = [MemoryPartition(room.scheduler), MemoryPartition(room.scheduler)]
     for index, partition in enumerate(shared):
-        partition.is_leadership_uncertain = False  # type: ignore[attr-defined]
+        partition.is_leadership_uncertain = False
         room.coordinator.topic.lead(index, partition, 4)
     room.settle()
     transaction = write_task(room, 1)
@@ -550,11 +550,11 @@ def test_a_request_that_outlasts_its_leadership_decides_nothing() -> None:
         await room.scheduler.sleep(100)
         await real_hold(held)
 
-    room.ender.hold = hold  # type: ignore[method-assign]
+    room.ender.hold = hold
     with pytest.raises(CoordinatorNotAvailable, match="leader"):
         commit(room, 0, [transaction])
     assert not room.coordinator.store.decisions.entries
-    room.ender.hold = real_hold  # type: ignore[method-assign]
+    room.ender.hold = real_hold
     commit(room, 0, [transaction])
     room.settle()
     assert committed(room)[PARTITIONS[1]] == 1
@@ -596,7 +596,7 @@ def late_decision(age_ms: int, *, failures: int) -> None:
     async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
         raise CoordinatorNotAvailable
 
-    room.ender.end = fail  # type: ignore[method-assign]
+    room.ender.end = fail
     room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
     room.settle(100)
     room.batches.close()
@@ -622,7 +622,7 @@ def late_decision(age_ms: int, *, failures: int) -> None:
             raise errors.pop()
         await real_end(transaction, is_commit=is_commit)
 
-    room.ender.end = end  # type: ignore[method-assign]
+    room.ender.end = end
     undecided.holds = False
     undecided.sync()
     room.settle(5_000)
@@ -656,7 +656,7 @@ def test_a_transaction_that_this_process_has_committed_is_not_ended_again(
         await real_end(transaction, is_commit=is_commit)
         ended.append(transaction)
 
-    room.ender.end = end  # type: ignore[method-assign]
+    room.ender.end = end
     room.scheduler.start(room.batches.commit(QUERY, 0, batch))
     room.settle(1_000)
     room.begin(batch[0].transactional_id)
@@ -718,7 +718,7 @@ def test_a_batch_of_the_most_tasks_is_committed_and_one_decision_stored() -> Non
     async def end(_: TaskTransaction, *, is_commit: bool) -> None:
         ended[is_commit] += 1
 
-    room.ender.hold, room.ender.end = hold, end  # type: ignore[method-assign]
+    room.ender.hold, room.ender.end = hold, end
     commit(room, 1, most[1:], most[:1])
     room.settle()
     assert ended == {True: TRANSACTIONS_MAX - 1, False: 1}
@@ -837,7 +837,7 @@ def test_transactions_of_other_coordinators_are_held_and_ended_by_requests() -> 
     peers = Peers()
     room = CoordinatorRoom(cluster=True, peers=peers)
     broker: Any = type("Broker", (), {"node_id": 1})()
-    room.coordinator.lookup.brokers = {0: broker, 1: broker}  # type: ignore[union-attr]
+    room.coordinator.lookup.brokers = {0: broker, 1: broker}
     transaction = TaskTransaction("t", 7, 3)
     room.run(room.ender.hold(transaction))
     room.run(room.ender.end(transaction, is_commit=True))
@@ -893,10 +893,10 @@ class UncommittedLog:
             failed.set_exception(NotEnoughReplicasAfterAppend("too few replicas are in sync"))
             return failed
 
-        self._room.coordinator.topic.append = append  # type: ignore[method-assign]
+        self._room.coordinator.topic.append = append
 
     def __exit__(self, *_: object) -> None:
-        self._room.coordinator.topic.append = self._append  # type: ignore[method-assign]
+        self._room.coordinator.topic.append = self._append
 
 
 def test_a_decision_whose_commit_was_late_is_carried_out_without_another_request() -> None:
@@ -956,7 +956,7 @@ def test_a_batch_whose_coordinators_do_not_answer_does_not_keep_the_query_busy_f
         await room.scheduler.sleep(5_000)
         raise CoordinatorNotAvailable("the coordinator did not answer")
 
-    room.ender.hold = hold  # type: ignore[method-assign]
+    room.ender.hold = hold
     before_ms = room.scheduler.now_ms
     with pytest.raises(CoordinatorNotAvailable):
         commit(room, 0, [TaskTransaction(f"task-{number}", 1, 1) for number in range(2_000)])

@@ -178,8 +178,8 @@ def abort_tasks(
     WriteLogger().abort(query_id, batch_id, reports)
     if options.exactly_once and query_id:
         client, transactions = sync_client(options.bootstrap_servers), _transactions(reports)
-        quiet_s = end_s = time.monotonic()
-        end_s += ABORT_WATCH_S_MAX
+        quiet_s = time.monotonic()
+        end_s = quiet_s + ABORT_WATCH_S_MAX
         while True:
             transactions += open_transactions(client, query_id, transactions)
             if transactions:

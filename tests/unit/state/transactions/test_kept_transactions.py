@@ -95,8 +95,8 @@ def test_the_last_producer_that_kept_a_transaction_is_the_only_one_that_goes_on(
         assert client.known.is_kept
         assert (client.known.producer_id, client.known.producer_epoch) == (42, epoch)
         for zombie in client.given[:-1]:
-            assert isinstance(client.refused(lambda zombie=zombie: client.end(zombie)), FENCED)  # type: ignore[misc]
-            assert isinstance(client.refused(lambda zombie=zombie: client.add(zombie)), FENCED)  # type: ignore[misc]
+            assert isinstance(client.refused(lambda zombie=zombie: client.end(zombie)), FENCED)
+            assert isinstance(client.refused(lambda zombie=zombie: client.add(zombie)), FENCED)
     assert isinstance(client.refused(lambda: client.add(current)), InvalidTxnState)
     with pytest.raises(InvalidTxnState):
         machine.verify_partitions(client.known, *current, [PARTITION])
@@ -140,7 +140,7 @@ def test_the_last_producer_that_kept_a_transaction_is_the_only_one_that_goes_on(
     assert client.known.state is TransactionState.ONGOING
     for zombie in client.given:
         if zombie != going_on:
-            assert isinstance(client.refused(lambda zombie=zombie: client.end(zombie)), FENCED)  # type: ignore[misc]
+            assert isinstance(client.refused(lambda zombie=zombie: client.end(zombie)), FENCED)
 
 
 def test_without_an_open_transaction_there_is_nothing_to_keep() -> None:

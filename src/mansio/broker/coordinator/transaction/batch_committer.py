@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mansio.broker.coordinator.group.error_mapping import coordinator_errors
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.transaction.decision_store import to_record
+from mansio.broker.coordinator.transaction.settings import TRANSACTIONAL_ID_BYTES_MAX
 from mansio.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,
@@ -61,7 +62,6 @@ TRANSACTIONS_MAX: Final = 100_000
 IDS_BYTES_MAX: Final = 8 << 20
 """Maximum size of the transactional ids of either. A decision is one record: the log cleaner must be able to decode it,
 because a decision that it keeps would be loaded again when the query has expired."""
-TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 EXPIRED_PER_BATCH: Final = 1_000
 
 ENDED: Final = (ProducerFenced, InvalidProducerIdMapping, InvalidTxnState)
@@ -191,7 +191,7 @@ class BatchCommitter:
         stored = self._store.topic.append(index, [to_record(query_id, decision)])
         entry = self._store.find_decision(query_id)
         if entry is not None and not entry.decision.is_settled:
-            # Whatever becomes of the request: it waits for the commit, and goes on after an error of it.
+            # Before the commit, which may fail although the record stays in the log and is committed later.
             self._start_finishing(entry)
         await stored
 
@@ -200,10 +200,10 @@ class BatchCommitter:
         can be repeated."""
         errors: list[MansioError | None] = []
         for at in range(0, len(transactions), CONCURRENT_ENDS_MAX):
-            part = transactions[at : at + CONCURRENT_ENDS_MAX]
-            errors = await self._run_all([self._ender.hold(each) for each in part], "hold transactions")
+            work = [self._ender.hold(each) for each in transactions[at : at + CONCURRENT_ENDS_MAX]]
+            errors = await gather_results(self._scheduler, work, name="hold transactions")
             if any(errors):
-                break  # the query is busy meanwhile, and each part may wait for a broker that does not answer
+                break  # each further part may wait for a broker that does not answer, and the query is busy until then
         for error in sorted(filter(None, errors), key=lambda each: each.retriable):
             if error.retriable:
                 raise CoordinatorNotAvailable(error.message) from error
@@ -222,7 +222,7 @@ class BatchCommitter:
         aborting = batch_decision.newcomers(known, transactions)
         if not aborting:
             return
-        # A query that is refused because of too many others can still abort what it has written.
+        # The limit is higher than that of commits: a query whose commit is refused because of it has to abort.
         self._check_count(query_id, 2 * self._settings.queries_max)
         current = self._decision(query_id, epoch)
         now_ms = self._clock.wall_ms()

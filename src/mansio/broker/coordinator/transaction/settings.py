@@ -15,6 +15,8 @@ CONCURRENT_TRANSACTIONS. Clients pause at least this long before they try again.
 CHECK_INTERVAL_MS_MIN: Final = 100
 """Shortest time between two checks for transactions whose time is over."""
 
+TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
@@ -22,10 +24,10 @@ class TransactionSettings:
 
     `transactional_ids_max` and `partitions_max` bound the memory: transactional ids of this broker, and partitions of
     one transaction. `held_ms_max`: time after which a held transaction is aborted. `allows_two_phase_commit`: whether
-    producers may ask for transactions that never time out. `queries_max`: queries of this broker beyond which no other
-    one can commit; beyond twice as many no other one can abort. A query is forgotten when it has not committed a batch
-    for `query_expiration_ms`. `batch_commit_wait_ms`: maximum time for which the commit of a batch waits for its
-    transactions.
+    producers may ask for transactions that never time out. `queries_max`: maximum number of queries on this broker
+    with which a new query may commit a batch; with up to twice as many it may still abort. A query is forgotten when it
+    has not committed a batch for `query_expiration_ms`. `batch_commit_wait_ms`: maximum time for which the commit of a
+    batch waits for its transactions.
     """
 
     timeout_ms_max: int = 15 * 60_000  # transaction.max.timeout.ms

@@ -24,7 +24,11 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import coordinator_errors
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
-from mansio.broker.coordinator.transaction.settings import CHECK_INTERVAL_MS_MIN, COMPLETION_WAIT_MS
+from mansio.broker.coordinator.transaction.settings import (
+    CHECK_INTERVAL_MS_MIN,
+    COMPLETION_WAIT_MS,
+    TRANSACTIONAL_ID_BYTES_MAX,
+)
 from mansio.broker.coordinator.transaction.transaction_store import TransactionEntry, TransactionStore
 from mansio.errors import (
     ConcurrentTransactions,
@@ -64,7 +68,6 @@ logger = logging.getLogger(__name__)
 COMPLETION_BACKOFF: Final = Backoff(50, 5_000, jitter=0)
 """Pauses of the completion of a transaction after an error of the coordinator's own log."""
 
-TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 EXPIRED_PER_BATCH: Final = 1_000
 """Maximum number of expired transactional ids that one iteration of the event loop deletes."""
 EXPIRY_PAUSE_S: Final = 1.0
