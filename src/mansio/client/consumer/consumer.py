@@ -595,6 +595,11 @@ class Consumer:
         except MansioError as error:
             logger.warning("group %s: the last commit failed: %s", self._options.group, error)
         finally:
+            if self._delivered_counter is not None:
+                delivered = self._delivered_counter()
+                self._delivered_counter = lambda: (
+                    delivered
+                )  # a closed consumer does not refer to its blocking proxy
             await self._fetcher.close()
             if self._membership is not None:
                 await self._membership.leave()
