@@ -109,7 +109,7 @@ class World:
         consumer = Consumer({"bootstrap.servers": self.address, **settings, **QUIET})
         try:
             consumer.assign([TopicPartition(self.topic, 0, start)])
-            messages = consumer.consume(count, 10)
+            messages = consumer.consume(count, scaled(10))
             for message in messages:
                 if message.error() is not None:
                     raise KafkaException(message.error())
@@ -369,7 +369,7 @@ def test_a_reader_at_the_young_end_notices_nothing_while_the_old_end_leaves(brok
         consumer.assign([TopicPartition(world.topic, 0, 0)])
         for _ in range(30):
             world.write(1)
-            message = consumer.poll(10)
+            message = consumer.poll(scaled(10))
             assert message is not None
             assert message.error() is None
             seen.append(message.offset())
