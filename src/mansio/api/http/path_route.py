@@ -1,8 +1,8 @@
 """Route that matches the segments of a request's path before they are decoded.
 
-A name in a path is one segment. `%2F`, `%2E%2E` and `%00` in it are data, and so are `+` and `;` (RFC 3986, 2.2 and 3.3); a
-segment that is empty is no name. No request is redirected to another path. A path that is not percent-encoded UTF-8 is
-refused, because two spellings of it could mean one name.
+A name in a path is one segment. `%2F`, `%2E%2E` and `%00` in it are data, and so are `+` and `;` (RFC 3986, 2.2 and
+3.3); a segment that is empty is no name. No request is redirected to another path. A path that is not percent-encoded
+UTF-8 is refused, because two spellings of it could mean one name.
 """
 
 from __future__ import annotations
