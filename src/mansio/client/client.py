@@ -373,6 +373,7 @@ class Client:
         prefetch_bytes_max: int = 32 << 20,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         lease_ms: int | None = None,
+        keeps_leases: bool = False,
     ) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
@@ -388,6 +389,9 @@ class Client:
         than this when decompressed is released and raises `InvalidRecord`.
         `lease_ms`: duration of the leases, up to 12 hours, instead of the group's; only with Mansio's brokers, others
         raise `UnsupportedVersion`. Raises `ValueError` for another duration.
+        `keeps_leases`: leases outlive a lost connection, so that no other member receives a record that this one is
+        still processing; they are extended over the next connection. The records of a member that crashed then wait
+        for the end of their leases. Kafka's brokers release them when the connection ends.
         """
         options = ReceiveOptions(
             group=group,
@@ -398,6 +402,7 @@ class Client:
             prefetch_bytes_max=prefetch_bytes_max,
             batch_bytes_max=batch_bytes_max,
             lease_ms=lease_ms,
+            keeps_leases=keeps_leases,
         )
         receiver = Receiver(self._cluster, topics, options)
         self._receivers = [*(other for other in self._receivers if not other.is_closed), receiver]

@@ -337,16 +337,24 @@ class ShareSession:
 class ShareRequests:
     """Sends the ShareFetch and ShareAcknowledge requests of one member. `ids`: partition -> topic id, for all
     partitions that were ever assigned; `bytes_max`: maximum size of the records in a response; `lease_ms`: duration of
-    the leases, None for the group's."""
+    the leases, None for the group's; `keeps_leases`: whether they outlive a connection."""
 
     def __init__(
-        self, group: str, member_id: str, ids: TopicIds, *, bytes_max: int, lease_ms: int | None
+        self,
+        group: str,
+        member_id: str,
+        ids: TopicIds,
+        *,
+        bytes_max: int,
+        lease_ms: int | None,
+        keeps_leases: bool = False,
     ) -> None:
         self._group = group
         self._member_id = member_id
         self._topic_ids = ids
         self._bytes_max = bytes_max
         self._lease_ms = -1 if lease_ms is None else lease_ms
+        self._keeps_leases = keeps_leases
 
     def begin_fetch(
         self,
@@ -398,6 +406,7 @@ class ShareRequests:
             acquire_mode=share_fetch.RECORD_LIMIT,
             forgotten_topics=_forgotten_topics(gone) if session.epoch else (),
             lease_ms=self._lease_ms,
+            keeps_leases=self._keeps_leases,
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
         connection.begin_exchange((framed,), correlation_id, reply, timeout_ms=timeout_ms)
@@ -541,6 +550,7 @@ class ShareSessions:
             ack_sender.topic_ids,
             bytes_max=options.fetch_bytes_max,
             lease_ms=options.lease_ms,
+            keeps_leases=options.keeps_leases,
         )
         self._is_closed = False
         self._channel = f"share {next(_CHANNEL_NUMBERS)}"
