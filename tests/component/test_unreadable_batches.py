@@ -1,0 +1,167 @@
+"""Readers of a log with batches that cannot be read: all other records are delivered, once and without delay, and the
+unreadable offsets are reported with their reason."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.client import TopicPartition
+from mansio.errors import UnreadableRecords
+from mansio.testing import TestBroker
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch
+from support.batch_contents import compressed_batch, encoded_record, raw_batch, store
+from support.machine import scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import mansio.blocking
+
+GOOD = {0: b"a", 3: b"b", 4: b"c", 6: b"d"}
+WRONG = [(1, 2), (5, 5), (7, 8)]
+"""Offsets of the batches that cannot be read."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[TestBroker]:
+    with TestBroker() as started:
+        yield started
+
+
+def good(value: bytes) -> bytes:
+    return build_batch([(1_700_000_000_000, b"k", value, ())])
+
+
+def write_log(broker: TestBroker, topic: str) -> mansio.blocking.Client:
+    """A topic with a garbage batch, one that is too large, and one with an unknown codec among good records."""
+    client = broker.client()
+    client.admin.create_topic(topic, partitions=1)
+    too_large = compressed_batch(encoded_record(0, bytes(128 << 20)), 1, Codec.ZSTD)
+    records = encoded_record(0, b"c") + encoded_record(1, b"x")[:-1]
+    log = [
+        good(b"a"),
+        raw_batch(b"no gzip stream", 2, codec=Codec.GZIP),
+        good(b"b"),
+        compressed_batch(records, 2, Codec.LZ4),
+        good(b"d"),
+        raw_batch(encoded_record(0, b"x"), 2, codec=6),
+    ]
+    assert store(broker, topic, log) == [0, 1, 3, 4, 6, 7]
+    store(broker, topic, [too_large, good(b"e")])
+    return client
+
+
+def test_a_consumer_raises_once_for_each_unreadable_batch_and_goes_on_behind_it(broker: TestBroker) -> None:
+    client = write_log(broker, "raised")
+    found: list[Any] = []
+    with client.consume("raised", to_end=True) as consumer:
+        while not consumer.is_finished:
+            try:
+                found += [message.offset for message in consumer.poll()]
+            except UnreadableRecords as error:
+                assert (error.topic, error.partition) == ("raised", 0)
+                assert error.reason in error.message
+                found.append((error.first_offset, error.last_offset))
+                assert consumer.positions()[TopicPartition("raised", 0)] == error.last_offset + 1
+    assert found == [0, (1, 2), 3, 4, (5, 5), 6, (7, 8), (9, 9), 10]
+
+
+def test_iteration_continues_after_the_error(broker: TestBroker) -> None:
+    client = write_log(broker, "iterated")
+    with client.consume("iterated", to_end=True) as consumer:
+        values = []
+        for _ in range(5):
+            try:
+                values += [message.value for message in consumer]
+            except UnreadableRecords:
+                continue
+    assert values == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_unreadable_offsets_are_committed_when_the_application_asks_for_more(broker: TestBroker) -> None:
+    client = write_log(broker, "committed")
+    place = TopicPartition("committed", 0)
+
+    def read_first() -> int:
+        with client.consume("committed", group="g", max_records=None) as consumer:
+            (message,) = consumer.poll()
+            consumer.commit()
+            with pytest.raises(UnreadableRecords):
+                consumer.poll()
+            raise_if_skipped = consumer.positions()[place]
+            assert raise_if_skipped == 3
+            return message.offset
+
+    with pytest.raises(ZeroDivisionError), client.consume("committed", group="g") as consumer:
+        assert [message.offset for message in consumer.poll()] == [0]
+        with pytest.raises(UnreadableRecords, match="offsets 1 to 2"):
+            consumer.poll()
+        1 / 0  # noqa: B018  # the application fails on it
+    with client.consume("committed", group="g") as consumer:
+        with pytest.raises(UnreadableRecords, match="offsets 1 to 2"):
+            consumer.poll()
+        assert [message.offset for message in consumer.poll()] == [3]
+    with client.consume("committed", group="g") as consumer:
+        assert [message.offset for message in consumer.poll()] == [4]
+
+
+def test_a_consumer_may_skip_or_collect_what_cannot_be_read(
+    broker: TestBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = write_log(broker, "skipped")
+    with caplog.at_level(logging.WARNING):
+        found = [message.value for message in client.consume("skipped", to_end=True, on_unreadable="skip")]
+    assert found == [b"a", b"b", b"c", b"d", b"e"]
+    assert [record.message[:37] for record in caplog.records if "cannot be read" in record.message] == [
+        f"skipped-0: offsets {first} to {last} cannot be" for first, last in [*WRONG, (9, 9)]
+    ]
+    collected: list[UnreadableRecords] = []
+    reader = client.consume("skipped", to_end=True, on_unreadable=collected.append)
+    assert [message.value for message in reader] == found
+    assert [(each.first_offset, each.last_offset) for each in collected] == [*WRONG, (9, 9)]
+    with pytest.raises(ValueError, match="on_unreadable"):
+        client.consume("skipped", on_unreadable="ignore")  # type: ignore[arg-type]  # the mistake itself
+
+
+def test_processing_commits_what_is_before_an_unreadable_batch(broker: TestBroker) -> None:
+    client = write_log(broker, "processed")
+    seen: list[int] = []
+
+    def handle(messages: list[Any]) -> None:
+        seen.extend(message.offset for message in messages)
+
+    def process(**options: Any) -> None:
+        consumer = client.consume("processed", group="p", auto_commit=False, to_end=True, **options)
+        client.process(consumer, handle, transactional_id="p", wait_ms_max=scaled(1) * 1000)
+
+    for _ in range(2):
+        with pytest.raises(UnreadableRecords, match="offsets 1 to 2"):
+            process()
+        assert seen == [0]
+    process(on_unreadable="skip")
+    assert seen == [0, 3, 4, 6, 10]
+
+
+def test_a_member_of_a_share_group_rejects_exactly_what_it_cannot_read(broker: TestBroker) -> None:
+    client = write_log(broker, "shared")
+    client.admin.alter_group_config(
+        "s", {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.shared"}
+    )
+    client.admin.create_topic(
+        "dlq.shared", partitions=1, config={"errors.deadletterqueue.group.enable": "true"}
+    )
+    found: list[tuple[int, int]] = []
+    with client.receive("shared", group="s") as receiver:
+        while len(found) < 5:
+            for message in receiver.poll():
+                found.append((message.offset, message.delivery_count))
+                message.ack()
+    assert found == [(0, 1), (3, 1), (4, 1), (6, 1), (10, 1)]
+    letters = []
+    for message in client.consume("dlq.shared", max_records=6):
+        letters.append(int(message.header("__dlq.errors.offset") or b"-1"))
+    assert letters == [1, 2, 5, 7, 8, 9]
