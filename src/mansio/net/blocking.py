@@ -20,6 +20,8 @@ import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
+from mansio.tracebacks import copied, without_traceback
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -68,7 +70,7 @@ class PendingCall(Generic[T]):
     def set_exception(self, error: BaseException, /) -> None:
         """Complete the call with an error, which `wait` raises. Has no effect if the call is already completed."""
         if not self._is_over:
-            self._is_over, self._error = True, error
+            self._is_over, self._error = True, without_traceback(error)
             self._lock.release()
 
     def complete_with_task(self, task: asyncio.Task[T]) -> None:
@@ -88,7 +90,7 @@ class PendingCall(Generic[T]):
             pass  # handles a signal that arrived just before the wait
         try:
             if self._error is not None:
-                raise self._error
+                raise copied(self._error)
             return cast("T", self._result)
         finally:
             self._error = self._task = None  # breaks the reference cycle of an error and its frames
@@ -184,7 +186,7 @@ class LoopThread:
         try:
             begin(call)
         except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
-            call.set_exception(error)
+            call.set_exception(copied(error))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
