@@ -38,6 +38,7 @@ from mansio.client.transactions import transaction as asyncio_transaction
 from mansio.client.types import Message, Publishable
 from mansio.errors import MansioError
 from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, blocking_function
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
@@ -201,7 +202,7 @@ class _PublishWaiter:
         try:
             stored = self._delivery.result()
         except MansioError as error:
-            self._call.set_exception(error)
+            self._call.set_exception(copied(error))
         else:
             self._call.set_result(stored)
 

@@ -21,6 +21,8 @@ import weakref
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
+from mansio.tracebacks import copied, without_traceback
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -69,7 +71,7 @@ class PendingCall(Generic[T]):
     def set_exception(self, error: BaseException, /) -> None:
         """Complete the call with an error, which `wait` raises. Has no effect if the call is already completed."""
         if not self._is_over:
-            self._is_over, self._error = True, error
+            self._is_over, self._error = True, without_traceback(error)
             self._lock.release()
 
     def complete_with_task(self, task: asyncio.Task[T]) -> None:
@@ -89,7 +91,7 @@ class PendingCall(Generic[T]):
             pass  # handles a signal that arrived just before the wait
         try:
             if self._error is not None:
-                raise self._error
+                raise copied(self._error)
             return cast("T", self._result)
         finally:
             self._error = self._task = None  # breaks the reference cycle of an error and its frames
@@ -183,7 +185,7 @@ class LoopThread:
         try:
             begin(call)
         except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
-            call.set_exception(error)
+            call.set_exception(copied(error))
 
 
 class _Ending:
@@ -203,7 +205,7 @@ class _Ending:
         self._thread.join()
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            raise copied(error)
 
     def _begin(self) -> None:
         """May be called by any thread at any time: by the garbage collector."""

@@ -74,6 +74,7 @@ from mansio.storage.segment_list import (
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
 from mansio.storage.verification import CheckResult, CheckTask, check_batches, is_unreadable
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.record_batch import (
     CONTROL_FLAG,
     HEADER_BYTES,
@@ -346,7 +347,7 @@ class Log:
 
     def _check_writable(self) -> None:
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if self.closed:
             raise StorageError(f"the log {self.directory} is closed")
 
@@ -388,10 +389,10 @@ class Log:
         """
         if self.failure is None:
             failure = StorageError(f"{message}: {error}")
-            failure.__cause__ = error
+            failure.__cause__ = without_traceback(error)
             self.failure = failure
             self.on_failure(failure)
-        return self.failure
+        return copied(self.failure)
 
     def roll(self) -> bool:
         """Close the active segment now, so that retention and compaction can include it. Returns False if it is empty.
@@ -548,7 +549,7 @@ class Log:
     def _record_gaps_allowed(self, end_offset: int) -> None:
         """Record in the compaction state, durably, that offsets below `end_offset` may be missing. Blocks."""
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if end_offset > self.compaction.state.sparse_end_offset:
             if self.compaction.is_busy:
                 raise ConcurrentChange(f"{self.directory} is being compacted; append when that is done")
@@ -825,7 +826,7 @@ class Log:
         """
         if checked.error is not None:
             error, checked.error = checked.error, None
-            raise error
+            raise copied(error)
         inline = self.on_check_due is None
         bytes_max = OPEN_RANGE_END if inline else min(max_bytes, CHECK_BYTES_MAX)
         while (found := checked.find(offset)) is None:
@@ -924,7 +925,7 @@ class Log:
         """
         self._forget_checks(segment)
         if segment.checked is not None:
-            segment.checked.error = error
+            segment.checked.error = without_traceback(error)
 
     def closed_segments_to_check(self) -> list[Segment]:
         """The closed segments, oldest first, which the scrubber checks."""
@@ -1093,7 +1094,7 @@ class Log:
         of this log runs, `StorageError` if the disk fails.
         """
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if offset >= self.end_offset:
             return
         if offset < self.start_offset:
@@ -1166,7 +1167,7 @@ class Log:
         log has failed.
         """
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         self._raise_if_busy("reset")
         self._read_positions.clear()
         try:
@@ -1326,7 +1327,7 @@ class Log:
     def _run_inline(self, job: FlushJob | MaintenanceJob | None, finish: Callable[..., None]) -> None:
         """Run a job on this thread, blocking, and finish it. Raises `StorageError`."""
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if job is None:
             return
         try:
@@ -1338,7 +1339,7 @@ class Log:
             return
         except OSError as error:
             finish(job, error)
-            raise self.failure or StorageError(str(error)) from error
+            raise copied(self.failure) if self.failure else StorageError(str(error)) from error
         finish(job, None)
 
     # Compaction (see `compaction_run`)

@@ -49,6 +49,7 @@ from mansio.metadata.topic_plan import (
     plan_growth,
     plan_partitions,
 )
+from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -442,13 +443,13 @@ class TopicService:
                 if promise.done():
                     logger.warning("abandoned_request_failed", extra=fields(work=name, reason=error))
                 else:
-                    promise.set_exception(error)
+                    promise.set_exception(copied(error))
             finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
                 if not promise.done():
                     promise.set_exception(Unavailable(f"{name}: interrupted by an unexpected error"))
 
         self._scheduler.spawn(run(), name=name)
-        return await promise
+        return await result_of(promise)
 
 
 def _internal_topic_configs(name: str) -> dict[str, str]:

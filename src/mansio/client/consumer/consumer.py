@@ -48,6 +48,7 @@ from mansio.errors import (
     UnreadableRecords,
 )
 from mansio.net.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -331,7 +332,7 @@ class Consumer:
         if report == "error":
             self._batch, self._messages, self._index, self._batch_start = batch, [], 0, None
             self._poll_event.clear()
-            raise error
+            raise copied(error)
         if report == "skip":
             logger.warning("%s; skipped", error.message)
         else:

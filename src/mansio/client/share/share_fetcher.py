@@ -39,6 +39,7 @@ from mansio.errors import (
 )
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
@@ -651,7 +652,7 @@ class ShareSessions:
                 reply=reply,
             )
         except MansioError as error:
-            reply.set_exception(error)
+            reply.set_exception(copied(error))
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and the session continues
             reply.set_exception(log_client_failure(error))
 
@@ -668,7 +669,7 @@ class ShareSessions:
                         connection, session, requested.next_partitions, frame
                     )
                 except MansioError as refused:
-                    error = refused
+                    error = without_traceback(refused)
             if response is not None:
                 session.on_response()
                 self._apply_response(node, session, response, acks)

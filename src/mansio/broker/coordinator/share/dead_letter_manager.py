@@ -37,6 +37,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.share_partition.dead_letters import RETRY_MS_MAX, RETRY_MS_MIN, DeadLetterQueue, Phase
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -302,7 +303,7 @@ class DeadLetterWriter:
         target = await self._targets.find(key.group, source, key.partition)
         task.ensure_not_ended()
         if target.topic_id == batch.topic_id:  # it was missing only temporarily
-            raise error
+            raise copied(error)
         self.record_failure(task, error)
         await self._reserve(task, task.queue.reserve_in_new_target(target.topic_id, target.partition))
 
