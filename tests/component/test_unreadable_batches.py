@@ -3,12 +3,18 @@ unreadable offsets are reported with their reason."""
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import grpc
+import httpx
 import pytest
 
+from mansio.api.grpc import mansio_pb2 as pb
 from mansio.client import TopicPartition
 from mansio.errors import UnreadableRecords
 from mansio.testing import TestBroker
@@ -153,3 +159,94 @@ def test_a_member_of_a_share_group_rejects_exactly_what_it_cannot_read(broker: T
     assert found == [(0, 1), (3, 1), (4, 1), (6, 1), (10, 1)]
     letters = client.consume("dlq.shared", max_records=6)
     assert [int(letter.header("__dlq.errors.offset") or b"-1") for letter in letters] == [1, 2, 5, 7, 8, 9]
+
+
+def test_http_returns_all_readable_records_and_lists_the_others(broker: TestBroker) -> None:
+    write_log(broker, "over-http")
+    large = raw_batch(encoded_record(0, bytes(33 << 20)), 1)
+    store(broker, "over-http", [large, good(b"f")])
+    with httpx.Client(base_url=f"{broker.http_url}/v1", timeout=scaled(30)) as http:
+        path = "/topics/over-http/partitions/0/records"
+        found = http.get(path, params={"offset": 0}).json()
+        assert [record["value"] for record in found["records"]] == ["a", "b", "c", "d", "e", "f"]
+        assert found["next_offset"] == 13
+        unreadable = [(each["first_offset"], each["last_offset"]) for each in found["unreadable"]]
+        assert unreadable == [*WRONG, (9, 9), (11, 11)]
+        assert "gzip" in found["unreadable"][0]["reason"]
+        waited = http.get(path, params={"offset": 1, "limit": 1, "wait_ms": 10_000}).json()
+        assert (waited["records"], waited["next_offset"], len(waited["unreadable"])) == ([], 3, 1)
+        limited = http.get(path, params={"offset": 1, "limit": 1}).json()
+        assert (limited["records"][0]["offset"], limited["next_offset"]) == (3, 4)
+
+
+def test_the_number_of_unreadable_ranges_in_one_answer_is_bounded(broker: TestBroker) -> None:
+    client = broker.client()
+    client.admin.create_topic("only-garbage", partitions=1)
+    store(broker, "only-garbage", [raw_batch(b"garbage", 3, codec=1)] * 250 + [good(b"end")])
+    offset, values = 0, []
+    with httpx.Client(base_url=f"{broker.http_url}/v1", timeout=scaled(30)) as http:
+        for expected in (100, 100, 50):
+            path = f"/topics/only-garbage/partitions/0/records?offset={offset}"
+            found = http.get(path).json()
+            assert len(found["unreadable"]) == expected
+            offset = found["next_offset"]
+            values += [record["value"] for record in found["records"]]
+    assert values == ["end"]
+
+
+def test_an_event_stream_reports_unreadable_offsets_and_resumes_behind_them(broker: TestBroker) -> None:
+    write_log(broker, "streamed")
+    url = f"{broker.http_url}/v1/topics/streamed/events"
+    seen: list[tuple[str, Any]] = []
+    with httpx.stream("GET", url, params={"from": "earliest"}, timeout=scaled(30)) as response:
+        kind = ""
+        for line in response.iter_lines():
+            kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
+            if line.startswith("id: "):
+                position = line.removeprefix("id: ")
+            elif line.startswith("data: "):
+                data = json.loads(line.removeprefix("data: "))
+                seen.append((position, data["first_offset"] if kind else data["value"]))
+                kind = ""
+            if len(seen) == 9:
+                break
+    assert [each for _, each in seen] == ["a", 1, "b", "c", 5, "d", 7, 9, "e"]
+    assert [json.loads(position)["0"] for position, _ in seen] == [1, 3, 4, 5, 6, 7, 9, 10, 11]
+
+
+def test_grpc_returns_all_readable_records_and_lists_the_others(broker: TestBroker) -> None:
+    write_log(broker, "over-grpc")
+    with grpc.insecure_channel(broker.grpc_address) as channel:
+        fetch = channel.unary_unary(
+            "/mansio.v1.Mansio/Fetch", pb.FetchRequest.SerializeToString, pb.FetchResponse.FromString
+        )
+        found = fetch(pb.FetchRequest(topic="over-grpc", offset=0), timeout=scaled(30))
+    assert [record.value for record in found.records] == [b"a", b"b", b"c", b"d", b"e"]
+    assert [(each.first, each.last) for each in found.unreadable] == [*WRONG, (9, 9)]
+    assert found.next_offset == 11
+
+
+def test_commands_print_all_readable_records_and_report_the_others(broker: TestBroker) -> None:
+    client = write_log(broker, "printed")
+    done = run_command(broker, "consume", "printed", "--from-beginning", "--exit-at-end")
+    assert (done.returncode, done.stdout) == (1, b"a\nb\nc\nd\ne\n")
+    lines = done.stderr.decode().splitlines()
+    assert [line.split(" cannot be read")[0] for line in lines] == [
+        f"mansio: printed-0: offsets {first} to {last}" for first, last in [*WRONG, (9, 9)]
+    ]
+    client.admin.create_topic(
+        "dlq.printed", partitions=1, config={"errors.deadletterqueue.group.enable": "true"}
+    )
+    store(broker, "dlq.printed", [raw_batch(b"garbage", 3, codec=1)])
+    done = run_command(broker, "dlq", "peek", "printed")
+    assert done.returncode == 0
+    assert b"offsets 0 to 2 cannot be read" in done.stderr
+
+
+def run_command(broker: TestBroker, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "mansio", *arguments, "--bootstrap-servers", broker.bootstrap_servers],
+        capture_output=True,
+        timeout=scaled(60),
+        check=False,
+    )
