@@ -171,6 +171,7 @@ def store(broker: TestBroker, topic: str, batches: Iterable[bytes], partition: i
             offsets.append(found.log.append(batch, header, epoch))
             for after in found._after_append:
                 after(header, offsets[-1])
+        found.request_flush()
         await found.commit_promise(found.log.end_offset)
         return offsets
 
