@@ -12,7 +12,7 @@ import kombu
 import pytest
 from celery.worker import state as worker_state
 
-import mansio.celery  # the scheme mansio://
+import mansio.celery  # noqa: F401  # the scheme mansio://
 from mansio.celery import kept_readers
 from mansio.client.types import TopicPartition
 from mansio.errors import MansioError

@@ -7,11 +7,14 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
+import httpx
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mansio.errors import InvalidTopic
 from mansio.testing.broker import TestBroker
 from support.machine import scaled
 
@@ -120,3 +123,23 @@ def test_a_transactional_id_with_a_slash_is_described(broker: TestBroker, client
 @pytest.mark.parametrize("path", ["/v1/groups/", "/v1/groups//config", "/health/live/", "/health%2Flive"])
 def test_an_empty_segment_or_another_spelling_of_the_slash_is_no_path(broker: TestBroker, path: str) -> None:
     assert request(broker, "GET", path)[0] == 404
+
+
+def test_a_topic_that_collides_with_another_is_refused_over_every_protocol(
+    broker: TestBroker, client: Client
+) -> None:
+    client.admin.create_topic("orders.fifo", partitions=1)
+    with pytest.raises(InvalidTopic, match="collides"):
+        client.admin.create_topic("orders_fifo")
+    for validate_only in (True, False):
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        (result,) = admin.create_topics([NewTopic("orders_fifo", 1)], validate_only=validate_only).values()
+        with pytest.raises(KafkaException) as refused:
+            result.result()
+        assert refused.value.args[0].code() == KafkaError.TOPIC_EXCEPTION
+    status, found = request(broker, "POST", "/v1/topics", {"name": "orders_fifo"})
+    assert (status, found["code"]) == (400, InvalidTopic.kafka_code)
+    sqs = {"X-Amz-Target": "AmazonSQS.CreateQueue", "Content-Type": "application/x-amz-json-1.0"}
+    answer = httpx.post(broker.sqs_url, headers=sqs, json={"QueueName": "orders_fifo"}, timeout=scaled(20))
+    assert (answer.status_code, answer.json()["__type"].rpartition("#")[2]) == (400, "InvalidParameterValue")
+    assert "orders_fifo" not in client.admin.list_topics()

@@ -15,13 +15,13 @@ from mansio.broker.coordinator.group.error_mapping import (
     coordinator_errors,
 )
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidRequest,
     MansioError,
 )
-from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
 from mansio.tracebacks import copied, without_traceback
 
