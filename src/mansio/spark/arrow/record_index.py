@@ -268,6 +268,16 @@ def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
     return starts
 
 
+def record_end(data: bytes, position: int, count: int) -> int:
+    """The end of the last of `count` records from `position`. Raises `IndexError` beyond the end of `data`, and
+    `InvalidRecord`."""
+    for begin in range(0, count, _WALK_RECORDS_MAX):
+        _, position = _walk_chunk(data, position, min(_WALK_RECORDS_MAX, count - begin))
+    if position > len(data):
+        raise InvalidRecord("a record is longer than its batch")
+    return position
+
+
 def _equal_length_run(
     data: bytes | memoryview, array: NDArray[np.uint8], position: int, remaining: int
 ) -> tuple[int, int]:
