@@ -317,6 +317,13 @@ def test_a_batch_of_many_small_records_is_returned_in_parts() -> None:
     assert offsets == list(range(10, 4_990))
 
 
+def test_bytes_before_the_first_record_are_refused() -> None:
+    records = b"".join(encoded_record(number, bytes([number]) * 30) for number in range(3))
+    for count in (3, 4):
+        with pytest.raises(InvalidRecord):
+            decode(raw_batch(b"\x28\xb5\x2f\xfd\x20\x6c\x61\x03\x00" + records, count), "t", 3)
+
+
 @pytest.mark.parametrize("result_bytes", [64_000, 1 << 20])
 def test_unreadable_batches_are_reported_between_the_rows_of_the_others(result_bytes: int) -> None:
     records = [encoded_record(number, b"v") for number in range(3_000)]

@@ -146,10 +146,13 @@ def _find_records(
     spans = batches.spans
     parts = _candidate_starts(batches, data)
     starts = np.concatenate(parts)
-    starts += np.repeat(np.array([begin for begin, _ in spans], np.int64), counts)
-    stops = np.array([stop for _, stop in spans], np.int64)
+    begins, stops = np.array(spans, np.int64).T
+    starts += np.repeat(begins, counts)
+    first = last - counts + 1
     try:
         body, end, mismatched = _record_ends(data, starts, last, stops)
+        # Bytes before the first candidate belong to a record, too.
+        mismatched = np.append(mismatched, first[starts[first] != begins])
     except (InvalidRecord, IndexError):  # a wrong candidate need not be a valid varint
         mismatched = np.arange(len(starts))
     if mismatched.size:
