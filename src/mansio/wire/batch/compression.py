@@ -44,6 +44,10 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
+DECOMPRESSED_BYTES_MAX: Final = 128 << 20
+"""Upper bound of the decompressed size of a batch: brokers refuse larger ones at produce, every reader reads up to it.
+"""
+
 _LITTLE_16: Final = Struct("<H")
 _LITTLE_32: Final = Struct("<I")
 _LITTLE_64: Final = Struct("<Q")
