@@ -82,7 +82,7 @@ if TYPE_CHECKING:
         StartAt,
         TopicPartition,
     )
-    from mansio.errors import DelayNotOffered, LeaseLost, MansioError
+    from mansio.errors import DelayNotOffered, LeaseLost, MansioError, UnreadableRecords
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.net.redrive import RedriveResult
@@ -161,6 +161,7 @@ __all__ = [
     "TransactionDescription",
     "TransactionListing",
     "TransactionListings",
+    "UnreadableRecords",
     "__version__",
     "blocking",
     "connect",
@@ -249,6 +250,7 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "connect": "mansio.client.client",
+    "UnreadableRecords": "mansio.errors",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""
 

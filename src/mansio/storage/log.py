@@ -738,7 +738,6 @@ class Log:
             timestamp_ms,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
@@ -751,7 +750,6 @@ class Log:
             self._files,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     # Verification before the first delivery (see `verification`)

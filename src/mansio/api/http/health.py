@@ -17,8 +17,9 @@ Reasons:
 * `session_not_held` (cluster): another broker may lead this broker's partitions, so it acknowledges nothing.
 
 Warnings do not affect readiness; with any of them the broker is `degraded`:
-* `corrupt_batch`: a reader found damage. `log_truncated`: the start truncated a log end that was not known to be
-  flushed; shown until the next start.
+* `corrupt_batch`: a reader found damage. `unreadable_batch`: readers stepped over a batch whose content a client has
+  stored unreadable; the log is intact. `log_truncated`: the start truncated a log end that was not known to be flushed;
+  shown until the next start.
 * `disk_full`: writes fail. `disk_low`. `disk_unresponsive`: the file system does not report its free space.
 * `hold_released`: records were deleted that a pipeline had not read. `holds_not_loaded`: nothing is deleted, because it
   is not known yet what pipelines still need.

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.broker.partition.partition import READ_COMMITTED, READ_UNCOMMITTED
 from mansio.errors import (
+    UNREADABLE_CONTENT,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     DamagedRange,
@@ -46,7 +47,7 @@ from mansio.state.share_partition.types import RENEW, LoadedState
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.priority_header import Priority
-from mansio.wire.batch.record_batch import check_stored_batch
+from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_keys
 
 if TYPE_CHECKING:
@@ -81,9 +82,6 @@ STATE_UNAVAILABLE: Final = (NotCoordinator, CoordinatorNotAvailable, Coordinator
 
 SCANNED_RECORDS_MAX: Final = 2_000
 """Number of records whose keys are read in one turn of the event loop; a batch may exceed it."""
-
-DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""Maximum decompressed size of a batch whose keys are read on the event loop."""
 
 _LARGEST_BELOW_ONE: Final = 1 - 2**-53
 
@@ -182,9 +180,15 @@ class _KeyReader:
             return False
         try:
             batch = next(self._partition.log.batches(begin))
-            header = check_stored_batch(batch)
-            found = () if header.is_control else read_keys(batch, output_bytes_max=DECOMPRESSED_BYTES_MAX)
-            keys = {offset: hash(key) for offset, key in found if key is not None}
+            header = read_header(batch)
+            keys: dict[int, int] = {}
+            try:
+                if not check_stored_batch(batch).is_control:
+                    keys = {offset: hash(key) for offset, key in read_keys(batch) if key is not None}
+            except (
+                UNREADABLE_CONTENT
+            ) as error:  # its records are offered without a key, and rejected when they are read
+                self._partition.report_damage(begin, error)
         except MansioError as error:
             self._partition.report_damage(begin, error)
             self.error = without_traceback(error)
