@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mansio.api.http.broker_stats import Problem
+from mansio.broker.services.health import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
