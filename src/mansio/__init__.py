@@ -28,11 +28,13 @@ if TYPE_CHECKING:
         TopicDescription,
     )
     from mansio.client.admin.cluster import (
+        BrokerHealth,
         BrokerStatus,
         ClusterAdmin,
         ClusterStatus,
         ElectionResult,
         ElectionType,
+        HealthProblem,
         PartitionStatus,
     )
     from mansio.client.admin.delays import (
@@ -94,6 +96,7 @@ __all__ = [
     "Admin",
     "Backoff",
     "Broker",
+    "BrokerHealth",
     "BrokerStatus",
     "CatchUp",
     "ChangedRecords",
@@ -119,6 +122,7 @@ __all__ = [
     "HangingTransaction",
     "Headers",
     "HeadersLike",
+    "HealthProblem",
     "LeaseHolder",
     "LeaseLost",
     "Leased",
@@ -182,6 +186,7 @@ _LAZY = {
     "Admin": _ADMIN,
     "Backoff": "mansio.ports",
     "Broker": "mansio.node.embedded:EmbeddedBroker",
+    "BrokerHealth": _CLUSTER,
     "BrokerStatus": _CLUSTER,
     "Client": "mansio.client.client",
     "ChangedRecords": _DELAYS,
@@ -204,6 +209,7 @@ _LAZY = {
     "HandlerMode": "mansio.client.share.handler_runner",
     "Headers": _TYPES,
     "HeadersLike": _TYPES,
+    "HealthProblem": _CLUSTER,
     "LeaseHolder": _SHARES,
     "LeaseLost": "mansio.errors",
     "Leased": "mansio.client.share.leased",

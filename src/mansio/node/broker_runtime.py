@@ -50,6 +50,7 @@ from mansio.broker.services.delays import DelayService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
+from mansio.broker.services.health import HealthService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
@@ -476,6 +477,7 @@ class BrokerRuntime:
             ),
             group_coordinator=self.groups,
             group_service=groups,
+            health=HealthService(host_ports.clock, cluster),
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.server.listener import KafkaServer
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.health import Problem
     from mansio.config.settings import Address
 
 Phase = Literal["starting", "running", "stopping"]
@@ -77,16 +78,6 @@ class PartitionSample(NamedTuple):
     pending: PendingSample | None = None
     schedules: ScheduleSample | None = None
     stable_lag: int = 0
-
-
-class Problem(NamedTuple):
-    """A problem of a running broker. `reason` is one of the reasons listed in `health`, `detail` is text for operators;
-    `topic` and `partition` are set if it concerns one partition."""
-
-    reason: str
-    detail: str
-    topic: str = ""
-    partition: int = -1
 
 
 class GroupLag(NamedTuple):

@@ -43,8 +43,8 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 
-from mansio.api.http.broker_stats import Problem
 from mansio.api.http.path_route import PathRoute
+from mansio.broker.services.health import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

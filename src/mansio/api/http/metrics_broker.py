@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.http import metrics_cluster, metrics_transactions
-from mansio.api.http.broker_stats import Distribution, Measurement, Problem
+from mansio.api.http.broker_stats import Distribution, Measurement
+from mansio.broker.services.health import Problem
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
 from mansio.wire.api_versions import ApiKey
