@@ -107,8 +107,9 @@ def descriptor_budget(max_connections: int, open_files_max: int) -> DescriptorBu
     files = min(open_files_max or available, available // 2)
     cached = min(CACHED_FILES_MAX, files // 4)
     sockets = available - files
-    others = min(2 * OTHER_CONNECTIONS_MAX + GRPC_CONNECTIONS_MAX, sockets // 4)
-    each = max(others // 6, OTHER_CONNECTIONS_MIN)
+    others_max = 2 * OTHER_CONNECTIONS_MAX + GRPC_CONNECTIONS_MAX
+    others = min(others_max, sockets // 4)
+    each = max(others * OTHER_CONNECTIONS_MAX // others_max, OTHER_CONNECTIONS_MIN)
     return DescriptorBudget(
         limit=limit,
         connections=min(
