@@ -705,6 +705,14 @@ class DiskFull(StorageError):
     http_status = 507
 
 
+class DescriptorsExhausted(StorageError):
+    """The broker has no free file descriptor: nothing was written; the same request succeeds when there is one."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 503
+    retriable = True
+
+
 class LogFailed(StorageError):
     """A write or sync of this log failed; it accepts no more writes until the broker is restarted."""
 

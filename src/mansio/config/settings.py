@@ -264,7 +264,12 @@ class Settings:
         minimum=10,
         is_kafka_setting=True,
     )
-    open_files_max: int = _count(4096, "Maximum number of open segment files.", minimum=16)
+    open_files_max: int = _count(
+        0,
+        "Maximum number of open segment files. 0: about half of the limit of descriptors (ulimit -n), which is the "
+        "maximum of other values, too.",
+        minimum=0,
+    )
     log_retention_check_interval_ms: int = _ms(
         5 * MINUTE_MS,
         "Interval at which every partition is checked for segments that retention.ms or retention.bytes delete.",

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from mansio.errors import (
+    DescriptorsExhausted,
     DiskFull,
     InvalidRecord,
     InvalidTimestamp,
@@ -24,7 +25,7 @@ from mansio.errors import (
     StorageError,
     TransactionalIdMissing,
 )
-from mansio.ports import DISK_FULL_ERRNOS
+from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
 from mansio.tracebacks import copied
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
 from mansio.wire.batch.record_batch import TimestampType
@@ -125,12 +126,18 @@ def new_log_failed_error(name: str, failed: StorageError) -> LogFailed:
 
 
 def new_append_error(name: str, error: StorageError) -> StorageError:
-    """Return the error for the client of a failed append that may succeed later; `DiskFull` if that is the cause."""
+    """Return the error for the client of a failed append that may succeed later: `DiskFull`, `DescriptorsExhausted`, or
+    another `StorageError`."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
         return DiskFull(
             f"{name}: the broker's disk is full ({cause.strerror}); nothing was written, and the same request "
             f"succeeds when there is space"
+        )
+    if isinstance(cause, OSError) and cause.errno in DESCRIPTOR_ERRNOS:
+        return DescriptorsExhausted(
+            f"{name}: the broker has no free file descriptor ({cause.strerror}); nothing was written, and the same "
+            f"request succeeds when there is one"
         )
     return StorageError(f"{name}: {_reason(error)}")
 

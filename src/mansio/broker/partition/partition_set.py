@@ -387,6 +387,7 @@ class PartitionSet:
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
         log.before_newer_format = self._before_newer_format
+        log.record_active_file()
         replica = (
             FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)
             if self._clustered
