@@ -221,7 +221,7 @@ class BrokerRuntime:
             settings,
             host_ports,
             self.partitions,
-            group_configs.overrides,
+            group_configs,
             self.share_state.persister,
             self.dead_letters,
             state,

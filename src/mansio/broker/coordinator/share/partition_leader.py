@@ -35,6 +35,7 @@ from mansio.errors import (
     NotCoordinator,
     NotLeaderOrFollower,
     StorageError,
+    Unavailable,
     VerificationPending,
 )
 from mansio.logs import fields
@@ -137,9 +138,10 @@ class NoDeadLetters:
 class ShareDependencies:
     """Dependencies shared by all share partitions of a broker.
 
-    `settings`: returns the settings of a group for a partition. `initial_offset`: returns the offset at which a group
-    without state starts in a partition. `normal_start`: returns the start offset of the share partition of normal
-    priority, which begins the one of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
+    `settings`: returns the settings of a group for a partition. `refresh_settings`: waits until these contain all
+    changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
+    partition. `normal_start`: returns the start offset of the share partition of normal priority, which begins the one
+    of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -147,6 +149,7 @@ class ShareDependencies:
     scheduler: Scheduler
     random: Random
     settings: Callable[[str, Partition], ShareSettings]
+    refresh_settings: Callable[[str], Awaitable[None]]
     initial_offset: Callable[[str, Partition], int]
     normal_start: Callable[[ShareKey], Awaitable[int]]
     dead_letters: DeadLetterSink
@@ -289,6 +292,14 @@ class SharePartitionLeader:
             self._set_timer()
             self.wake()
 
+    async def _refresh_settings(self) -> None:
+        try:
+            await self._dependencies.refresh_settings(self.key.group)
+        except Unavailable as error:
+            raise CoordinatorNotAvailable(
+                f"the settings of group {self.key.group!r} cannot be read: {error.message}"
+            ) from error
+
     async def _load(self) -> None:
         dependencies, partition = self._dependencies, self.partition
         settings = dependencies.settings(self.key.group, partition)
@@ -302,6 +313,9 @@ class SharePartitionLeader:
             found if found is None or self.known_state is None else with_known_state(found, self.known_state)
         )
         if state is None:
+            # A client may have set where the group starts just before it subscribed, on another broker.
+            await self._refresh_settings()
+            settings = dependencies.settings(self.key.group, partition)
             partition.ensure_high_watermark_known()
             if self.key.priority is Priority.NORMAL:
                 start = dependencies.initial_offset(self.key.group, partition)
