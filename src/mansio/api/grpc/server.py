@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mansio.api.grpc import mansio_pb2 as pb
+from mansio.api.grpc.requests import parse
 from mansio.api.grpc.service import CLIENT_ID, MansioService
 from mansio.broker.services.routed.own_client import OwnClient
 from mansio.errors import InvalidRequest, MansioError
@@ -90,11 +91,9 @@ class GrpcServer:
 
 
 def _handler(method: Any, call: Callable[..., Any]) -> Any:
-    """Return the handler of a method, which turns errors into statuses."""
-    types = {
-        "request_deserializer": method.input_type._concrete_class.FromString,
-        "response_serializer": method.output_type._concrete_class.SerializeToString,
-    }
+    """Return the handler of a method, which parses its request and turns errors into statuses. The methods with streams
+    of requests, and Publish, parse them themselves."""
+    types = {"response_serializer": method.output_type._concrete_class.SerializeToString}
     if method.name == "Receive":
 
         async def receive(requests: Any, context: Any) -> None:
@@ -115,9 +114,11 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
 
         return grpc.stream_stream_rpc_method_handler(stream, **types)
 
-    async def unary(request: Any, context: Any) -> Any:
+    message = None if method.name == "Publish" else method.input_type._concrete_class
+
+    async def unary(data: bytes, context: Any) -> Any:
         try:
-            return await call(request, context)
+            return await call(data if message is None else parse(message, data), context)
         except (MansioError, ValueError, OverflowError, TimeoutError) as error:
             await _abort(context, error)
 

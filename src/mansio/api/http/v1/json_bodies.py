@@ -12,11 +12,9 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
 import re
-import time
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 
     from pydantic import TypeAdapter
 
+    from mansio.api.turns import Turns
+
 PIECE_BYTES: Final = 256 << 10
 """A body up to this size is parsed at once: this takes 15 ms at most."""
 
@@ -42,9 +42,6 @@ VALUE_BYTES_MAX: Final = 4 << 20
 ELEMENTS_AT_ONCE: Final = 100
 """Elements of a list that are validated in one call."""
 
-TURN_S: Final = 0.002
-"""Time after which a large body lets other connections go first."""
-
 _STEPS: Final = 2_000
 _STRUCTURE: Final = re.compile(r"[{}\[\],]")
 _STRING: Final = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -53,31 +50,6 @@ _STRING: Final = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _STRING_CHARACTERS: Final = 128 << 10
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _KEY_CHARACTERS_MAX: Final = 100
-
-
-class Turns:
-    """The turns of one broker's large bodies: one body at a time is parsed, and lets other connections go first after
-    `TURN_S`."""
-
-    __slots__ = ("_lock", "_since")
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._since = 0.0
-
-    async def __aenter__(self) -> Turns:
-        await self._lock.acquire()
-        self._since = time.monotonic()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-
-    async def pause(self) -> None:
-        """Serve other connections, if this body has been parsed for `TURN_S`."""
-        if time.monotonic() - self._since > TURN_S:
-            await asyncio.sleep(0)
-            self._since = time.monotonic()
 
 
 async def count_values(data: bytes, turns: Turns, values_max: int = VALUES_MAX) -> None:

@@ -13,7 +13,12 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
-from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish, ValuesToPublish
+from mansio.broker.services.publish_records import (
+    RECORDS_MAX,
+    RecordToPublish,
+    ValuesToPublish,
+    joined_records,
+)
 from mansio.broker.services.routed.publishing import publish_records
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
 
@@ -128,22 +133,21 @@ def _records(call: Call) -> Sequence[RecordToPublish]:
 
 async def _large_records(call: Call) -> Sequence[RecordToPublish]:
     """Return the records of a large body, which are parsed in pieces. Raises `InvalidField`, `TooManyRequests`."""
-    found: list[RecordToPublish] = []
-    values: list[bytes] | None = []
     key = call.request.headers.get("idempotency-key")
     budget = call.context.budget
+    found: list[Sequence[RecordToPublish]] = []
+    first = 0
     async with budget.turns as turns:
         with budget.parsed(len(call.data)):
             async for piece in ElementReader(call.data, "records", turns).pieces(_PIECE, RECORDS_MAX):
-                if values is not None:
-                    added = _values(piece) if key is None else None
-                    if added is not None:
-                        values += added
-                        continue
-                    found, values = list(ValuesToPublish(values)), None
-                first = len(found)
-                found += [_new_record(record, number, key) for number, record in enumerate(piece, first)]
-    return found if values is None else ValuesToPublish(values)
+                values = _values(piece) if key is None else None
+                found.append(
+                    [_new_record(record, number, key) for number, record in enumerate(piece, first)]
+                    if values is None
+                    else ValuesToPublish(values)
+                )
+                first += len(piece)
+    return joined_records(found)
 
 
 def _compact_bytes(values: list[bytes]) -> int:
