@@ -91,7 +91,10 @@ class MansioService:
             max_bytes=request.max_bytes or 1 << 20,
             wait_ms=request.wait_ms,
         )
-        response = pb.FetchResponse(next_offset=found.next_offset)
+        response = pb.FetchResponse(
+            next_offset=found.next_offset,
+            unreadable=[pb.UnreadableOffsets(**each._asdict()) for each in found.unreadable],
+        )
         for each in found.records:
             add_record(response.records, each)
         return response

@@ -40,6 +40,7 @@ from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.spark.source.fetch import FetchedBatches, fetch_range
 from mansio.spark.sync_client import sync_client
 from mansio.spark.task_memory import keep_freed_memory
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.record_batch import iterate_batches
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def isolate_unreadable_records(
     try:
         found = decode(("offset",), start, end)
     except UNREADABLE_ERRORS as error:
-        yield DamagedRange(start, end - 1, error, is_whole_batch=True)
+        yield DamagedRange(start, end - 1, without_traceback(error), is_whole_batch=True)
         return
     offsets = [offset for rows in found for offset in rows.column(0).to_pylist()]
     pending = [(0, len(offsets))] if offsets else []
@@ -303,7 +304,9 @@ def isolate_unreadable_records(
             yield from decode(columns, offsets[low], offsets[high - 1] + 1)
         except UNREADABLE_ERRORS as error:
             if high - low == 1 or attempts <= 0:
-                yield DamagedRange(offsets[low], offsets[high - 1], error, is_whole_batch=False)
+                yield DamagedRange(
+                    offsets[low], offsets[high - 1], without_traceback(error), is_whole_batch=False
+                )
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]

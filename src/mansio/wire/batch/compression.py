@@ -44,6 +44,9 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
+DECOMPRESSED_BYTES_MAX: Final = 128 << 20
+"""Maximum decompressed size of a batch: no reader has a lower limit."""
+
 _LITTLE_16: Final = Struct("<H")
 _LITTLE_32: Final = Struct("<I")
 _LITTLE_64: Final = Struct("<Q")
