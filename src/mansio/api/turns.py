@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from typing import Final, Self
 
 TURN_S: Final = 0.002
 """Time after which a large request lets other connections go first."""
@@ -19,7 +19,7 @@ class Turns:
         self._lock = asyncio.Lock()
         self._since = 0.0
 
-    async def __aenter__(self) -> Turns:
+    async def __aenter__(self) -> Self:
         await self._lock.acquire()
         self._since = time.monotonic()
         return self

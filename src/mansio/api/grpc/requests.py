@@ -1,7 +1,7 @@
 """Messages of gRPC requests: the fields of a large one are counted before it is parsed, and its records in pieces.
 
-Protobuf's parser builds an object for each element of a repeated field, in one call that holds the event loop: two bytes
-of a request are enough for one. Therefore gRPC passes the bytes of messages on, and this module parses them.
+Protobuf's parser builds an object for each element of a repeated field, in one call that holds the event loop: two
+bytes of a request are enough for one. Therefore gRPC passes the bytes of messages on, and this module parses them.
 
 Invariants:
 * One call of the parser parses at most `SMALL_BYTES`, or `FIELDS_MAX` fields, fields of nested messages included.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.loop_holds import LoopHolds
     from mansio.config.settings import Address
 
 logger = logging.getLogger(__name__)
@@ -59,13 +60,15 @@ class GrpcServer:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._service = MansioService(services, self._own_client)
+        self._holds = services.statistics.holds
         self._server: Any = None
 
     async def start(self) -> tuple[str, int]:
         """Start to accept connections. Return the bound (host, port). Raises `OSError`."""
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
         handlers = {
-            method.name: _handler(method, getattr(self._service, method.name)) for method in SERVICE.methods
+            method.name: _handler(method, getattr(self._service, method.name), self._holds)
+            for method in SERVICE.methods
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
         probes = health.aio.HealthServicer()
@@ -90,7 +93,7 @@ class GrpcServer:
         await self._own_client.close()
 
 
-def _handler(method: Any, call: Callable[..., Any]) -> Any:
+def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
     """Return the handler of a method, which parses its request and turns errors into statuses. The methods with streams
     of requests, and Publish, parse them themselves."""
     types = {"response_serializer": method.output_type._concrete_class.SerializeToString}
@@ -98,7 +101,7 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
 
         async def receive(requests: Any, context: Any) -> None:
             try:
-                await call(requests, context)
+                await holds.measured(call(requests, context), "grpc", lambda: (method.name, context.peer()))
             except (MansioError, ValueError, OverflowError) as error:
                 _end(context, error)
 
@@ -116,9 +119,14 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
 
     message = None if method.name == "Publish" else method.input_type._concrete_class
 
+    async def parsed_call(data: bytes, context: Any) -> Any:
+        return await call(data if message is None else parse(message, data), context)
+
     async def unary(data: bytes, context: Any) -> Any:
         try:
-            return await call(data if message is None else parse(message, data), context)
+            return await holds.measured(
+                parsed_call(data, context), "grpc", lambda: (method.name, context.peer())
+            )
         except (MansioError, ValueError, OverflowError, TimeoutError) as error:
             _end(context, error)
 

@@ -70,7 +70,9 @@ class MansioService:
 
     async def PublishStream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
-            yield await self.Publish(request, context)
+            yield await self._services.statistics.holds.measured(
+                self.Publish(request, context), "grpc", lambda: ("PublishStream", context.peer())
+            )
 
     async def Fetch(self, request: Any, _context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("start")

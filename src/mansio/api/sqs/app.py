@@ -12,6 +12,7 @@ import json
 import re
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mansio.api.http.request_guard import check_host_and_origin, check_image_request
+from mansio.api.http.request_label import request_label
 from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.http.v1.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, count_values
 from mansio.api.http.v1.problems import InvalidField
@@ -68,11 +70,12 @@ class SqsEndpoint:
         self._own_client = OwnClient(lambda: address, CLIENT_ID)
         self._actions = Actions(QueueService(services, self._own_client), services.clock)
         self._clock = services.clock
+        self._holds = services.statistics.holds
         self._keys = read_access_keys(settings.sqs_access_keys_file)
         self._host_names = settings.http_names
         self._budget = BodyBudget()
         self.app = Starlette(
-            routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])], lifespan=self._lifespan
+            routes=[Route("/{path:path}", self._measured, methods=["GET", "POST"])], lifespan=self._lifespan
         )
 
     @contextlib.asynccontextmanager
@@ -82,6 +85,9 @@ class SqsEndpoint:
         finally:
             self._actions.close()
             await self._own_client.close()
+
+    async def _measured(self, request: Request) -> Response:
+        return await self._holds.measured(self._answer(request), "sqs", partial(request_label, request))
 
     async def _answer(self, request: Request) -> Response:
         target = request.headers.get("x-amz-target", "")

@@ -34,7 +34,8 @@ PIECE_BYTES: Final = 256 << 10
 """A body up to this size is parsed at once: this takes 15 ms at most."""
 
 VALUES_MAX: Final = 50_000
-"""Maximum number of values in a body of more than `PIECE_BYTES`, or in one element of a list that is parsed in pieces."""
+"""Maximum number of values in a body of more than `PIECE_BYTES`, or in one element of a list that is parsed in
+pieces."""
 
 VALUE_BYTES_MAX: Final = 4 << 20
 """Maximum size of a JSON body, or of one element of a list that is parsed in pieces."""
@@ -65,8 +66,8 @@ async def count_values(data: bytes, turns: Turns, values_max: int = VALUES_MAX) 
 
 
 def _counts(text: str, start: int) -> Iterator[int]:
-    """Yield how many values a JSON value has so far, it included; the last number is that of all. Ends behind the value,
-    or with the text. Of malformed text it is any number."""
+    """Yield how many values a JSON value has so far, it included; the last number is that of all. Ends behind the
+    value, or with the text. Of malformed text it is any number."""
     values, depth, at = 1, 0, start
     for step in count(1):
         quote = text.find('"', at)
@@ -91,7 +92,9 @@ def _counts(text: str, start: int) -> Iterator[int]:
             break
         if text.find("\\", quote, at) >= 0:
             at = quote + 1
-            while (end := _STRING.match(text, at, at + _STRING_CHARACTERS).end()) < len(text) and text[end] != '"':  # type: ignore[union-attr]
+            while (end := _STRING.match(text, at, at + _STRING_CHARACTERS).end()) < len(text) and text[
+                end
+            ] != '"':  # type: ignore[union-attr]
                 if end == at:  # a backslash is the last character of the text
                     break
                 at = end
@@ -183,7 +186,9 @@ class ElementReader:
                 return found
             size = len(self._text) - self._at
             if size > VALUE_BYTES_MAX:
-                raise MessageTooLarge(f"{pointer} has more than {VALUE_BYTES_MAX} bytes: publish it as a raw body")
+                raise MessageTooLarge(
+                    f"{pointer} has more than {VALUE_BYTES_MAX} bytes: publish it as a raw body"
+                )
             self._extend()
             if size > PIECE_BYTES // 2:
                 for values in _counts(self._text, self._at):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.loop_holds import LoopHolds
     from mansio.client import Client
     from mansio.config.settings import Settings
 
@@ -77,6 +78,11 @@ class ApiContext:
     @property
     def services(self) -> BrokerServices:
         return self.broker.services
+
+    def loop_holds(self) -> LoopHolds | None:
+        """Return the holds of the event loop by requests, None before the broker has started."""
+        broker = self._running()
+        return None if broker is None else broker.services.statistics.holds
 
     @property
     def own_client(self) -> OwnClient:

@@ -124,7 +124,9 @@ def _records(call: Call) -> Sequence[RecordToPublish]:
     """Return the records of a body. Raises `InvalidField`."""
     records: list[NewRecord] = call.body.records
     values = _values(records)
-    if values is None or len(call.data) != _compact_bytes(values):  # otherwise it has no room for a second value
+    if values is None or len(call.data) != _compact_bytes(
+        values
+    ):  # otherwise it has no room for a second value
         check_keys(call.data)
     key = call.request.headers.get("idempotency-key")
     if values is not None and key is None:
