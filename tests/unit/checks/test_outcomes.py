@@ -125,7 +125,10 @@ class Project:
             name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CI"))
         }
         environment |= {"PYTHONPATH": str(ROOT / "tests"), outcomes.LIST_VARIABLE: str(self.list)}
-        environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}  # starts sooner
+        environment |= {
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "xdist.plugin",
+        }  # starts sooner
         environment |= {"CI": "true"} if ci else {}
         return subprocess.run(
             command, cwd=self.directory, env=environment, capture_output=True, text=True, timeout=300
@@ -141,7 +144,10 @@ def test_a_test_that_passes_alone_is_named_in_the_last_lines_of_a_green_run(proj
     project.add(flaky=FLAKY, passing=PASSING)
     exit_code, lines = project.run()
     assert exit_code == 0
-    assert lines[-2:] == ["FLAKY test_flaky.py::test_fails_once: failed, and passed alone", "2 passed, 0 failed"]
+    assert lines[-2:] == [
+        "FLAKY test_flaky.py::test_fails_once: failed, and passed alone",
+        "2 passed, 0 failed",
+    ]
     exit_code, shown = project.listed()
     assert exit_code == 0
     assert shown.startswith("test_flaky.py::test_fails_once: in 1 of 1 runs")
@@ -169,6 +175,7 @@ def test_nothing_is_repeated_outside_ci(project: Project) -> None:
     assert not project.list.exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "arguments", "node_id"),
     [
@@ -187,6 +194,7 @@ def test_failures_of_set_up_collection_and_workers_are_repeated(
     assert lines[-1] == "2 passed, 0 failed"
 
 
+@pytest.mark.full
 def test_a_run_whose_checks_failed_is_red(project: Project) -> None:
     project.add(passing=PASSING)
     exit_code, lines = project.run(checks=1)
@@ -194,6 +202,7 @@ def test_a_run_whose_checks_failed_is_red(project: Project) -> None:
     assert lines[-1] == "1 passed, 0 failed, checks failed"
 
 
+@pytest.mark.full
 def test_a_test_that_is_skipped_at_its_repetition_stays_failed(project: Project) -> None:
     project.add(it=SKIPPED_LATER)
     exit_code, lines = project.run()
@@ -201,7 +210,7 @@ def test_a_test_that_is_skipped_at_its_repetition_stays_failed(project: Project)
     assert lines[-1] == "0 passed, 1 failed"
 
 
-@pytest.mark.parametrize("ci", [True, False])
+@pytest.mark.parametrize("ci", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_run_that_did_not_run_all_tests_is_red(project: Project, ci: bool) -> None:
     project.add(a=FLAKY, b=PASSING, crash=CRASH)
     for arguments in (("-x", "test_a.py", "test_b.py"), ("-n0", "test_crash.py"), ("--no-such-option",)):
@@ -211,7 +220,9 @@ def test_a_run_that_did_not_run_all_tests_is_red(project: Project, ci: bool) -> 
 
 
 def test_more_failures_than_the_limit_are_not_repeated(project: Project) -> None:
-    project.add(it="import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_it(n):\n    assert False\n")
+    project.add(
+        it="import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_it(n):\n    assert False\n"
+    )
     exit_code, lines = project.run()
     assert exit_code == 1
     assert not any(line.startswith("Repeated") for line in lines)
