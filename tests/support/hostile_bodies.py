@@ -10,7 +10,6 @@ import http.client
 import json
 import socket
 import struct
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,6 +18,8 @@ import grpc
 from support.machine import scaled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.testing import TestBroker
 
 BATCH: Final = "/v1/topics/hostile/records/batch"
