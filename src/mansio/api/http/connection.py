@@ -1,7 +1,8 @@
 """Connections of the HTTP server: uvicorn's protocol on httptools, with the bounds that both leave to their user.
 
 Invariants:
-* A server has at most `CONNECTIONS_MAX` connections; a new one closes the one that was answered longest ago.
+* A server has at most `OTHER_CONNECTIONS_MAX` connections, fewer under a low limit of descriptors; a new one closes
+  the one that was answered longest ago.
 * A connection on which no response is completed for `UNANSWERED_S_MAX` is closed, whatever the reason is.
 * A request has at most one Host header. An offer to change the protocol (Upgrade) is ignored.
 * Trailers of a chunked body are ignored; they cannot add or replace a header.
@@ -22,12 +23,12 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mansio.api.http.v1.problems import http_problem
+from mansio.host.file_descriptors import descriptor_budget
 from mansio.logs import fields
 
 if TYPE_CHECKING:
     import asyncio
 
-CONNECTIONS_MAX: Final = 128
 UNANSWERED_S_MAX = 40.0
 HEADER_BYTES_MAX: Final = 64 * 1024
 HEADER_OVERHEAD_BYTES: Final = 32
@@ -60,7 +61,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        if len(self._connections) >= CONNECTIONS_MAX:
+        if len(self._connections) >= descriptor_budget(1, 0).other_connections:
             quietest = next(iter(self._connections))
             self.logger.warning(
                 "too_many_connections_closing_least_recent",

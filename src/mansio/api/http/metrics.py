@@ -45,9 +45,9 @@ if TYPE_CHECKING:
         Measurement,
         MetricsSource,
         PartitionSample,
-        Problem,
     )
     from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
+    from mansio.broker.services.health import Problem
 
 T = TypeVar("T")
 

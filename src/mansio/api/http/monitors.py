@@ -5,7 +5,7 @@ caller waits: the last result is shown. After a write that failed with disk full
 again, the query is repeated at once (`request_query`), so that a full disk is not shown as one with space.
 
 HTTP runs on the monitored event loop. While the loop is stalled, no health check is answered, and clients notice that
-by their timeouts. Therefore only recent stalls are reported; a heartbeat that ran late shows them.
+by their timeouts. Therefore recent stalls are reported; a heartbeat that ran late shows them.
 
 Invariants:
 * One thread per broker that serves health checks; one log line when the space becomes low and one when it recovers.
@@ -165,6 +165,10 @@ STALL_LAG_MS_MIN: Final = 1_000.0
 STALL_RETENTION_MS: Final = 30_000.0
 """Time for which a stall is reported."""
 
+STALLS_REPEATED: Final = 3
+"""With so many stalls within `STALL_RETENTION_MS` the event loop counts as stalling although it runs now. After one
+stall, a probe that took the broker away would only move its load to others."""
+
 STALLS_KEPT_MAX: Final = 64
 """Maximum number of stalls that are stored."""
 
@@ -225,6 +229,13 @@ class EventLoopMonitor:
         if self._timer is not None and overdue_ms >= self._stall_bound_ms:
             found.append(Stall(now, overdue_ms))
         return found
+
+    @property
+    def is_stalling(self) -> bool:
+        """Whether a heartbeat is overdue now, or stalls are repeated."""
+        overdue_ms = (self._clock.monotonic() - self._due_at) * 1000
+        is_overdue = self._timer is not None and overdue_ms >= self._stall_bound_ms
+        return is_overdue or len(self.recent_stalls()) >= STALLS_REPEATED
 
     def _arm(self) -> None:
         self._due_at = self._clock.monotonic() + HEARTBEAT_INTERVAL_MS / 1000

@@ -3,7 +3,7 @@
     Action=SendMessageBatch&SendMessageBatchRequestEntry.1.Id=a&SendMessageBatchRequestEntry.1.MessageBody=b
 
 Lists and maps are flattened: their items are numbered from 1. A list or map of one item may be given without a number,
-`AttributeName=All` or `Attribute.Name=DelaySeconds&Attribute.Value=45`, as in AWS's examples and from older clients;
+`AttributeName=All` or `Attribute.Name=DelaySeconds&Attribute.Value=45`, as in the examples of AWS and in boto 2;
 `AttributeName=` is an empty list. Source: AWS Query protocol (Smithy), Amazon SQS API reference.
 """
 
