@@ -70,6 +70,7 @@ class ReadableRows:
             for rows in self._decode(records, aborted, self._columns, start, self._end):
                 rows_done += rows.num_rows
                 yield rows
+                del rows  # its memory is not needed while the next batch is decompressed
         except UNREADABLE_ERRORS:
             pass
         else:
