@@ -206,7 +206,7 @@ class Client:
         the topic may be created again, and the group decides the assignment."""
         ...
 
-    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 67108864, lease_ms: int | None = None) -> Receiver:
+    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 67108864, lease_ms: int | None = None, keeps_leases: bool = False) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
         result, or use its `poll` or `run`.
@@ -220,7 +220,10 @@ class Client:
         `prefetch_bytes_max`: no fetch is sent while this much is buffered. `batch_bytes_max`: a batch that is larger
         than this when decompressed is released and raises `InvalidRecord`.
         `lease_ms`: duration of the leases, up to 12 hours, instead of the group's; only with Mansio's brokers, others
-        raise `UnsupportedVersion`. Raises `ValueError` for another duration."""
+        raise `UnsupportedVersion`. Raises `ValueError` for another duration.
+        `keeps_leases`: leases outlive a lost connection, so that no other member receives a record that this one is
+        still processing; they are extended over the next connection. The records of a member that crashed then wait
+        for the end of their leases. Kafka's brokers release them when the connection ends."""
         ...
 
     def transaction(self, transactional_id: str, *, timeout_ms: int = 60000) -> Transaction:

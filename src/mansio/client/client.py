@@ -382,6 +382,7 @@ class Client:
         prefetch_bytes_max: int = 32 << 20,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         lease_ms: int | None = None,
+        keeps_leases: bool = False,
     ) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
@@ -398,6 +399,9 @@ class Client:
         reason, and a warning is logged; the readable ones before them, and all other records, are delivered.
         `lease_ms`: duration of the leases, up to 12 hours, instead of the group's; only with Mansio's brokers, others
         raise `UnsupportedVersion`. Raises `ValueError` for another duration.
+        `keeps_leases`: leases outlive a lost connection, so that no other member receives a record that this one is
+        still processing; they are extended over the next connection. The records of a member that crashed then wait
+        for the end of their leases. Kafka's brokers release them when the connection ends.
         """
         options = ReceiveOptions(
             group=group,
@@ -408,6 +412,7 @@ class Client:
             prefetch_bytes_max=prefetch_bytes_max,
             batch_bytes_max=batch_bytes_max,
             lease_ms=lease_ms,
+            keeps_leases=keeps_leases,
         )
         receiver = Receiver(self._cluster, topics, options)
         self._receivers = [*(other for other in self._receivers if not other.is_closed), receiver]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 from mansio.logs import fields
+from mansio.tracebacks import without_traceback
 
 try:
     import resource
@@ -47,7 +48,7 @@ def raise_file_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError) as error:
-            refusal = error
+            refusal = without_traceback(error)
         else:
             return limit
     logger.info("file_limit_not_raised", extra=fields(open_files=soft, error=refusal))

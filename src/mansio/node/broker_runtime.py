@@ -103,8 +103,10 @@ class BrokerRuntime:
         store: MetadataStore,
         state: MetadataImage,
         cluster_member: ClusterMember | None = None,
+        before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
-        """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node."""
+        """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node.
+        `before_newer_format`: see `Log`."""
         self.broker_configs = BrokerConfigManager(
             store=store,
             state=state,
@@ -141,6 +143,7 @@ class BrokerRuntime:
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
             recompression_thread=host_ports.recompression_thread,
+            before_newer_format=before_newer_format,
         )
         self.orphaned_directories = OrphanedDirectories(
             host_ports.disk, host_ports.file_thread, host_ports.scheduler, settings.data_dir

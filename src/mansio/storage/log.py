@@ -74,7 +74,14 @@ from mansio.storage.segment_list import (
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
 from mansio.storage.verification import CheckResult, CheckTask, check_batches, is_unreadable
-from mansio.wire.batch.record_batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, read_header
+from mansio.tracebacks import copied, without_traceback
+from mansio.wire.batch.record_batch import (
+    CONTROL_FLAG,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    TRANSACTIONAL_FLAG,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -109,6 +116,8 @@ _ROLL_TIME_UNKNOWN = -math.inf
 _PREFIX = struct.Struct(">qii")  # base offset, batch length, leader epoch: the fields that the broker sets
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
+_NEWER_ATTRIBUTES = TRANSACTIONAL_FLAG | CONTROL_FLAG
+"""Attributes of batches that the first release neither accepts nor writes."""
 _NO_FILE_OPENED_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
 
 logger = logging.getLogger(__name__)
@@ -116,6 +125,10 @@ logger = logging.getLogger(__name__)
 
 def _no_listener(_: object) -> None:
     """Default listener of a log, also after it was closed: does nothing."""
+
+
+def _nothing() -> None:
+    """Default of `before_newer_format`."""
 
 
 class Log:
@@ -127,7 +140,10 @@ class Log:
     * `on_maintenance_due()` when `prepare_maintenance` may return a job,
     * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; without this
       listener the reading thread verifies all batches,
-    * `on_damage(segment, range)` for each damaged range that is found.
+    * `on_damage(segment, range)` for each damaged range that is found,
+    * `before_newer_format()` before a control batch or a batch of a transaction is written, and where a hook of the
+      partition is about to write a file that the first release cannot read. It may raise `OSError`; then nothing is
+      written. Any thread calls it.
 
     `recovery` is the result of opening the log. `unfinished_job_count` counts the flush and maintenance jobs that were
     prepared and have not finished. While `repair_pending` is set, readers of a damaged range get
@@ -157,6 +173,7 @@ class Log:
         self.on_maintenance_due: Callable[[], object] | None = None
         self.on_check_due: Callable[[Segment, int], object] | None = None
         self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
+        self.before_newer_format: Callable[[], object] = _nothing
         self.unfinished_job_count = 0
         self.maintenance_running = False
         self.repair_pending = False
@@ -291,6 +308,8 @@ class Log:
             buffers = [prefix, memoryview(batch)[len(prefix) :]]
             timestamp = _MAX_TIMESTAMP.unpack_from(rewritten_header, _MAX_TIMESTAMP_POSITION)[0]
         try:
+            if header.attributes & _NEWER_ATTRIBUTES:
+                self.before_newer_format()
             active.file.write_at(buffers, position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:
             raise self._handle_append_error(error, position) from error
@@ -328,7 +347,7 @@ class Log:
 
     def _check_writable(self) -> None:
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if self.closed:
             raise StorageError(f"the log {self.directory} is closed")
 
@@ -370,10 +389,10 @@ class Log:
         """
         if self.failure is None:
             failure = StorageError(f"{message}: {error}")
-            failure.__cause__ = error
+            failure.__cause__ = without_traceback(error)
             self.failure = failure
             self.on_failure(failure)
-        return self.failure
+        return copied(self.failure)
 
     def roll(self) -> bool:
         """Close the active segment now, so that retention and compaction can include it. Returns False if it is empty.
@@ -512,6 +531,9 @@ class Log:
             active = self._prepare_append(position, size, leader_epoch, first)
             position = active.size
         try:
+            for header in headers:
+                if header.attributes & _NEWER_ATTRIBUTES:
+                    self.before_newer_format()
             active.file.write_at([run], position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:
             raise self._handle_append_error(error, position) from error
@@ -527,7 +549,7 @@ class Log:
     def _record_gaps_allowed(self, end_offset: int) -> None:
         """Record in the compaction state, durably, that offsets below `end_offset` may be missing. Blocks."""
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if end_offset > self.compaction.state.sparse_end_offset:
             if self.compaction.is_busy:
                 raise ConcurrentChange(f"{self.directory} is being compacted; append when that is done")
@@ -804,7 +826,7 @@ class Log:
         """
         if checked.error is not None:
             error, checked.error = checked.error, None
-            raise error
+            raise copied(error)
         inline = self.on_check_due is None
         bytes_max = OPEN_RANGE_END if inline else min(max_bytes, CHECK_BYTES_MAX)
         while (found := checked.find(offset)) is None:
@@ -903,7 +925,7 @@ class Log:
         """
         self._forget_checks(segment)
         if segment.checked is not None:
-            segment.checked.error = error
+            segment.checked.error = without_traceback(error)
 
     def closed_segments_to_check(self) -> list[Segment]:
         """The closed segments, oldest first, which the scrubber checks."""
@@ -1072,7 +1094,7 @@ class Log:
         of this log runs, `StorageError` if the disk fails.
         """
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if offset >= self.end_offset:
             return
         if offset < self.start_offset:
@@ -1145,7 +1167,7 @@ class Log:
         log has failed.
         """
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         self._raise_if_busy("reset")
         self._read_positions.clear()
         try:
@@ -1305,7 +1327,7 @@ class Log:
     def _run_inline(self, job: FlushJob | MaintenanceJob | None, finish: Callable[..., None]) -> None:
         """Run a job on this thread, blocking, and finish it. Raises `StorageError`."""
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         if job is None:
             return
         try:
@@ -1317,7 +1339,7 @@ class Log:
             return
         except OSError as error:
             finish(job, error)
-            raise self.failure or StorageError(str(error)) from error
+            raise copied(self.failure) if self.failure else StorageError(str(error)) from error
         finish(job, None)
 
     # Compaction (see `compaction_run`)

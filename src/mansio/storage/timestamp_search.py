@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mansio.errors import CorruptLog, CorruptMessage, DamagedRange, InvalidRecord, RequestError
 from mansio.storage.index import NO_TIMESTAMP
 from mansio.storage.segment import read_exactly, walk
+from mansio.tracebacks import copied
 from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import read_records
 
@@ -147,7 +148,7 @@ def _check_batch_crc(file: DiskFile, position: int, header: BatchHeader) -> None
     except RequestError as damage:
         error = DamagedRange(f"{file.path} has an unreadable batch at {position}: {damage}")
         error.first_offset, error.end_offset = header.base_offset, header.last_offset + 1
-        raise error from damage
+        raise copied(error) from damage
 
 
 def _largest_record(

@@ -101,7 +101,7 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
             try:
                 await call(requests, context)
             except (MansioError, ValueError, OverflowError) as error:
-                await _abort(context, error)
+                _end(context, error)
 
         return grpc.stream_stream_rpc_method_handler(receive, **types)
     if method.client_streaming:
@@ -111,7 +111,7 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
                 async for response in call(requests, context):
                     yield response
             except (MansioError, ValueError, OverflowError) as error:
-                await _abort(context, error)
+                _end(context, error)
 
         return grpc.stream_stream_rpc_method_handler(stream, **types)
 
@@ -119,15 +119,24 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
         try:
             return await call(request, context)
         except (MansioError, ValueError, OverflowError, TimeoutError) as error:
-            await _abort(context, error)
+            _end(context, error)
 
     return grpc.unary_unary_rpc_method_handler(unary, **types)
 
 
-async def _abort(context: Any, error: Exception) -> None:
-    """End a call with the status of an error. A `ValueError` is that of an invalid argument."""
+def _end(context: Any, error: Exception) -> None:
+    """End a call with the status of an error. A `ValueError` is that of an invalid argument.
+
+    Not by `context.abort`: the exception that it raises forms a reference cycle with the state of the call, which would
+    hold the request until the garbage collector runs.
+    """
     if isinstance(error, TimeoutError):
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time: the outcome is unknown")
+        context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
+        context.set_details("no answer in time: the outcome is unknown")
+        return
     found = error if isinstance(error, MansioError) else InvalidRequest(str(error))
-    metadata = (("mansio-error", type(found).__name__), ("mansio-code", str(found.kafka_code)))
-    await context.abort(grpc.StatusCode[found.grpc_status], found.message, metadata)
+    context.set_trailing_metadata(
+        (("mansio-error", type(found).__name__), ("mansio-code", str(found.kafka_code)))
+    )
+    context.set_code(grpc.StatusCode[found.grpc_status])
+    context.set_details(found.message)

@@ -62,7 +62,7 @@ def assemble(
             if context is not None:
                 await context.close()
 
-    return Starlette(
+    app = Starlette(
         routes=[
             *health.routes(view, loop_monitor, disk),
             *metrics.routes(view, loop_monitor, disk),
@@ -71,3 +71,5 @@ def assemble(
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
+    return app

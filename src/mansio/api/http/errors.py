@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from mansio.errors import MansioError, RequestError, Unavailable
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,13 +71,13 @@ def error_response(error: MansioError) -> JSONResponse:
 
 async def on_mansio_error(_request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, MansioError):
-        raise error
+        raise copied(error)
     return error_response(error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
-        raise error
+        raise copied(error)
     kind = HTTPStatus(error.status_code).phrase.replace(" ", "")
     message = error.detail
     if error.status_code == HTTPStatus.NOT_FOUND:

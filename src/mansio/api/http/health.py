@@ -41,9 +41,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from mansio.api.http.broker_stats import Problem
+from mansio.api.http.path_route import PathRoute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,9 @@ def _problem_json(problem: Problem) -> dict[str, object]:
     return shown
 
 
-def routes(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None) -> list[Route]:
+def routes(
+    view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None
+) -> list[PathRoute]:
     async def live(_request: Request) -> JSONResponse:
         return JSONResponse({"live": True})
 
@@ -107,4 +109,4 @@ def routes(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor 
         body = readiness_body(found, tuple(view.warnings()), disk)
         return JSONResponse(body, status_code=503 if found else 200)
 
-    return [Route("/health/live", live), Route("/health/ready", ready)]
+    return [PathRoute("/health/live", live), PathRoute("/health/ready", ready)]

@@ -26,9 +26,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
-from starlette.routing import Route
 
 from mansio.api.http.errors import error_response
+from mansio.api.http.path_route import PathRoute
 from mansio.errors import Unavailable
 from mansio.version import __version__
 
@@ -433,7 +433,7 @@ def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
 
 def routes(
     source: MetricsSource, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None
-) -> list[Route]:
+) -> list[PathRoute]:
     turn = asyncio.Lock()
     waiting = 0
 
@@ -451,4 +451,4 @@ def routes(
             waiting -= 1
         return Response(body, headers={"content-type": content_type})
 
-    return [Route("/metrics", metrics)]
+    return [PathRoute("/metrics", metrics)]

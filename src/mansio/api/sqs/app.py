@@ -115,15 +115,20 @@ class SqsEndpoint:
         if not self._keys:
             match = _ACCESS_KEY.search(request.headers.get("authorization", "")[:2000])
             return "" if match is None else match[1]
-        raw_path = request.scope.get("raw_path") or request.url.path.encode()
         signed = SignedRequest(
             request.method,
-            raw_path.decode("latin-1"),
+            _raw_path(request),
             request.scope["query_string"].decode("latin-1"),
             dict(request.headers),
             body,
         )
         return check_signature(signed, self._keys, datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+
+
+def _raw_path(request: Request) -> str:
+    """Return the path of a request as it was sent: `%2F` and `%3F` in it are data."""
+    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    return raw.decode("latin-1")
 
 
 def _decode(request: Request, target: str, body: bytes) -> tuple[str, dict[str, Any]]:
@@ -145,8 +150,9 @@ def _decode_query(request: Request, body: bytes) -> tuple[str, dict[str, Any]]:
     if action not in REQUESTS:
         raise InvalidAction(f"The action {action[:100]} is not valid for this endpoint.")
     form.pop("Version", None)
-    if "QueueUrl" not in form and request.url.path.strip("/"):
-        form["QueueUrl"] = request.url.path
+    path = _raw_path(request)
+    if "QueueUrl" not in form and path.strip("/"):
+        form["QueueUrl"] = path
     return action, query_protocol.decode(action, form)
 
 

@@ -2,7 +2,9 @@
 
     Action=SendMessageBatch&SendMessageBatchRequestEntry.1.Id=a&SendMessageBatchRequestEntry.1.MessageBody=b
 
-Lists and maps are flattened: their items are numbered from 1. Source: AWS Query protocol (Smithy).
+Lists and maps are flattened: their items are numbered from 1. A list or map of one item may be given without a number,
+`AttributeName=All` or `Attribute.Name=DelaySeconds&Attribute.Value=45`, as in the examples of AWS and from older clients;
+`AttributeName=` is an empty list. Source: AWS Query protocol (Smithy), Amazon SQS API reference.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from mansio.api.sqs.shapes import ITEMS_MAX, REQUESTS, RESULT_NAMES, Shape, chec
 from mansio.broker.services.queues.queue_errors import InvalidParameterValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 PARAMETERS_MAX: Final = 2_000
@@ -76,27 +78,32 @@ def _structure(shape: Shape, tree: Mapping[str, Any]) -> dict[str, Any]:
             if name in tree:
                 found[name] = _value(member, tree[name], name)
             continue
-        items = tree.get(member.query_names[0])
-        if not isinstance(items, dict) or member.item is None:
+        given = tree.get(member.query_names[0])
+        if given is None or member.item is None:
             continue
-        numbered = _numbered(items, name)
+        items = _items(given, name)
         if member.kind == "list":
-            found[name] = [_value(member.item, each, name) for each in numbered]
-        else:
+            found[name] = [_value(member.item, each, name) for each in items]
+        elif all(isinstance(each, dict) for each in items):
             _, key, value = member.query_names
             found[name] = {
-                str(each.get(key, "")): _value(member.item, each.get(value, ""), name)
-                for each in numbered
-                if isinstance(each, dict)
+                str(each.get(key, "")): _value(member.item, each.get(value, ""), name) for each in items
             }
+        else:
+            raise InvalidParameterValue(f"The entries of {name} have no names and values.")
     return found
 
 
-def _numbered(items: Mapping[str, Any], name: str) -> Iterable[Any]:
-    """Return the items of a list in the order of their numbers."""
-    if len(items) > ITEMS_MAX or not all(number.isascii() and number.isdigit() for number in items):
+def _items(given: Mapping[str, Any] | str, name: str) -> Sequence[Any]:
+    """Return the items of a list in the order of their numbers, or the one that has no number."""
+    if isinstance(given, str):
+        return [given] if given else []
+    numbers = [each for each in given if each.isascii() and each.isdigit()]
+    if not numbers:
+        return [given]
+    if len(given) > ITEMS_MAX or len(numbers) < len(given):
         raise InvalidParameterValue(f"The items of {name} are not numbered, or too many.")
-    return [items[number] for number in sorted(items, key=lambda each: int(each[:9]))]
+    return [given[number] for number in sorted(numbers, key=lambda each: int(each[:9]))]
 
 
 def encode_result(action: str, result: Mapping[str, Any], request_id: str) -> bytes:

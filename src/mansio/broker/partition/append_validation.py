@@ -25,6 +25,7 @@ from mansio.errors import (
     TransactionalIdMissing,
 )
 from mansio.ports import DISK_FULL_ERRNOS
+from mansio.tracebacks import copied
 from mansio.wire.batch.record_batch import TimestampType
 from mansio.wire.batch.record_reader import read_records
 
@@ -90,7 +91,7 @@ def reject_timestamps(
             f"{rules.timestamp_before_max_ms} behind the broker's clock"
         )
     error.record_errors = find_timestamp_errors(batch, header, earliest_ms, latest_ms)
-    raise error
+    raise copied(error)
 
 
 def reject_delayed(name: str) -> NoReturn:
@@ -165,7 +166,7 @@ def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
         f"{partition}: {MISSING_KEY_MESSAGE}; {len(keyless)} of {len(records)} in the batch have none"
     )
     error.record_errors = tuple((index, MISSING_KEY_MESSAGE) for index in keyless[:REPORTED_RECORDS_MAX])
-    raise error
+    raise copied(error)
 
 
 def find_timestamp_errors(

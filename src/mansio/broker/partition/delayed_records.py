@@ -115,7 +115,7 @@ class DelayedRecords:
         self._scheduler = scheduler
         self._log = log
         self._directory = log.directory
-        self._snapshots = SnapshotFiles(disk, log.directory, SNAPSHOT_SUFFIX)
+        self._snapshots = SnapshotFiles(disk, log, SNAPSHOT_SUFFIX)
         self._closed = False
         self._is_reading = False
         self._failures = 0

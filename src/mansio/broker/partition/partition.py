@@ -73,6 +73,7 @@ from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.verification import is_unreadable
+from mansio.tracebacks import copied
 from mansio.wire.batch.end_marker import encode_end_marker
 from mansio.wire.batch.record_batch import (
     CONTROL_FLAG,
@@ -543,7 +544,7 @@ class Partition:
             if error is None:
                 promise.set_result(None)
             else:
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
         if (failure := self.failure) is not None:
             complete(failure)
@@ -571,7 +572,7 @@ class Partition:
     def _append_error(self, error: StorageError) -> StorageError:
         """Return the error for the client of an append that the log rejected, and report a full disk."""
         if (failure := self.failure) is not None:
-            return failure
+            return copied(failure)
         rejection = new_append_error(self.name, error)
         if isinstance(rejection, DiskFull):
             self.storage_health.record_disk_full(self.topic, self.index, rejection)
@@ -779,7 +780,7 @@ class Partition:
                 f"{self.name}: leader epoch {leader_epoch} is not new, its log has {log.leader_epochs.latest_epoch}"
             )
         if (failure := self.failure) is not None:
-            raise failure
+            raise copied(failure)
         log.assign_leader_epoch(leader_epoch)
         high_watermark = max(before.high_watermark, log.start_offset)
         assigned = frozenset(replicas)
@@ -1186,7 +1187,7 @@ class Partition:
         """
         self.ensure_leader()
         if (failure := self.failure) is not None:
-            raise failure
+            raise copied(failure)
         self.ensure_high_watermark_known()
         stable_offset = self.last_stable_offset
         if before_offset == HIGH_WATERMARK:
@@ -1205,7 +1206,7 @@ class Partition:
                 self._start_offset_waits.append((start_offset, promise))
                 self._complete_start_offset_waits()
             else:
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
         start_offset = min(before_offset, *self._retention_floors(), stable_offset)
         if start_offset > self.log.start_offset:
@@ -1254,7 +1255,7 @@ class Partition:
         waits, self._start_offset_waits = self._start_offset_waits, []
         for _, promise in waits:
             if not promise.done():
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
     def close(self, *, save: bool = True) -> None:
         """Reject all requests from now on and fail all waits. With `save`, hooks write files for a fast next start."""

@@ -45,6 +45,7 @@ from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.settings import LogSettings
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.control_records import read_control_record
 from mansio.wire.batch.delay_control_records import DelayControlType
@@ -113,7 +114,10 @@ class PartitionSet:
         file_thread: Background,
         verification_thread: Background,
         recompression_thread: Background,
+        before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
+        """`before_newer_format`: see `Log`."""
+        self._before_newer_format = before_newer_format
         self.verifier = BatchVerifier(verification_thread)
         self.recompressor = Recompressor(recompression_thread)
         self.delayed_delivery = DelayedDelivery(clock, scheduler)
@@ -265,7 +269,7 @@ class PartitionSet:
         Raises the first `StorageError`; partitions opened before it stay open.
         """
         for _, _, error in await self._open(self._local_replicas([topic])):
-            raise error
+            raise copied(error)
 
     async def recreate(self, topic: Topic, index: int) -> None:
         """Recreate a partition whose log could not be opened: its directory is quarantined, replacing an earlier
@@ -276,7 +280,7 @@ class PartitionSet:
             opened.pop(index, None)
         for _, _, error in await self._open([(topic, index)]):
             opened[index] = error
-            raise error
+            raise copied(error)
 
     async def reopen(self, topic: Topic, index: int) -> None:
         """Open a partition again whose log could not be opened because of a disk error. Raises `StorageError`."""
@@ -285,7 +289,7 @@ class PartitionSet:
             opened.pop(index)
         for _, _, error in await self._open([(topic, index)], lambda _: False):
             opened[index] = error
-            raise error
+            raise copied(error)
 
     async def _open(
         self, wanted: Sequence[AssignedReplica], is_new: Callable[[PartitionState], bool] | None = None
@@ -381,6 +385,7 @@ class PartitionSet:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
+        log.before_newer_format = self._before_newer_format
         replica = (
             FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)
             if self._clustered
@@ -527,7 +532,7 @@ class PartitionSet:
         """Report a part of a log that the disk could not read when it was to be sent to a client."""
         directory, _, _ = part.file.path.rpartition("/")
         failed = StorageError(f"cannot read {part.file.path} from {part.position} on: {error}")
-        failed.__cause__ = error
+        failed.__cause__ = without_traceback(error)
         for partition in self:
             if partition.log.directory == directory:
                 last = min(part.next_offset, partition.log.end_offset) - 1

@@ -89,7 +89,7 @@ class PriorityView:
         self._log = log
         self._is_leader = is_leader
         self._directory = log.directory
-        self._snapshots = SnapshotFiles(disk, log.directory, SNAPSHOT_SUFFIX)
+        self._snapshots = SnapshotFiles(disk, log, SNAPSHOT_SUFFIX)
         self._closed = False
         self._is_reading = False
         self._unsaved_bytes = 0

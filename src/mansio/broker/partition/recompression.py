@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, check_client_batch
 from mansio.errors import InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import estimate_decompressed_bytes
 from mansio.wire.batch.recompress import recompress
 from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, HEADER_BYTES, check_batch
@@ -242,7 +243,7 @@ class Recompressor:
             if self._resubmit(partition, entry):
                 return
         elif isinstance(error, MansioError):
-            entry.result = error
+            entry.result = without_traceback(error)
         else:
             _log_failure(partition, error)
             entry.result = InvalidRecord(f"{partition.name}: the batch cannot be recompressed")
@@ -254,7 +255,7 @@ class Recompressor:
         try:
             self._reserve_bytes(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)
         except RequestTimedOut as refused:
-            entry.result = refused
+            entry.result = without_traceback(refused)
             return False
         entry.job_bytes_max = entry.output_bytes_max
         return self._submit(partition, entry)
@@ -307,7 +308,7 @@ class Recompressor:
                 check()
             result = partition.append(batch, urgent=urgent, transactional=transactional)
         except MansioError as error:
-            return error
+            return without_traceback(error)
         except Exception as error:  # noqa: BLE001  # a defect fails its own batch only
             _log_failure(partition, error)
             return MansioError(f"{partition.name}: the append failed unexpectedly; the batch may be written")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,7 +111,7 @@ class ConfigService:
                     if not query.names or entry.name in query.names
                 ]
             except MansioError as error:
-                results.append(ResourceConfigs(query.resource, error=error))
+                results.append(ResourceConfigs(query.resource, error=without_traceback(error)))
             else:
                 remaining -= len(entries)
                 results.append(ResourceConfigs(query.resource, entries))
@@ -163,7 +164,7 @@ class ConfigService:
                     raise InvalidRequest(f"{each.resource.name!r} is in the request more than once")
                 await self._alter(each, replace=replace, validate_only=validate_only)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors

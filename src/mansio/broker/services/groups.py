@@ -15,14 +15,15 @@ from mansio.broker.coordinator.group.error_mapping import (
     coordinator_errors,
 )
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidRequest,
     MansioError,
 )
-from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -110,7 +111,7 @@ class GroupService:
             try:
                 self._coordinator.leave(group_id, member.member_id, member.instance_id)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors
@@ -185,7 +186,7 @@ class GroupService:
                         transactional_id, producer_id, producer_epoch, [(OFFSETS_TOPIC, index)], adds=adds
                     )
                 except MansioError as failure:
-                    error = failure
+                    error = without_traceback(failure)
                 finally:
                     manager.end_verification(verification)
                 if error is not None:
@@ -280,7 +281,7 @@ class GroupService:
             try:
                 await self._coordinator.delete(group_id)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors
@@ -307,4 +308,4 @@ def _as_verification_error(error: MansioError, *, adds: bool) -> MansioError:
     CONCURRENT_TRANSACTIONS."""
     if error.retriable and not (adds and error.kafka_code == _CONCURRENT_TRANSACTIONS):
         return CoordinatorLoadInProgress(f"the transaction cannot be verified now: {error.message}")
-    return error
+    return copied(error)

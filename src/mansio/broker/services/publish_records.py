@@ -35,6 +35,7 @@ from mansio.errors import (
     MessageTooLarge,
     PrioritiesNotEnabled,
 )
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
@@ -373,7 +374,9 @@ class PublishService:
                 if not is_checked:
                     _check_record(topic.name, settings, record, timestamp_ms, now_ms)
             except MansioError as error:
-                failed = PublishedRecord(NO_PARTITION if partition is None else partition, error=error)
+                failed = PublishedRecord(
+                    NO_PARTITION if partition is None else partition, error=without_traceback(error)
+                )
                 results.append(PublishedRange(position, 1, failed))
                 continue
             total_bytes += size_bytes

@@ -36,6 +36,7 @@ from mansio.state.quota import (
     QuotaEntity,
     RateLimiter,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -244,7 +245,7 @@ class QuotaService:
                     changes[name] = value
                 await self.alter(_named_entity(each.entity), changes, validate_only=validate_only)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.cli.support.common import UnreadableReport
+from mansio.config.topic_names import dead_letter_topic_of, unified_name
 from mansio.errors import MansioError, UnknownTopicOrPartition
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.internal_records.dead_letter_headers import (
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from mansio.client.types import Message, TopicPartition
 
 DLQ_ENABLE_CONFIG: Final = "errors.deadletterqueue.group.enable"
-DLQ_TOPIC_PREFIX: Final = "dlq."
-"""Default prefix of dead-letter topics."""
-
 REDRIVE_HEADER: Final = "mansio-redrive-id"
 
 FILTER_HELP: Final = (
@@ -141,7 +139,9 @@ async def resolve_dead_letter_topic(client: Client, name: str) -> str:
     Raises `UnknownTopicOrPartition` if there is neither.
     """
     known = await client.admin.list_topics()
-    for candidate in (name, f"{DLQ_TOPIC_PREFIX}{name}"):
+    default = dead_letter_topic_of(name)
+    collision = next((each for each in known if unified_name(each) == unified_name(default)), default)
+    for candidate in (name, default, collision):
         if candidate in known and await _is_dead_letter_topic(client, candidate):
             return candidate
     if name in known:

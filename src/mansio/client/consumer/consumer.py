@@ -48,6 +48,7 @@ from mansio.errors import (
     UnreadableRecords,
 )
 from mansio.net.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -331,7 +332,7 @@ class Consumer:
         if report == "error":
             self._batch, self._messages, self._index, self._batch_start = batch, [], 0, None
             self._poll_event.clear()
-            raise error
+            raise copied(error)
         if report == "skip":
             logger.warning("%s; skipped", error.message)
         else:
@@ -632,6 +633,11 @@ class Consumer:
         except MansioError as error:
             logger.warning("group %s: the last commit failed: %s", self._options.group, error)
         finally:
+            if self._delivered_counter is not None:
+                delivered = self._delivered_counter()
+                self._delivered_counter = lambda: (
+                    delivered
+                )  # a closed consumer does not refer to its blocking proxy
             await self._fetcher.close()
             if self._membership is not None:
                 await self._membership.leave()

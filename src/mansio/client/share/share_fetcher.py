@@ -39,6 +39,7 @@ from mansio.errors import (
 )
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
@@ -339,16 +340,24 @@ class ShareSession:
 class ShareRequests:
     """Sends the ShareFetch and ShareAcknowledge requests of one member. `ids`: partition -> topic id, for all
     partitions that were ever assigned; `bytes_max`: maximum size of the records in a response; `lease_ms`: duration of
-    the leases, None for the group's."""
+    the leases, None for the group's; `keeps_leases`: whether they outlive a connection."""
 
     def __init__(
-        self, group: str, member_id: str, ids: TopicIds, *, bytes_max: int, lease_ms: int | None
+        self,
+        group: str,
+        member_id: str,
+        ids: TopicIds,
+        *,
+        bytes_max: int,
+        lease_ms: int | None,
+        keeps_leases: bool = False,
     ) -> None:
         self._group = group
         self._member_id = member_id
         self._topic_ids = ids
         self._bytes_max = bytes_max
         self._lease_ms = -1 if lease_ms is None else lease_ms
+        self._keeps_leases = keeps_leases
 
     def begin_fetch(
         self,
@@ -400,6 +409,7 @@ class ShareRequests:
             acquire_mode=share_fetch.RECORD_LIMIT,
             forgotten_topics=_forgotten_topics(gone) if session.epoch else (),
             lease_ms=self._lease_ms,
+            keeps_leases=self._keeps_leases,
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
         connection.begin_exchange((framed,), correlation_id, reply, timeout_ms=timeout_ms)
@@ -543,6 +553,7 @@ class ShareSessions:
             ack_sender.topic_ids,
             bytes_max=options.fetch_bytes_max,
             lease_ms=options.lease_ms,
+            keeps_leases=options.keeps_leases,
         )
         self._is_closed = False
         self._channel = f"share {next(_CHANNEL_NUMBERS)}"
@@ -641,7 +652,7 @@ class ShareSessions:
                 reply=reply,
             )
         except MansioError as error:
-            reply.set_exception(error)
+            reply.set_exception(copied(error))
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and the session continues
             reply.set_exception(log_client_failure(error))
 
@@ -658,7 +669,7 @@ class ShareSessions:
                         connection, session, requested.next_partitions, frame
                     )
                 except MansioError as refused:
-                    error = refused
+                    error = without_traceback(refused)
             if response is not None:
                 session.on_response()
                 self._apply_response(node, session, response, acks)

@@ -72,6 +72,7 @@ from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
+from mansio.tracebacks import copied
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
@@ -490,7 +491,7 @@ class _Session:
             f" {start - 1} before they were mirrored. Continue without them with --accept-loss"
         )
         if not self._job.accept_loss:
-            raise loss
+            raise copied(loss)
         logger.warning("mirror_records_lost", extra=fields(pipeline=self._job.name, error=loss.message))
         state.next_offset = start
 

@@ -32,6 +32,7 @@ from mansio.storage.cleaner.compaction_state import (
     swap_files,
     write_state,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -318,7 +319,7 @@ class CompactionRun:
         if isinstance(error, DirectoryNotSynced) or (stage is _Stage.SWAP and not transient):
             log.fail(error, f"cannot compact {log.directory}")
             log.resume_after_compaction()
-            self.error = error
+            self.error = without_traceback(error)
             self.outcome = CompactionOutcome.FAILED
             return None
         if stage is _Stage.SWAP:
@@ -331,7 +332,7 @@ class CompactionRun:
         if transient:
             self._outcome_if_abandoned = CompactionOutcome.DISK_FULL
         elif not log.closed and not segment_swap.is_any_trimmed(self._compaction.task.segments):
-            self.error = error
+            self.error = without_traceback(error)
             self._outcome_if_abandoned = CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon
@@ -340,6 +341,6 @@ class CompactionRun:
         if is_transient(error):
             self._outcome_if_abandoned = CompactionOutcome.DISK_FULL
         else:
-            self.error, self._outcome_if_abandoned = error, CompactionOutcome.FAILED
+            self.error, self._outcome_if_abandoned = without_traceback(error), CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon

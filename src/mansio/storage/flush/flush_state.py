@@ -34,6 +34,7 @@ from mansio.storage.segment_timestamps import (
     closed_segment_timestamps,
     encode_segment_timestamps,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -203,7 +204,7 @@ def run_maintenance(
         try:
             job.write_checkpoint(disk, sync=sync_all is None)
         except (OSError, LogDiskFull) as error:
-            failed[number] = error
+            failed[number] = without_traceback(error)
     written = [job for number, job in enumerate(jobs) if failed[number] is None]
     if sync_all is not None and written:
         try:
@@ -212,13 +213,13 @@ def run_maintenance(
                     for job in written:
                         disk.open(job.checkpoint_path).sync()
         except (OSError, LogDiskFull) as error:
-            return [error if one is None else one for one in failed]
+            return [without_traceback(error) if one is None else one for one in failed]
     for number, job in enumerate(jobs):
         if failed[number] is None:
             try:
                 job.run_after_checkpoint(disk)
             except (OSError, LogDiskFull) as error:
-                failed[number] = error
+                failed[number] = without_traceback(error)
     return failed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
+from mansio.tracebacks import copied
 from mansio.wire.batch.dedup_control_records import key_of
 from mansio.wire.batch.record_batch import varint
 from mansio.wire.batch.record_reader import decompress_batch, header_bounds, record_bounds
@@ -78,7 +79,7 @@ def read_ids(batch: Buffer, name: str) -> IdentifiedBatch | None:
     if errors:
         rejection = InvalidRecord(f"{name}: {errors[0][1]} (record {errors[0][0]} of the batch)")
         rejection.record_errors = tuple(errors[:REPORTED_RECORDS_MAX])
-        raise rejection
+        raise copied(rejection)
     return None if keys.count(None) == len(keys) else IdentifiedBatch(header, keys)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
+from mansio.tracebacks import copied
 from mansio.wire.batch.delay_control_records import NOT_DELAYED_MS
 from mansio.wire.batch.record_batch import TimestampType
 from mansio.wire.batch.record_reader import decompress_batch, read_records, record_bounds
@@ -78,7 +79,7 @@ def read_delays(batch: Buffer, name: str, now_ms: int, *, output_bytes_max: int)
     if errors:
         rejection = InvalidRecord(f"{name}: {errors[0][1]} (record {errors[0][0]} of the batch)")
         rejection.record_errors = tuple(errors[:REPORTED_RECORDS_MAX])
-        raise rejection
+        raise copied(rejection)
     if due_ms.count(NOT_DELAYED_MS) == len(due_ms):
         return None
     return DelayedBatch(header, data, due_ms, record_bounds(data, len(records)))

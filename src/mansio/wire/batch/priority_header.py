@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
+from mansio.tracebacks import copied
 from mansio.wire.batch.record_batch import read_varint, varint
 from mansio.wire.batch.record_reader import decompress_batch, header_bounds, record_bounds
 
@@ -96,7 +97,7 @@ def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[Prior
     if errors and strict:
         rejection = InvalidRecord(f"{name}: {errors[0][1]} (record {errors[0][0]} of the batch)")
         rejection.record_errors = tuple(errors[:REPORTED_RECORDS_MAX])
-        raise rejection
+        raise copied(rejection)
     return runs
 
 

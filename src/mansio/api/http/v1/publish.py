@@ -14,6 +14,7 @@ from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
 from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish, ValuesToPublish
 from mansio.broker.services.routed.publishing import publish_records
+from mansio.tracebacks import copied
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def publish_one(call: Call) -> dict[str, Any]:
     )
     ((_, _, result),) = await _publish(call, [record])
     if result.error is not None:
-        raise result.error
+        raise copied(result.error)
     return {"partition": result.partition, "offset": result.offset, "timestamp_ms": result.timestamp_ms}
 
 
@@ -145,7 +146,7 @@ def _results(ranges: Sequence[PublishedRange]) -> dict[str, Any]:
         ]
     if len(found) == 1 and failed:
         assert ranges[0].result.error is not None
-        raise ranges[0].result.error
+        raise copied(ranges[0].result.error)
     return {"records": found, "failed": failed}
 
 

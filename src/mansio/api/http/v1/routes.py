@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic_core import to_json
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 
+from mansio.api.http.path_route import PathRoute
 from mansio.api.http.v1 import (
     cluster,
     delays,
@@ -42,7 +42,7 @@ _FREQUENT: Final = (*publish.OPERATIONS, *leases.OPERATIONS)
 """Operations whose routes are tried first."""
 
 
-def routes(context: ApiContext) -> list[Route]:
+def routes(context: ApiContext) -> list[PathRoute]:
     """Return the routes of the API of one broker."""
 
     def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
@@ -59,9 +59,9 @@ def routes(context: ApiContext) -> list[Route]:
 
     return [
         *(
-            Route(openapi.PREFIX + each.path, endpoint(each), methods=[each.method])
+            PathRoute(openapi.PREFIX + each.path, endpoint(each), methods=[each.method])
             for each in sorted(OPERATIONS, key=lambda each: each not in _FREQUENT)
         ),
-        Route(f"{openapi.PREFIX}/openapi.json", description),
-        Route(f"{openapi.PREFIX}/docs", page),
+        PathRoute(f"{openapi.PREFIX}/openapi.json", description),
+        PathRoute(f"{openapi.PREFIX}/docs", page),
     ]

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from mansio.broker.services.topics import NewTopic
 from mansio.errors import InvalidRequest, MansioError
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,7 +88,7 @@ async def delete_topics(service: BrokerServices, request: Struct, context: Reque
         result: dict[str, Any] = {"name": name, "topic_id": topic_id}
         try:
             if isinstance(one, MansioError):
-                raise one
+                raise copied(one)
             result = {"name": one.name, "topic_id": one.topic_id}
             if one.topic_id in repeated:
                 raise InvalidRequest(f"topic {one.name!r} is in the request more than once")
@@ -110,7 +111,7 @@ def _find_topic_to_delete(
             raise InvalidRequest("a topic is either named or given by its id, not both")
         return service.topics.find(name)
     except MansioError as error:
-        return error
+        return without_traceback(error)
 
 
 async def create_partitions(

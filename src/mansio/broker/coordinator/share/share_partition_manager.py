@@ -6,7 +6,7 @@ partition, when the partition is closed, when the share state is replaced or del
 
 Invariants: there is at most one leader object per share partition, there are at most `SHARE_PARTITIONS_MAX` in total,
 and `find` returns one of the current leader epoch. When a member's session ends, its leases are released, apart from
-those with an update in flight.
+those with an update in flight, and from those of a member that keeps them when its connection ends.
 """
 
 from __future__ import annotations
@@ -369,10 +369,12 @@ class SharePartitionManager:
     # ------------------------------------------------------------------ release of leases
 
     def release_leases_of_connection(self, connection: object) -> None:
-        """Release the leases of the share sessions of a lost connection.
+        """Release the leases of the share sessions of a lost connection, apart from those of members that keep them.
 
         The delivery counts as an attempt, because a record that crashes its consumer ends a connection each time."""
         for session in self.sessions.end_sessions_of_connection(connection):
+            if not session.releases_leases:
+                continue
             group, member = session.group, session.member
             writes = self._release_in_state_machines(group, member, uncounted=False)
             if writes:

@@ -25,6 +25,7 @@ from mansio.broker.services.share_groups.share import (
 )
 from mansio.errors import InvalidRecord, InvalidRequest, MansioError, NotLeaderOrFollower, Unavailable
 from mansio.state.share_partition.types import GAP, RELEASE, AcknowledgementBatch
+from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.record_batch import check_stored_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 
@@ -169,7 +170,7 @@ class ReceiveService:
             except MansioError as error:
                 await self._share_partition_manager.release_leases(group_id, member_id)
                 if not promise.done():
-                    promise.set_exception(error)
+                    promise.set_exception(copied(error))
             finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
                 if not promise.done():
                     promise.set_exception(Unavailable("receive records: interrupted by an unexpected error"))
@@ -177,7 +178,7 @@ class ReceiveService:
         self._receiving[member_id] = promise
         self._scheduler.spawn(run(), name="receive records")
         try:
-            result = await promise
+            result = await result_of(promise)
             is_returned = True
             return result
         finally:  # a cancellation does not interrupt the storing of leases; they are released afterwards
@@ -318,5 +319,5 @@ def _decode_records(
                     by_offset[record.offset] = record
                     bytes_left -= len(record.key or b"") + len(record.value or b"")
     except MansioError as error:
-        return error, bytes_left
+        return without_traceback(error), bytes_left
     return None, bytes_left
