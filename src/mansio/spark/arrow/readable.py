@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from mansio.errors import MansioError
-
     Decode = Callable[[Sequence[str], int, int], list[pa.RecordBatch]]
     """Function (columns, start offset, end offset (exclusive)) -> rows. Raises one of `UNREADABLE_ERRORS`."""
 
@@ -35,7 +33,7 @@ class UnreadableRows(NamedTuple):
 
     first: int
     last: int
-    error: MansioError
+    reason: str
     is_whole_batch: bool
     batch: memoryview = memoryview(b"")
 
@@ -160,7 +158,7 @@ def isolate_unreadable_records(
     try:
         found = decode(("offset",), start, end)
     except UNREADABLE_ERRORS as error:
-        yield UnreadableRows(start, max(end - 1, start), error, is_whole_batch=True)
+        yield UnreadableRows(start, max(end - 1, start), error.message, is_whole_batch=True)
         return
     offsets = (
         np.concatenate([rows.column(0).to_numpy() for rows in found]) if found else np.zeros(0, np.int64)
@@ -175,7 +173,7 @@ def isolate_unreadable_records(
             yield from decode(columns, first, last + 1)
         except UNREADABLE_ERRORS as error:
             if high - low == 1 or attempts <= 0:
-                yield UnreadableRows(first, last, error, is_whole_batch=False)
+                yield UnreadableRows(first, last, error.message, is_whole_batch=False)
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]
