@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from unit.fuzz.batch_contents import Found
 
-SLACK_BYTES = 8 << 20
+SLACK_BYTES = 32 << 20
+"""For example the output of one piece of a gzip stream."""
 
 
 def test_readers_step_over_any_batch_content_and_deliver_everything_else() -> None:
@@ -33,7 +34,7 @@ def test_memory_of_readers_is_at_most_twice_the_limit_of_decompressed_batches(
 ) -> None:
     random = Random(chosen_seed())
     more = (random,) if reader is read_as_share_member else ()
-    for _ in range(3):
+    for _ in range(2):
         # A member of a share group holds all records that one answer leases to it.
         cases = 1 if more else 2
         log = log_of([expanding_case(random, DECOMPRESSED_BYTES_MAX) for _ in range(cases)])

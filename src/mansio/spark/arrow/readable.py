@@ -115,6 +115,7 @@ class ReadableRows:
                     rows_done -= skipped
                     if skipped < rows.num_rows:
                         yield rows.slice(skipped)
+                    del rows
                 continue
             except UNREADABLE_ERRORS:
                 pass
