@@ -50,6 +50,7 @@ from mansio.broker.services.delays import DelayService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
+from mansio.broker.services.health import HealthService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
@@ -66,6 +67,7 @@ from mansio.broker.services.transactions.marker_service import TransactionMarker
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
+from mansio.host.file_descriptors import descriptor_budget
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.storage.file_cache import FileCache
@@ -132,13 +134,16 @@ class BrokerRuntime:
             clock=host_ports.clock,
             observe_sync_s=self.statistics.flush_latency.observe,
         )
+        budget = descriptor_budget(settings.max_connections, settings.open_files_max)
         self.partitions = PartitionSet(
             settings=settings,
             disk=host_ports.disk,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             group_commit=self.group_commit,
-            files=FileCache(host_ports.disk, files_max=settings.open_files_max),
+            files=FileCache(
+                host_ports.disk, files_max=budget.cached_files, active_files_max=budget.active_files
+            ),
             sync_thread=host_ports.sync_thread,
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
@@ -177,6 +182,7 @@ class BrokerRuntime:
             random=host_ports.random,
             open_partitions=self.partitions.open_partitions,
             close_partitions=self._close_partitions_of,
+            partitions_max=budget.partitions,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
         )
         self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random, host_ports.scheduler)
@@ -215,7 +221,7 @@ class BrokerRuntime:
             settings,
             host_ports,
             self.partitions,
-            group_configs.overrides,
+            group_configs,
             self.share_state.persister,
             self.dead_letters,
             state,
@@ -476,6 +482,7 @@ class BrokerRuntime:
             ),
             group_coordinator=self.groups,
             group_service=groups,
+            health=HealthService(host_ports.clock, cluster),
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(
