@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         StartAt,
         TopicPartition,
     )
-    from mansio.errors import DelayNotOffered, LeaseLost, MansioError, UnreadableRecords
+    from mansio.errors import DelayNotOffered, LeaseLost, MansioError
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.net.redrive import RedriveResult
@@ -165,11 +165,7 @@ __all__ = [
     "TransactionDescription",
     "TransactionListing",
     "TransactionListings",
-<<<<<<< HEAD
     "UnreadableCallback",
-=======
-    "UnreadableRecords",
->>>>>>> main
     "__version__",
     "blocking",
     "connect",
@@ -261,7 +257,6 @@ _LAZY = {
     "TransactionListings": _TRANSACTIONS,
     "UnreadableCallback": "mansio.client.consumer.consumer",
     "connect": "mansio.client.client",
-    "UnreadableRecords": "mansio.errors",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""
 

@@ -4,11 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-<<<<<<< HEAD
 from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback
-=======
-from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableRecords
->>>>>>> main
 from types import TracebackType
 from typing import Literal, Self
 
@@ -174,11 +170,7 @@ class Client:
         """Create a producer with its own acks, codec and batching. It is closed with the client, or before."""
         ...
 
-<<<<<<< HEAD
     def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, unknown_topic_ms_max: float = 30000) -> Consumer:
-=======
-    def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", on_unreadable: Literal["error", "skip"] | Callable[[UnreadableRecords], object] = "error", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, unknown_topic_ms_max: float = 30000) -> Consumer:
->>>>>>> main
         """Read topics, or assigned partitions (`TopicPartition`). Iterate the result, or use its `poll` or `batches`.
 
         `sources`: in a group, a text that begins with `^` is a regular expression (RE2) that must match the whole topic

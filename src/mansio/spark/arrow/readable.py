@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from mansio.spark.arrow.decode import RESULT_BYTES_MAX, decode_batches
-from mansio.tracebacks import without_traceback
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.unreadable import UNREADABLE_ERRORS
 
@@ -160,11 +159,7 @@ def isolate_unreadable_records(
     try:
         found = decode(("offset",), start, end)
     except UNREADABLE_ERRORS as error:
-<<<<<<< HEAD
         yield UnreadableRows(start, max(end - 1, start), error.message, is_whole_batch=True)
-=======
-        yield UnreadableRows(start, max(end - 1, start), without_traceback(error), is_whole_batch=True)
->>>>>>> main
         return
     offsets = (
         np.concatenate([rows.column(0).to_numpy() for rows in found]) if found else np.zeros(0, np.int64)
@@ -179,11 +174,7 @@ def isolate_unreadable_records(
             yield from decode(columns, first, last + 1)
         except UNREADABLE_ERRORS as error:
             if high - low == 1 or attempts <= 0:
-<<<<<<< HEAD
                 yield UnreadableRows(first, last, error.message, is_whole_batch=False)
-=======
-                yield UnreadableRows(first, last, without_traceback(error), is_whole_batch=False)
->>>>>>> main
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]
