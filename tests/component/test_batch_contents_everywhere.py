@@ -63,6 +63,7 @@ def test_whatever_is_stored_each_protocol_delivers_everything_else(broker: TestB
         ("events", read_events(broker, "stored", log.end)),
         ("grpc", read_over_grpc(broker, "stored", log.end)),
         ("share", read_as_share_member(client, "stored", log)),
+        ("share", receive_over_http(broker, "stored", log)),
     ):
         check(log, read, reader)
 
@@ -144,6 +145,24 @@ def read_as_share_member(client: mansio.blocking.Client, topic: str, log: Log) -
                 assert message.delivery_count == 1
                 found.values[message.offset] = message.value
             receiver.ack(messages)
+    return found
+
+
+def receive_over_http(broker: TestBroker, topic: str, log: Log) -> Found:
+    """As a client of a share group over HTTP, whose broker decodes the batches; gRPC and SQS use the same service."""
+    found = Found({}, [])
+    with httpx.Client(base_url=f"{broker.http_url}/v1", timeout=scaled(30)) as http:
+        config = {"share.auto.offset.reset": "earliest"}
+        assert http.patch("/groups/over-http/config", json={"config": config}).is_success
+        while log.end - 1 not in found.values:
+            body = {"topics": [topic], "max_records": 500, "wait_ms": 1_000, "values": "base64"}
+            answer = http.post("/groups/over-http/receive", json=body)
+            assert answer.is_success, answer.text
+            records = answer.json()["records"]
+            assert all(each["delivery_count"] == 1 for each in records)
+            found.values.update({each["offset"]: decoded(each) for each in records})
+            receipts = [each["receipt"] for each in records]
+            assert not receipts or http.post("/groups/over-http/ack", json={"receipts": receipts}).is_success
     return found
 
 
