@@ -14,6 +14,7 @@ import pytest
 from bench import frames
 
 import mansio
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ class CountedBroker:
         self._loop = started.server.loop
         address = broker.address if isinstance(broker, mansio.Broker) else broker.bootstrap_servers
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket = socket.create_connection((host, int(port)), timeout=scaled(30))
         self._calls: Counter[str] = Counter()
 
     def calls_of(self, request: bytes) -> tuple[int, set[str]]:
@@ -68,7 +69,7 @@ class CountedBroker:
         async def call() -> None:
             function(argument)
 
-        asyncio.run_coroutine_threadsafe(call(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(call(), self._loop).result(scaled(30))
 
     def _ask(self, request: bytes) -> None:
         self._socket.sendall(request)
