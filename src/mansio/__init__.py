@@ -28,11 +28,13 @@ if TYPE_CHECKING:
         TopicDescription,
     )
     from mansio.client.admin.cluster import (
+        BrokerHealth,
         BrokerStatus,
         ClusterAdmin,
         ClusterStatus,
         ElectionResult,
         ElectionType,
+        HealthProblem,
         PartitionStatus,
     )
     from mansio.client.admin.delays import (
@@ -82,7 +84,7 @@ if TYPE_CHECKING:
         StartAt,
         TopicPartition,
     )
-    from mansio.errors import DelayNotOffered, LeaseLost, MansioError
+    from mansio.errors import DelayNotOffered, LeaseLost, MansioError, UnreadableRecords
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.net.redrive import RedriveResult
@@ -94,6 +96,7 @@ __all__ = [
     "Admin",
     "Backoff",
     "Broker",
+    "BrokerHealth",
     "BrokerStatus",
     "CatchUp",
     "ChangedRecords",
@@ -119,6 +122,7 @@ __all__ = [
     "HangingTransaction",
     "Headers",
     "HeadersLike",
+    "HealthProblem",
     "LeaseHolder",
     "LeaseLost",
     "Leased",
@@ -161,6 +165,7 @@ __all__ = [
     "TransactionDescription",
     "TransactionListing",
     "TransactionListings",
+    "UnreadableRecords",
     "__version__",
     "blocking",
     "connect",
@@ -181,6 +186,7 @@ _LAZY = {
     "Admin": _ADMIN,
     "Backoff": "mansio.ports",
     "Broker": "mansio.node.embedded:EmbeddedBroker",
+    "BrokerHealth": _CLUSTER,
     "BrokerStatus": _CLUSTER,
     "Client": "mansio.client.client",
     "ChangedRecords": _DELAYS,
@@ -203,6 +209,7 @@ _LAZY = {
     "HandlerMode": "mansio.client.share.handler_runner",
     "Headers": _TYPES,
     "HeadersLike": _TYPES,
+    "HealthProblem": _CLUSTER,
     "LeaseHolder": _SHARES,
     "LeaseLost": "mansio.errors",
     "Leased": "mansio.client.share.leased",
@@ -249,6 +256,7 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "connect": "mansio.client.client",
+    "UnreadableRecords": "mansio.errors",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""
 

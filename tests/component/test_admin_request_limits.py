@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from mansio.broker.services.item_limit import ITEMS_MAX
+from mansio.config.item_limit import ITEMS_MAX
 from mansio.testing import TestBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages

@@ -138,6 +138,11 @@ class Program:
         assert {type(partition) for partition in topic.partitions} == {mansio.PartitionMetadata}
         status: mansio.ClusterStatus = await done(admin.cluster.status())
         assert {type(one) for one in status.brokers} == {mansio.BrokerStatus}
+        health: list[mansio.BrokerHealth] = await done(admin.cluster.health())
+        assert [(one.is_session_held, one.session_lost_at, one.error) for one in health] == [
+            (True, None, None)
+        ]
+        assert {type(problem) for one in health for problem in one.warnings} <= {mansio.HealthProblem}
         partitions: list[mansio.PartitionStatus] = await done(admin.cluster.partitions([self.topic]))
         assert not any(
             one.is_offline or one.is_under_replicated or one.is_under_min_isr for one in partitions

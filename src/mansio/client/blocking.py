@@ -557,6 +557,11 @@ class Client(BlockingProxy[asyncio_client.Client]):
         finally:
             self._thread.close()
 
+    def _close_when_dropped(self) -> Callable[[], None]:
+        """Close this client when nothing refers to it or to an object that it made. Returns a function that closes it
+        now."""
+        return self._thread.close_when_dropped(self._original.close)
+
     def __enter__(self) -> Self:
         return self
 

@@ -215,6 +215,12 @@ class Settings:
         maximum=INT32_MAX,
         is_kafka_setting=True,
     )
+    max_decompressed_bytes: int = _bytes(
+        128 * MIB,
+        "Maximum size of a batch of records when decompressed, for every kind of topic; a larger one is refused with "
+        "MESSAGE_TOO_LARGE. Applies to new batches.",
+        maximum=128 * MIB,
+    )
     in_flight_requests_per_connection_max: int = _count(
         128,
         "Maximum number of requests of one connection in progress; with more the connection is not read.",

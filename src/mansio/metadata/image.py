@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from mansio.config.topic_names import unified_name
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import (
@@ -95,6 +96,8 @@ class MetadataImage:
     failure: Exception | None = None
     _topic_documents: dict[str, _TopicDocument] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)  # topic names by uuid
+    _spellings: dict[str, set[str]] = field(default_factory=dict)
+    """Topic names, live or unfinished, by their name with `_` for each `.`; names without both are left out."""
     _partitions: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
     _callbacks: list[Callable[[TopicChange], None]] = field(default_factory=list)
     _quota_callbacks: list[Callable[[], None]] = field(default_factory=list)
@@ -186,6 +189,11 @@ class MetadataImage:
         """Whether a broker may lead partitions: it has a session, and its registration is active."""
         registration = self.registrations.get(node_id)
         return node_id in self.brokers and registration is not None and registration.state == BROKER_ACTIVE
+
+    def colliding_topics(self, name: str) -> list[Topic]:
+        """The topics, live or unfinished, whose names differ from `name` in `.` and `_` only, sorted."""
+        others = sorted(self._spellings.get(unified_name(name), set()) - {name})
+        return [self.topics.get(other) or self.unfinished_topics[other] for other in others]
 
     async def wait_for_revision(self, revision: int, scheduler: Scheduler) -> None:
         """Wait until the image contains all changes up to `revision`. Raises the error that ended the watch."""
@@ -314,6 +322,7 @@ class MetadataImage:
             if document is not None:
                 self._topic_documents[name] = _TopicDocument(document, event.mod_revision)
                 self._names[document["uuid"]] = name
+            self._index_spelling(name, exists=document is not None)
         elif event.key.startswith(keys.partitions):
             topic_id, _, index = event.key.removeprefix(keys.partitions).partition("/")
             known = self._partitions.setdefault(topic_id, {})
@@ -350,6 +359,17 @@ class MetadataImage:
             self.broker_configs.pop(name, None)
             if document is not None:
                 self.broker_configs[name] = ConfigOverrides(document["configs"], event.mod_revision)
+
+    def _index_spelling(self, name: str, *, exists: bool) -> None:
+        unified = unified_name(name)
+        if "_" not in unified:
+            return
+        if exists:
+            self._spellings.setdefault(unified, set()).add(name)
+        elif (known := self._spellings.get(unified)) is not None:
+            known.discard(name)
+            if not known:
+                del self._spellings[unified]
 
     def _apply_broker_event(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")

@@ -14,7 +14,7 @@ Model: https://etcd.io/docs/v3.5/learning/api/
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from mansio.errors import ConcurrentChange, MansioError, StorageError, Unavailab
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from mansio.ports import Random
 
@@ -81,6 +81,10 @@ class Delete(NamedTuple):
     """Operation that deletes a key, if it exists."""
 
     key: str
+
+
+BeforeCommit: TypeAlias = "Callable[[Sequence[Put | Delete]], object]"
+"""Called with the operations of a transaction before it is committed. Raises `OSError` to prevent that."""
 
 
 class TransactionResult(NamedTuple):

@@ -111,7 +111,7 @@ class Broker:
         disk.make_directory(settings.data_dir)
         stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
         check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
-        claim_data_dir_format(disk, settings.data_dir)
+        data_format = claim_data_dir_format(disk, settings.data_dir)
         store: MetadataStore
         if settings.clustered:
             from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does not
@@ -120,12 +120,14 @@ class Broker:
                 settings, host_ports, stack
             )
         else:
-            store = await host.open_store(settings)
+            store = await host.open_store(settings, data_format.before_metadata_commit)
             stack.push_async_callback(store.close)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
         budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
         limits = FileLimits(budget.active_files, budget.cached_files, budget.partitions)
-        runtime = BrokerRuntime(settings, host_ports, store, state, self._cluster_member, limits)
+        runtime = BrokerRuntime(
+            settings, host_ports, store, state, self._cluster_member, data_format.require_current, limits
+        )
         self._service = runtime.service
         await runtime.open(stack, host.close_scheduler)
         if self._cluster_member is not None:

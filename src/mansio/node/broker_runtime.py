@@ -50,6 +50,7 @@ from mansio.broker.services.delays import DelayService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
+from mansio.broker.services.health import HealthService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
@@ -114,9 +115,11 @@ class BrokerRuntime:
         store: MetadataStore,
         state: MetadataImage,
         cluster_member: ClusterMember | None = None,
+        before_newer_format: Callable[[], object] = lambda: None,
         limits: FileLimits = NO_LIMITS,
     ) -> None:
-        """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node."""
+        """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node.
+        `before_newer_format`: see `Log`."""
         self.broker_configs = BrokerConfigManager(
             store=store,
             state=state,
@@ -155,6 +158,7 @@ class BrokerRuntime:
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
             recompression_thread=host_ports.recompression_thread,
+            before_newer_format=before_newer_format,
         )
         self.orphaned_directories = OrphanedDirectories(
             host_ports.disk, host_ports.file_thread, host_ports.scheduler, settings.data_dir
@@ -227,7 +231,7 @@ class BrokerRuntime:
             settings,
             host_ports,
             self.partitions,
-            group_configs.overrides,
+            group_configs,
             self.share_state.persister,
             self.dead_letters,
             state,
@@ -488,6 +492,7 @@ class BrokerRuntime:
             ),
             group_coordinator=self.groups,
             group_service=groups,
+            health=HealthService(host_ports.clock, cluster),
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(

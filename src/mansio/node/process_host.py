@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from mansio.config.settings import Settings
-    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.metadata_store import BeforeCommit, MetadataStore
 
 
 class BrokerHost(Protocol):
@@ -31,8 +31,9 @@ class BrokerHost(Protocol):
     @property
     def ports(self) -> HostPorts: ...
 
-    async def open_store(self, settings: Settings) -> MetadataStore:
-        """Open the metadata store of a single node."""
+    async def open_store(self, settings: Settings, before_commit: BeforeCommit) -> MetadataStore:
+        """Open the metadata store of a single node. `before_commit` is called with the operations of each transaction
+        before it is committed, on the thread that commits; with its `OSError` the transaction fails."""
 
     async def close_scheduler(self) -> None:
         """Cancel the coroutines of `ports.scheduler` that still run, and wait until they have ended."""
@@ -58,7 +59,7 @@ class ProcessHost:
             boot_id=boot_id(),
         )
 
-    async def open_store(self, settings: Settings) -> MetadataStore:
+    async def open_store(self, settings: Settings, before_commit: BeforeCommit) -> MetadataStore:
         """Open the metadata file on a thread, because flushes of a new file, or reading an existing one, take time."""
         scheduler, thread = self._scheduler, self.ports.file_thread
         promise = scheduler.promise()
@@ -72,7 +73,9 @@ class ProcessHost:
                 promise.set_exception(copied(error))
 
         path = f"{settings.data_dir}/{SINGLE_NODE_FILE_NAME}"
-        thread.submit(partial(SqliteStore.open, path, thread, scheduler.promise), done)
+        thread.submit(
+            partial(SqliteStore.open, path, thread, scheduler.promise, before_commit=before_commit), done
+        )
         store: SqliteStore = await result_of(promise)
         return store
 

@@ -74,7 +74,13 @@ from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
 from mansio.storage.verification import CheckResult, CheckTask, check_batches, is_unreadable
 from mansio.tracebacks import copied, without_traceback
-from mansio.wire.batch.record_batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, read_header
+from mansio.wire.batch.record_batch import (
+    CONTROL_FLAG,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    TRANSACTIONAL_FLAG,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -109,12 +115,18 @@ _ROLL_TIME_UNKNOWN = -math.inf
 _PREFIX = struct.Struct(">qii")  # base offset, batch length, leader epoch: the fields that the broker sets
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
+_NEWER_ATTRIBUTES = TRANSACTIONAL_FLAG | CONTROL_FLAG
+"""Attributes of batches that the first release neither accepts nor writes."""
 
 logger = logging.getLogger(__name__)
 
 
 def _no_listener(_: object) -> None:
     """Default listener of a log, also after it was closed: does nothing."""
+
+
+def _nothing() -> None:
+    """Default of `before_newer_format`."""
 
 
 class Log:
@@ -126,7 +138,10 @@ class Log:
     * `on_maintenance_due()` when `prepare_maintenance` may return a job,
     * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; without this
       listener the reading thread verifies all batches,
-    * `on_damage(segment, range)` for each damaged range that is found.
+    * `on_damage(segment, range)` for each damaged range that is found,
+    * `before_newer_format()` before a control batch or a batch of a transaction is written, and where a hook of the
+      partition is about to write a file that the first release cannot read. It may raise `OSError`; then nothing is
+      written. Any thread calls it.
 
     `recovery` is the result of opening the log. `unfinished_job_count` counts the flush and maintenance jobs that were
     prepared and have not finished. While `repair_pending` is set, readers of a damaged range get
@@ -156,6 +171,7 @@ class Log:
         self.on_maintenance_due: Callable[[], object] | None = None
         self.on_check_due: Callable[[Segment, int], object] | None = None
         self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
+        self.before_newer_format: Callable[[], object] = _nothing
         self.unfinished_job_count = 0
         self.maintenance_running = False
         self.repair_pending = False
@@ -290,6 +306,8 @@ class Log:
             buffers = [prefix, memoryview(batch)[len(prefix) :]]
             timestamp = _MAX_TIMESTAMP.unpack_from(rewritten_header, _MAX_TIMESTAMP_POSITION)[0]
         try:
+            if header.attributes & _NEWER_ATTRIBUTES:
+                self.before_newer_format()
             active.file.write_at(buffers, position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:
             raise self._handle_append_error(error, position) from error
@@ -562,6 +580,9 @@ class Log:
             active = self._prepare_append(position, size, leader_epoch, first)
             position = active.size
         try:
+            for header in headers:
+                if header.attributes & _NEWER_ATTRIBUTES:
+                    self.before_newer_format()
             active.file.write_at([run], position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:
             raise self._handle_append_error(error, position) from error
@@ -766,7 +787,6 @@ class Log:
             timestamp_ms,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
@@ -779,7 +799,6 @@ class Log:
             self._files,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     # Verification before the first delivery (see `verification`)

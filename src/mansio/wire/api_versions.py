@@ -95,6 +95,7 @@ class ApiKey(IntEnum):
     REGISTER_SHARE_GROUP = 20111
     PREPARE_TRANSACTION = 20112
     COMMIT_BATCH = 20113
+    DESCRIBE_HEALTH = 20114
 
 
 class Api(NamedTuple):
@@ -482,6 +483,13 @@ _ROWS: Final = (
         note="Mansio's own. Creates, pauses, resumes or deletes a recurring schedule; idempotent.",
     ),
     Api(
+        ApiKey.DESCRIBE_HEALTH,
+        0,
+        0,
+        "cluster.describe_health",
+        note="Mansio's own. Problems and warnings of the broker that answers, and whether its session is held.",
+    ),
+    Api(
         ApiKey.RECEIVE_RECORDS,
         0,
         0,
@@ -618,6 +626,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.REGISTER_SHARE_GROUP: 0,
     ApiKey.PREPARE_TRANSACTION: 0,
     ApiKey.COMMIT_BATCH: 0,
+    ApiKey.DESCRIBE_HEALTH: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

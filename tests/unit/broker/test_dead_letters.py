@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 
+from mansio.broker.coordinator.share import dead_letter_copies, dead_letter_manager
 from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.config.config_def import Change, Operation
@@ -21,11 +24,12 @@ from mansio.errors import (
     UnknownProducerId,
 )
 from mansio.logs import FIELDS
+from mansio.metadata.topic_plan import NewTopic, check_topic_name
 from mansio.net.peer_connections import PeerConnections
 from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import REJECT, AcknowledgementBatch
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from support.machine import scaled
 from support.waiting import eventually
 from unit.broker.dead_letters_fixtures import MEMBER, Room, expected_ids, headers, ids, room_in
@@ -112,6 +116,38 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
         }
         assert room.dead(share_partition.key) == [(1, 2)]
         assert room.dead_letters.counts.written_count == 2
+
+    run(check, tmp_path)
+
+
+def batches(room: Room) -> int:
+    log = room.partition("dlq.t").log
+    return sum(1 for batch in log.batches(0) for _ in iterate_batches(batch))
+
+
+def test_records_that_are_rejected_one_after_the_other_are_copied_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one does not wait; what follows is collected until the batch is full or the time is over."""
+    monkeypatch.setattr(dead_letter_manager, "LINGER_MS", 1e9)
+    monkeypatch.setattr(dead_letter_copies, "RECORDS_MAX", 20)
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(41))
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 0)
+        await settled(room)
+        for offset in range(1, 20):
+            await share_partition.reject(offset, offset)
+        assert (room.dead_letters.counts.written_count, batches(room)) == (1, 1)
+        for offset in range(20, 41):
+            await share_partition.reject(offset, offset)
+        written = room.dead_letters.counts
+        await eventually(lambda: written.written_count == 41, DEADLINE_S, "two batches are full")
+        await settled(room)
+        assert batches(room) == 3
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(41))
 
     run(check, tmp_path)
 
@@ -413,6 +449,33 @@ def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
         producer = room.persister.state(share_partition.key).producer  # type: ignore[union-attr]
         assert producer is not None
         assert producer.epoch == 1
+
+    run(check, tmp_path)
+
+
+@pytest.mark.parametrize("characters", [245, 246, 249])
+def test_records_of_a_topic_with_a_long_name_are_dead_lettered(tmp_path: Path, characters: int) -> None:
+    async def check(room: Room) -> None:
+        topic = "t" * characters
+        name = room.dead_letters._targets.dead_letter_topic_name("g", topic)
+        assert (name == f"dlq.{topic}") == (characters == 245)
+        check_topic_name(name)
+        found = await room.dead_letters._targets.find(
+            "g", await room.service.topics.create(NewTopic(topic, 1)), 0
+        )
+        assert found.topic == name
+
+    run(check, tmp_path)
+
+
+def test_a_dead_letter_topic_whose_name_differs_in_dot_and_underscore_is_used(tmp_path: Path) -> None:
+    """As of two topics with such names, which an earlier version created: one dead-letter topic can exist."""
+
+    async def check(room: Room) -> None:
+        source = await room.service.topics.create(NewTopic("a.b", 1))
+        there = await room.dead_letters._targets.find("g", source, 0)
+        other = dataclasses.replace(source, name="a_b", topic_id=UUID(int=7))
+        assert await room.dead_letters._targets.find("g", other, 0) == there
 
     run(check, tmp_path)
 

@@ -18,8 +18,9 @@ Reasons:
 
 Warnings do not affect readiness; with any of them the broker is `degraded`:
 * `event_loop_stalled`: the event loop was blocked within the last half minute, and is not any more.
-* `corrupt_batch`: a reader found damage. `log_truncated`: the start truncated a log end that was not known to be
-  flushed; shown until the next start.
+* `corrupt_batch`: a reader found damage. `unreadable_batch`: readers stepped over a batch whose content a client has
+  stored unreadable; the log is intact. `log_truncated`: the start truncated a log end that was not known to be flushed;
+  shown until the next start.
 * `disk_full`: writes fail. `disk_low`. `disk_unresponsive`: the file system does not report its free space.
 * `hold_released`: records were deleted that a pipeline had not read. `holds_not_loaded`: nothing is deleted, because it
   is not known yet what pipelines still need.
@@ -42,9 +43,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
-from mansio.api.http.broker_stats import Problem
+from mansio.api.http.path_route import PathRoute
+from mansio.broker.services.health import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +106,9 @@ def _problem_json(problem: Problem) -> dict[str, object]:
     return shown
 
 
-def routes(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None) -> list[Route]:
+def routes(
+    view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None
+) -> list[PathRoute]:
     async def live(_request: Request) -> JSONResponse:
         return JSONResponse({"live": True})
 
@@ -115,4 +118,4 @@ def routes(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor 
         body = readiness_body(found, (*view.warnings(), *over), disk)
         return JSONResponse(body, status_code=503 if found else 200)
 
-    return [Route("/health/live", live), Route("/health/ready", ready)]
+    return [PathRoute("/health/live", live), PathRoute("/health/ready", ready)]

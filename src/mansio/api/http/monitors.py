@@ -27,6 +27,7 @@ from mansio.logs import fields
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mansio.broker.services.loop_holds import LoopHolds
     from mansio.ports import Clock, Scheduler, Timer
 
 
@@ -197,6 +198,8 @@ class EventLoopMonitor:
         self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT_MAX)
         self._timer: Timer | None = None
         self._due_at = 0.0
+        self.holds: Callable[[], LoopHolds | None] = lambda: None
+        """Returns the holds by requests, with which a stall is explained."""
         self.lag_ms = 0.0
         self.lag_ms_max = 0.0
         self.stalls_total = 0
@@ -210,6 +213,12 @@ class EventLoopMonitor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    @property
+    def hold_ms_max(self) -> float:
+        """The longest time since the start for which one request ran without letting others run."""
+        holds = self.holds()
+        return 0.0 if holds is None else holds.hold_ms_max
 
     def recent_stalls(self) -> list[Stall]:
         """Return the stored stalls, oldest first. A heartbeat that is overdue now counts as a stall."""
@@ -236,10 +245,13 @@ class EventLoopMonitor:
         now = self._clock.monotonic()
         self.lag_ms = max(0.0, (now - self._due_at) * 1000)
         self.lag_ms_max = max(self.lag_ms_max, self.lag_ms)
+        holds = self.holds()
+        longest = None if holds is None else holds.take_recent()
         if self.lag_ms >= self._stall_bound_ms:
             self.stalls_total += 1
             self._stalls.append(Stall(now, self.lag_ms))
-            logger.warning(
-                "event_loop_stalled", extra=fields(lag_ms=round(self.lag_ms), stalls=self.stalls_total)
-            )
+            known: dict[str, object] = {"lag_ms": round(self.lag_ms), "stalls": self.stalls_total}
+            if longest is not None:
+                known |= {**longest._asdict(), "hold_ms": round(longest.hold_ms)}
+            logger.warning("event_loop_stalled", extra=fields(**known))
         self._arm()

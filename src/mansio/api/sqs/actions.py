@@ -8,7 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from mansio.broker.services.queues.message_moves import MessageMover
 from mansio.broker.services.queues.messages import (
@@ -127,7 +127,7 @@ class Actions:
         account, _, name = path.strip("/").rpartition("/")
         if not name or account not in ("", ACCOUNT):
             raise InvalidAddress(f"The address {url[:200]} is not valid for this endpoint.")
-        return self._queues.find(name)
+        return self._queues.find(unquote(name))
 
     # Queues
 

@@ -27,6 +27,7 @@ from mansio.errors import (
 )
 from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
 from mansio.tracebacks import copied
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
 from mansio.wire.batch.record_batch import TimestampType
 from mansio.wire.batch.record_reader import read_records
 
@@ -59,6 +60,8 @@ class AppendRules(NamedTuple):
     """Whether records may have a header for their priority."""
     inspects_records: bool = False
     """Whether batches of clients are decoded, because of one of the settings before."""
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    """Maximum size of a batch when it is decompressed, and so of one that is not compressed."""
     compression: Compression | None = None
     """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
 
@@ -66,6 +69,8 @@ class AppendRules(NamedTuple):
 def check_client_batch(name: str, rules: AppendRules, header: BatchHeader, *, transactional: bool) -> None:
     """Raise the error for a client's batch that is too large, a control batch or, unless the request is
     `transactional`, a transactional batch."""
+    if header.size > rules.decompressed_bytes_max:
+        raise new_too_large_error(name, header.size, rules.decompressed_bytes_max)
     if header.size > rules.message_bytes_max:
         raise MessageTooLarge(
             f"{name}: a batch of {header.size} bytes exceeds max.message.bytes={rules.message_bytes_max}"
@@ -74,6 +79,13 @@ def check_client_batch(name: str, rules: AppendRules, header: BatchHeader, *, tr
         raise InvalidRecord(f"{name}: clients may not write control batches")
     if header.is_transactional and not transactional:
         raise TransactionalIdMissing(f"{name}: a transactional batch needs a request with a transactional id")
+
+
+def new_too_large_error(name: str, size: int, decompressed_bytes_max: int) -> MessageTooLarge:
+    """Return the error for a batch of `size` bytes, as it was sent, that is too large when it is decompressed."""
+    return MessageTooLarge(
+        f"{name}: a batch of {size} bytes exceeds max.decompressed.bytes={decompressed_bytes_max} when decompressed"
+    )
 
 
 def reject_timestamps(
@@ -136,11 +148,12 @@ def _reason(error: StorageError) -> str:
     return cause.strerror or str(cause) if isinstance(cause, OSError) else error.message
 
 
-DECODED_BYTES_MAX = 32 << 20
-"""Maximum decompressed size of a batch of a compacted topic."""
-
 DECODED_RECORDS_MAX = 100_000
 """Maximum number of records in a batch of a compacted topic."""
+
+INLINE_CONTENT_BYTES_MAX: Final = 64 << 10
+"""Decompressed size up to which the content of a compressed batch is checked on the event loop; it takes less than
+0.2 ms."""
 
 REPORTED_RECORDS_MAX = 1000
 """Maximum number of record errors in one response."""
@@ -165,7 +178,7 @@ def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
             f"{partition}: a batch of {header.record_count} records; a compacted topic accepts at most"
             f" {DECODED_RECORDS_MAX}"
         )
-    records = read_records(batch, output_bytes_max=DECODED_BYTES_MAX)
+    records = read_records(batch)
     keyless = [index for index, record in enumerate(records) if record.key is None]
     if not keyless:
         return

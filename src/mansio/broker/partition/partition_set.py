@@ -114,7 +114,10 @@ class PartitionSet:
         file_thread: Background,
         verification_thread: Background,
         recompression_thread: Background,
+        before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
+        """`before_newer_format`: see `Log`."""
+        self._before_newer_format = before_newer_format
         self.verifier = BatchVerifier(verification_thread)
         self.recompressor = Recompressor(recompression_thread)
         self.delayed_delivery = DelayedDelivery(clock, scheduler)
@@ -334,7 +337,8 @@ class PartitionSet:
     def _apply_settings(
         self, partitions: Iterable[Partition | StorageError | None], settings: TopicSettings
     ) -> None:
-        rules, log_settings = _append_rules(settings), _log_settings(settings)
+        rules = _append_rules(settings, self._settings.max_decompressed_bytes)
+        log_settings = _log_settings(settings)
         for partition in partitions:
             if isinstance(partition, Partition):
                 partition.settings = settings
@@ -382,6 +386,7 @@ class PartitionSet:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
+        log.before_newer_format = self._before_newer_format
         log.record_active_file()
         replica = (
             FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)
@@ -396,7 +401,7 @@ class PartitionSet:
             log=log,
             group_commit=self._group_commit,
             replica=replica,
-            rules=_append_rules(settings),
+            rules=_append_rules(settings, self._settings.max_decompressed_bytes),
             clock=self._clock,
             scheduler=self._scheduler,
             settings=settings,
@@ -614,9 +619,9 @@ def _has_same_settings(before: Topic, after: Topic) -> bool:
     )
 
 
-def _append_rules(settings: TopicSettings) -> AppendRules:
+def _append_rules(settings: TopicSettings, decompressed_bytes_max: int) -> AppendRules:
     return AppendRules(
-        message_bytes_max=settings.max_message_bytes,
+        message_bytes_max=min(settings.max_message_bytes, decompressed_bytes_max),
         timestamp_type=TimestampType.LOG_APPEND if settings.log_append_time else TimestampType.CREATE,
         timestamp_before_max_ms=settings.timestamp_before_max_ms,
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
@@ -628,6 +633,7 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         or settings.accepts_delays
         or settings.dedup_ms > 0
         or settings.has_priorities,
+        decompressed_bytes_max=decompressed_bytes_max,
         compression=_compression(settings),
     )
 

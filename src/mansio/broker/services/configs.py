@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.services.item_limit import too_many_items
+from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
 from mansio.tracebacks import without_traceback

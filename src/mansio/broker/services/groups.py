@@ -15,14 +15,14 @@ from mansio.broker.coordinator.group.error_mapping import (
     coordinator_errors,
 )
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
-from mansio.broker.services.item_limit import too_many_items
+from mansio.config.item_limit import too_many_items
+from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidRequest,
     MansioError,
 )
-from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
 from mansio.tracebacks import copied, without_traceback
 

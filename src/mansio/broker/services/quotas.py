@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL
-from mansio.broker.services.item_limit import too_many_items
+from mansio.config.item_limit import too_many_items
 from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
 from mansio.metadata import metadata_store

@@ -44,8 +44,9 @@ from mansio.metadata.topic_plan import (
     PRUNED_TOPICS,
     ClusterBrokers,
     NewTopic,
+    check_internal_name,
     check_topic_name,
-    colliding_topic,
+    collision,
     plan_growth,
     plan_partitions,
 )
@@ -202,11 +203,6 @@ class TopicService:
         topic = self._plan_topic(new, internal=internal)
         if validate_only:
             return topic
-        if (other := colliding_topic(new.name, self.state.topics)) is not None:
-            logger.warning(
-                "topic_metric_names_collide",
-                extra=fields(topic=new.name, other=other),
-            )
         _warn_without_effect(topic.name, topic.configs)
         created = await self._run_uninterrupted(self._create(topic), name=f"create topic {new.name}")
         partitions = len(created.partitions)
@@ -384,13 +380,15 @@ class TopicService:
 
     def _plan_topic(self, new: NewTopic, *, internal: bool) -> Topic:
         check_topic_name(new.name)
-        if new.name in INTERNAL_TOPICS and not internal:
-            raise InvalidTopic(f"{new.name} is the broker's own name")
+        if not internal:
+            check_internal_name(new.name)
         if new.name in self.state.topics:
             raise TopicAlreadyExists(f"topic {new.name!r} already exists")
         if (unfinished := self.state.unfinished_topics.get(new.name)) is not None:
             action = "created" if unfinished.state == TOPIC_CREATING else "deleted"
             raise TopicAlreadyExists(f"topic {new.name!r} is being {action}")
+        if not internal and (others := self.state.colliding_topics(new.name)):
+            raise collision(new.name, others[0].name)
         start = 0 if self._broker_epoch is None else int.from_bytes(self._random.bytes(4))
         partitions, replication_factor = plan_partitions(
             new,

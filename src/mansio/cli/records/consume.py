@@ -216,7 +216,7 @@ def consume(
     elif from_offset is not None:
         start = from_offset
     command = ConsumeCommand(topic, tuple(partition or ()), group, start, stop_ms, has_end, limit)
-    run(command.perform(bootstrap_servers, printer))
+    raise typer.Exit(run(command.perform(bootstrap_servers, printer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +233,13 @@ class ConsumeCommand:
     has_end: bool
     limit: int | None
 
-    async def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> None:
-        """Print records until the end or the limit is reached, or until interrupted."""
-        from mansio.cli.support.common import run_unless_deleted
+    async def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> int:
+        """Print records until the end or the limit is reached, or until interrupted. Returns the exit code, 1 if
+        records could not be read."""
+        from mansio.cli.support.common import UnreadableReport, run_unless_deleted
         from mansio.client.types import TopicPartition
 
+        report = UnreadableReport()
         async with connect(bootstrap_servers) as client:
             consumer = client.consume(
                 [TopicPartition(self.topic, index) for index in self.partitions] or self.topic,
@@ -247,6 +249,7 @@ class ConsumeCommand:
                 to_end=self.has_end and self.stop_ms is None,
                 max_records=self.limit,
                 auto_commit=self.group is not None,
+                on_unreadable=report.show,
             )
 
             async def read() -> None:
@@ -255,6 +258,7 @@ class ConsumeCommand:
                         printer.show(messages)
 
             await run_unless_deleted(client, self.topic, read())
+        return report.exit_code
 
     async def _start(self, client: Client) -> Any:
         """The argument `from_` of `Client.consume`: an offset is converted to one for each partition, limited to its

@@ -298,12 +298,19 @@ class AckSender:
             self._in_flight_records.on_not_renewed(message)
 
     def acknowledge_range(
-        self, partition: TopicPartition, ack_type: int, first_offset: int, last_offset: int
+        self,
+        partition: TopicPartition,
+        ack_type: int,
+        first_offset: int,
+        last_offset: int,
+        *,
+        reason: str = "",
     ) -> None:
         """Acknowledge a range of acquired offsets that have no messages, without waiting."""
         now = self._loop.time()
         self._append_pending(
-            partition, PendingAck(ack_type, first_offset, last_offset, now, now + ACK_EXPIRY_S_MIN)
+            partition,
+            PendingAck(ack_type, first_offset, last_offset, now, now + ACK_EXPIRY_S_MIN, reason=reason),
         )
         self._flush_soon()
 

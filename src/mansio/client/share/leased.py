@@ -58,6 +58,7 @@ class ReceiveOptions:
     prefetch_bytes_max: int = 32 << 20
     batch_bytes_max: int = BATCH_BYTES_MAX
     lease_ms: int | None = None
+    keeps_leases: bool = False
     close_ms_max: float = 5_000
     """Maximum time for which closing the receiver waits for brokers, in milliseconds."""
     backoff: Backoff = DEFAULT_BACKOFF

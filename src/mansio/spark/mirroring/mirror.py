@@ -39,10 +39,11 @@ from mansio.errors import (
     TopicRecreated,
     TransactionAbortable,
     UnknownTopicOrPartition,
+    UnreadableRecords,
 )
 from mansio.logs import fields
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, commit_offsets, list_offsets
-from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import HEADERS_TYPE, TIMESTAMP_TYPE
 from mansio.spark.jobs.pipeline_progress import (
     NO_BATCH,
@@ -561,22 +562,24 @@ class _Session:
             fetch_bytes=FETCH_BYTES,
             topic_id=copy.view.topic_id,
         )
+        readable = ReadableRows(place.source, place.partition, end, SOURCE_COLUMNS)
         for fetched in responses:
-            for rows in decode_batches(
-                fetched.records,
-                place.source,
-                place.partition,
-                start,
-                end,
-                SOURCE_COLUMNS,
-                aborted=fetched.aborted,
-            ):
+            for rows in readable.read(fetched.records, fetched.aborted, start):
+                if isinstance(rows, UnreadableRows):
+                    self._skip_unreadable(place, rows)
+                    continue
                 for at in range(0, rows.num_rows, ROWS_PER_ROUND):
                     if pending is not None:
                         yield pending, pending.column("offset")[-1].as_py() + 1
                     pending = rows.slice(at, ROWS_PER_ROUND)
-        # What follows the last record are markers and aborted records.
+        # What follows the last record are markers, aborted and unreadable records.
         yield pending, end
+
+    def _skip_unreadable(self, place: MirroredPartition, rows: UnreadableRows) -> None:
+        error = UnreadableRecords.at(place.source, place.partition, rows.first, rows.last, rows.error.message)
+        logger.warning(
+            "mirror_records_unreadable", extra=fields(pipeline=self._job.name, error=error.message)
+        )
 
     def _write(self, copy: _Copy, pieces: Mapping[MirroredPartition, Piece]) -> int:
         """Write one transaction; returns the number of copies in it."""

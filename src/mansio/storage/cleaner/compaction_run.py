@@ -124,7 +124,6 @@ def begin_compaction(
         delete_retention_ms=settings.delete_retention_ms,
         delete_horizon_end_offset=segment_swap.state.sparse_end_offset,
         map_end_offset=0,
-        output_bytes_max=log.settings.decompressed_batch_bytes_max,
         tombstone_floor=tombstone_floor,
         is_aborted=is_aborted or matches_no_batch,
         is_obsolete_marker=is_obsolete_marker or matches_no_batch,

@@ -14,8 +14,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from mansio.broker.services.item_limit import too_many_items
 from mansio.broker.services.topics import NewTopic
+from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.tracebacks import copied, without_traceback
 

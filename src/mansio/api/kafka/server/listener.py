@@ -87,6 +87,7 @@ class KafkaServer:
         self.limits = limits
         self.loop = loop
         self.clock: Clock = service.clock
+        self.holds = service.statistics.holds
         self.scratch = memoryview(bytearray(SCRATCH_BUFFER_BYTES))
         self.receive_scratch = new_scratch_buffer()
         self.now = self.clock.monotonic()
@@ -327,8 +328,11 @@ class KafkaServer:
             connection.peer,
         )
         pending_response = connection.defer_response()
+        name = api.key.name.lower()
+        run = self._router.run(request, context, pending_response)
+        peer = connection.client_host
         task = self.service.scheduler.spawn(
-            self._router.run(request, context, pending_response), name=f"{api.key.name.lower()} request"
+            self.holds.measured(run, "kafka", lambda: (name, peer)), name=f"{name} request"
         )
         if key in ENDS_WITH_CONNECTION:
             pending_response.on_lost = task.cancel

@@ -631,7 +631,7 @@ class ReceiveOperation:
             acquired_records = change.acquired
             if acquired_records is not None and acquired_records.acquired and self._is_connected():
                 self._add_result(change.leader, acquired_records, error, received)
-            # else: a member without a connection has no share session, and its leases are released
+            # else: a member without a connection has no share session, and its leases are released, or end
 
     def _add_result(
         self,
