@@ -24,7 +24,7 @@ from mansio.config.settings import Address
 from mansio.host import file_descriptors
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
-from mansio.node.broker_runtime import BrokerRuntime
+from mansio.node.broker_runtime import BrokerRuntime, FileLimits
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
 
@@ -123,8 +123,10 @@ class Broker:
             store = await host.open_store(settings, data_format.before_metadata_commit)
             stack.push_async_callback(store.close)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
+        budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
+        limits = FileLimits(budget.active_files, budget.cached_files, budget.partitions)
         runtime = BrokerRuntime(
-            settings, host_ports, store, state, self._cluster_member, data_format.require_current
+            settings, host_ports, store, state, self._cluster_member, data_format.require_current, limits
         )
         self._service = runtime.service
         await runtime.open(stack, host.close_scheduler)

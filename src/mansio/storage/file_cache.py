@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mansio.storage.segment import Segment
 
 OPEN_FILES_MAX = 256
+ACTIVE_FILES_MAX = 1 << 20
 OPEN_INDEXES_MAX = 4096
 INDEX_ENTRIES_MAX = 1 << 20  # of all indexes together: 16 MiB
 REBUILD_INTERVAL_BYTES = 4096
@@ -59,7 +60,7 @@ class FileCache:
         disk: Disk,
         *,
         files_max: int = OPEN_FILES_MAX,
-        active_files_max: int = OPEN_FILES_MAX,
+        active_files_max: int = ACTIVE_FILES_MAX,
         indexes_max: int = OPEN_INDEXES_MAX,
         index_entries_max: int = INDEX_ENTRIES_MAX,
     ) -> None:

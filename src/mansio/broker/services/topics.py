@@ -72,6 +72,8 @@ T = TypeVar("T")
 CONFLICT_ATTEMPTS_MAX: Final = 5
 """How often a change is attempted if another broker changes the same topic concurrently."""
 
+PARTITIONS_UNLIMITED: Final = 1 << 30
+
 NO_TOPIC_ID: Final = UUID(int=0)
 """Topic id of a topic that is not created yet."""
 
@@ -126,7 +128,7 @@ class TopicService:
         random: Random,
         open_partitions: Callable[[Topic], Awaitable[None]],
         close_partitions: Callable[[Topic], Awaitable[None]],
-        partitions_max: int = 1 << 30,
+        partitions_max: int = PARTITIONS_UNLIMITED,
         broker_epoch: Callable[[], int] | None = None,
     ) -> None:
         """`partitions_max`: partitions that the limit of descriptors allows. `broker_epoch`: None on a single node; in

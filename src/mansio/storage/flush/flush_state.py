@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import StorageError
-from mansio.ports import TRANSIENT_ERRNOS
+from mansio.ports import DISK_FULL_ERRNOS, TRANSIENT_ERRNOS
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_checkpoint
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.leader_epochs import EPOCHS_NAME
@@ -67,7 +67,10 @@ def translate_disk_full(what: str, *, checkpoint_written: bool = False) -> Itera
     except OSError as error:
         if error.errno not in TRANSIENT_ERRNOS:
             raise
-        raise LogDiskFull(f"no room for {what}: {error}", checkpoint_written=checkpoint_written) from error
+        missing = "space" if error.errno in DISK_FULL_ERRNOS else "file descriptor"
+        raise LogDiskFull(
+            f"no {missing} for {what}: {error}", checkpoint_written=checkpoint_written
+        ) from error
 
 
 class FlushJob(NamedTuple):

@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 PRODUCE = int(ApiKey.PRODUCE)
 
+ENDS_WITH_CONNECTION = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
+"""APIs whose requests end, after the item in progress, when their connection is lost."""
+
 BUFFER_IDLE_S = 2.0
 """The receive buffer of a connection is shrunk after this time without received bytes."""
 
@@ -328,9 +331,11 @@ class KafkaServer:
         name = api.key.name.lower()
         run = self._router.run(request, context, pending_response)
         peer = connection.client_host
-        self.service.scheduler.spawn(
+        task = self.service.scheduler.spawn(
             self.holds.measured(run, "kafka", lambda: (name, peer)), name=f"{name} request"
         )
+        if key in ENDS_WITH_CONNECTION:
+            pending_response.on_lost = task.cancel
         return None
 
     def _unsupported_version(
