@@ -23,7 +23,9 @@ Mansio implements Kafka's protocol; clients request the supported versions with 
 `src/mansio/wire/api_versions.py` by `make format`: a version is listed only when it is implemented and tested.
 
 Only record batch format 2 (Kafka 0.11 and newer) is supported; batches are stored unchanged, unless the
-topic's `compression.type` names another codec than theirs.
+topic's `compression.type` names another codec than theirs. A compressed batch is decompressed and its records are
+counted at produce (`check_compressed_batches`); unlike in Kafka, keys, values, headers and offsets within a record are
+not read there, and the records of a batch without compression are not counted.
 
 ## Supported
 
