@@ -49,8 +49,9 @@ class LoopWatch:
 
     def __init__(self, broker: Broker) -> None:
         assert broker._loop is not None
+        self._loop = broker._loop
         self.held_s_max = 0.0
-        self._future = asyncio.run_coroutine_threadsafe(self._run(), broker._loop)
+        self._future = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
 
     async def _run(self) -> None:
         while True:
@@ -59,6 +60,8 @@ class LoopWatch:
             self.held_s_max = max(self.held_s_max, time.thread_time() - began)
 
     def stop(self) -> None:
+        """Wait until what ran up to now is measured, and end."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), self._loop).result()
         self._future.cancel()
 
 
