@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.loop_holds import LoopHolds
+    from mansio.broker.services.statistics import LoopHolds
     from mansio.config.settings import Address
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from mansio.logs import fields
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.broker.services.loop_holds import LoopHolds
+    from mansio.broker.services.statistics import LoopHolds
     from mansio.ports import Clock, Scheduler, Timer
 
 

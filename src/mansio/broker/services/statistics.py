@@ -1,4 +1,4 @@
-"""Statistics of a broker: latency histograms, and numbers of errors by API.
+"""Statistics of a broker: latency histograms, numbers of errors by API, and which request held the event loop longest.
 
 Request handlers update them; `/metrics` reads them.
 
@@ -11,14 +11,17 @@ Invariants:
 
 from __future__ import annotations
 
+import types
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-from mansio.broker.services.loop_holds import LoopHolds
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
     from mansio.ports import Clock
+
+T = TypeVar("T")
 
 SAMPLE_EVERY: Final = 16
 """One request in this many is measured."""
@@ -30,6 +33,9 @@ LATENCY_BUCKET_BOUNDS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 )  # fmt: skip
 """Upper bounds of the buckets of latency histograms, in seconds."""
+
+HOLD_S_MIN: Final = 0.01
+"""Duration below which a hold is not noted."""
 
 COUNTED_ITEMS_MAX: Final = 1000
 """Number of items of each list in a response whose errors are counted."""
@@ -70,6 +76,86 @@ class Stopwatch:
     def stop(self) -> None:
         """Add the duration to the histogram."""
         self._histogram.observe(self._clock.monotonic() - self._began)
+
+
+class LoopHold(NamedTuple):
+    """One hold: its duration, the protocol, the API or route, and the address of the client."""
+
+    hold_ms: float
+    protocol: str
+    request: str
+    peer: str
+
+
+class LoopHolds:
+    """The longest holds of one broker's event loop: a request that runs lets no other one run. Each protocol measures
+    its requests: those that run at once with `note`, coroutines with `measured`, step by step. All methods run on the
+    loop."""
+
+    __slots__ = ("_recent", "hold_ms_max", "now")
+
+    def __init__(self, clock: Clock) -> None:
+        self.now = clock.monotonic
+        self.hold_ms_max = 0.0
+        """The longest hold since the start."""
+        self._recent: LoopHold | None = None
+
+    def note(self, held_s: float, protocol: str, request: str, peer: str) -> None:
+        """Note a hold of `HOLD_S_MIN` or more."""
+        held_ms = held_s * 1000
+        self.hold_ms_max = max(self.hold_ms_max, held_ms)
+        if self._recent is None or held_ms > self._recent.hold_ms:
+            self._recent = LoopHold(held_ms, protocol, request, peer)
+
+    def take_recent(self) -> LoopHold | None:
+        """Return the longest hold since the last call, None if there was none."""
+        found, self._recent = self._recent, None
+        return found
+
+    async def measured(
+        self, coroutine: Coroutine[Any, Any, T], protocol: str, label: Callable[[], tuple[str, str]]
+    ) -> T:
+        """Run a coroutine and note its holds. `label` returns the request and the peer; it is called for a hold."""
+        return await self._run(coroutine, protocol, label)
+
+    @types.coroutine
+    def _run(
+        self, coroutine: Coroutine[Any, Any, T], protocol: str, label: Callable[[], tuple[str, str]]
+    ) -> Generator[Any, Any, T]:
+        sent: Any = None
+        awaited: Any = None
+        is_thrown = False
+        while True:
+            if not is_thrown:
+                began = self.now()
+                try:
+                    awaited = coroutine.send(sent)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                finally:
+                    self._note(began, protocol, label)
+            is_thrown = False
+            try:
+                sent = yield awaited
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:  # noqa: BLE001  # passed on; only this clause refers to it
+                is_thrown = True
+                began = self.now()
+                try:
+                    awaited = coroutine.throw(error)
+                except StopIteration as end:
+                    result = end.value
+                    return result
+                finally:
+                    self._note(began, protocol, label)
+
+    def _note(self, began: float, protocol: str, label: Callable[[], tuple[str, str]]) -> None:
+        held_s = self.now() - began
+        if held_s >= HOLD_S_MIN:
+            self.note(held_s, protocol, *label())
 
 
 class Statistics:

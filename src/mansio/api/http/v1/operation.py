@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.loop_holds import LoopHolds
+    from mansio.broker.services.statistics import LoopHolds
     from mansio.client import Client
     from mansio.config.settings import Settings
 

@@ -116,7 +116,6 @@ async def publish_one(call: Call) -> dict[str, Any]:
 
 async def publish_many(call: Call) -> dict[str, Any]:
     records = await _large_records(call) if call.body is None else _records(call)
-    call.body = None  # what was parsed is not needed while the records are being stored
     return _results(await _publish(call, records))
 
 

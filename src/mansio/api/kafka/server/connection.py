@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.api.kafka.server.pending_response import PendingResponse
 from mansio.api.kafka.server.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
-from mansio.broker.services.loop_holds import HOLD_S_MIN
+from mansio.broker.services.statistics import HOLD_S_MIN
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
 from mansio.wire.api_versions import SUPPORTED_APIS
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.request_memory_pool import RequestMemoryPool
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_authenticator import BrokerChallenge
-    from mansio.broker.services.loop_holds import LoopHolds
+    from mansio.broker.services.statistics import LoopHolds
     from mansio.state.broker_handshake import BrokerIdentity
     from mansio.storage.log import LogSlice
     from mansio.wire.apis.produce import ProduceTemplate
