@@ -4,6 +4,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' src/mansio/version.py)
+case $version in *.dev*)
+    echo "Version $version is a development version: only the wheels of releases are kept" >&2
+    exit 1
+esac
 if git rev-parse --quiet --verify "refs/tags/v$version" >/dev/null; then
     echo "Version $version is tagged: its wheel is kept as it is" >&2
     exit 1

@@ -78,8 +78,15 @@ def test_a_command_does_not_import_what_kio_would_like_to_teach():
     assert done.stdout.splitlines()[-1] == "True []"
 
 
-def test_version_is_the_packages():
-    assert mansio("--version").stdout == f"mansio {__version__}\n"
+def test_version_is_that_of_the_package_with_the_commit():
+    printed = mansio("--version").stdout.removesuffix("\n")
+    if (ROOT / ".git").exists():
+        commit = subprocess.check_output(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, text=True
+        ).strip()
+        assert printed.replace("-dirty", "") == f"mansio {__version__} ({commit})"
+    else:
+        assert printed.startswith(f"mansio {__version__}")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from mansio.api.http.broker_stats import (
     LeaderSample,
     Measurement,
     PartitionSample,
-    Problem,
     RunningBroker,
 )
 from mansio.api.http.metrics import render, take_snapshot
@@ -66,6 +65,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
+    from mansio.broker.services.health import Problem
+
 UNITS = ("_seconds", "_bytes")
 NOT_BASE_UNITS = re.compile(r"_(ms|milliseconds|us|kb|kib|mb|mib|minutes|hours|percent)(_|$)")
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -96,6 +97,11 @@ class Timers:
         return self
 
     def cancel(self) -> None: ...
+
+
+class StoppedClock(HostClock):
+    def monotonic(self) -> float:
+        return 0.0
 
 
 class View:
@@ -546,7 +552,9 @@ def test_ready_shows_the_data_directory_and_its_space() -> None:
     async def story() -> dict[str, Any]:
         disk = DiskMonitor("/data", 100 << 20, query=lambda _: DiskSpace(50 << 20, 1 << 30))
         disk.query()
-        server = HttpServer(assemble(View(), EventLoopMonitor(Timers(), HostClock()), disk), "127.0.0.1", 0)
+        server = HttpServer(
+            assemble(View(), EventLoopMonitor(Timers(), StoppedClock()), disk), "127.0.0.1", 0
+        )
         host, port = await server.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mansio
+from mansio.cli.support.build_commit import commit_of_checkout
+from support.paths import ROOT
 from support.process import served
 
 if TYPE_CHECKING:
@@ -31,9 +33,15 @@ with mansio.blocking.connect(address) as client:
 """
 
 
+def check_version(environment: Environment) -> None:
+    """Fail unless the installed package names its version and the commit that it was built from."""
+    printed = environment.run("mansio", "--version")
+    assert printed == f"mansio {mansio.__version__} ({commit_of_checkout(ROOT)})\n"
+
+
 def check_installation(environment: Environment) -> None:
     """Fail unless the installed package serves, publishes and receives."""
-    assert environment.run("mansio", "--version") == f"mansio {mansio.__version__}\n"
+    check_version(environment)
     with served(
         environment.place / "data",
         command=[str(environment.bin / "python"), "-m", "mansio"],

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import ConnectionLost
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,7 @@ class Inbox:
 
     def fail(self, error: MansioError) -> None:
         """End the connection with an error, which `raise_error` raises."""
-        self._error = self._error or error
+        self._error = self._error or without_traceback(error)
         self.wake()
 
     def raise_error(self) -> None:

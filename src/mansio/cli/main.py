@@ -60,7 +60,10 @@ app.add_typer(mansio_demo.app, name="demo")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mansio {__version__}")
+        from mansio.cli.support.build_commit import build_commit  # not needed by any command
+
+        commit = build_commit()
+        typer.echo(f"mansio {__version__} ({commit})" if commit else f"mansio {__version__}")
         raise typer.Exit
 
 
@@ -68,7 +71,9 @@ def _print_version(wanted: bool) -> None:
 def root(
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print version and commit, and exit."
+        ),
     ] = False,
     _verbose: Annotated[
         bool,

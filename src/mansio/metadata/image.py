@@ -48,6 +48,7 @@ from mansio.metadata.model import (
     decode_topic,
 )
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
+from mansio.tracebacks import copied, result_of, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -199,7 +200,7 @@ class MetadataImage:
         if self.revision >= revision:
             return
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         promise: Promise[None] = scheduler.promise()
         self._waits.append((revision, promise))
         timer = (
@@ -208,7 +209,7 @@ class MetadataImage:
             else None
         )
         try:
-            await promise
+            await result_of(promise)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -238,7 +239,7 @@ class MetadataImage:
             self._fail_waits(Unavailable("the metadata store was closed"))
         except Exception as error:
             known = (
-                error
+                without_traceback(error)
                 if isinstance(error, MansioError)
                 else StorageError(f"metadata cannot be decoded: {error!r}")
             )
@@ -259,11 +260,11 @@ class MetadataImage:
                 self._apply_listing(await store.list(self.keys.prefix))
 
     def _fail_waits(self, error: Exception) -> None:
-        self.failure = error
+        self.failure = copied(error)
         waits, self._waits = self._waits, []
         for _, promise in waits:
             if not promise.done():
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
     def _apply(self, events: Iterable[Event]) -> None:
         touched: dict[str, None] = {}

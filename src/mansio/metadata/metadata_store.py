@@ -14,14 +14,15 @@ Model: https://etcd.io/docs/v3.5/learning/api/
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
 from mansio.errors import ConcurrentChange, MansioError, StorageError, Unavailable
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from mansio.ports import Random
 
@@ -80,6 +81,10 @@ class Delete(NamedTuple):
     """Operation that deletes a key, if it exists."""
 
     key: str
+
+
+BeforeCommit: TypeAlias = "Callable[[Sequence[Put | Delete]], object]"
+"""Called with the operations of a transaction before it is committed. Raises `OSError` to prevent that."""
 
 
 class TransactionResult(NamedTuple):
@@ -272,7 +277,7 @@ async def transact_resolving_ambiguity(
         try:
             done = await store.transact(compares, operations)
         except AmbiguousOutcome as error:
-            lost = error
+            lost = without_traceback(error)
         else:
             if done.succeeded or attempt == 0:
                 return done
@@ -283,7 +288,7 @@ async def transact_resolving_ambiguity(
             raise ConcurrentChange(f"{checked.key} was changed concurrently while the response was lost")
         if done is not None:
             return done
-    raise lost
+    raise copied(lost)
 
 
 async def transact_with_retries(

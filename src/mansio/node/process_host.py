@@ -15,13 +15,14 @@ from mansio.host.disk import HostDisk
 from mansio.host.host_ports import HostPorts
 from mansio.host.threads import BackgroundThread
 from mansio.metadata.sqlite.store import SqliteStore
+from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
     import asyncio
     from contextlib import AsyncExitStack
 
     from mansio.config.settings import Settings
-    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.metadata_store import BeforeCommit, MetadataStore
 
 
 class BrokerHost(Protocol):
@@ -30,8 +31,9 @@ class BrokerHost(Protocol):
     @property
     def ports(self) -> HostPorts: ...
 
-    async def open_store(self, settings: Settings) -> MetadataStore:
-        """Open the metadata store of a single node."""
+    async def open_store(self, settings: Settings, before_commit: BeforeCommit) -> MetadataStore:
+        """Open the metadata store of a single node. `before_commit` is called with the operations of each transaction
+        before it is committed, on the thread that commits; with its `OSError` the transaction fails."""
 
     async def close_scheduler(self) -> None:
         """Cancel the coroutines of `ports.scheduler` that still run, and wait until they have ended."""
@@ -57,7 +59,7 @@ class ProcessHost:
             boot_id=boot_id(),
         )
 
-    async def open_store(self, settings: Settings) -> MetadataStore:
+    async def open_store(self, settings: Settings, before_commit: BeforeCommit) -> MetadataStore:
         """Open the metadata file on a thread, because flushes of a new file, or reading an existing one, take time."""
         scheduler, thread = self._scheduler, self.ports.file_thread
         promise = scheduler.promise()
@@ -68,11 +70,13 @@ class ProcessHost:
             if error is None:
                 promise.set_result(store)
             else:
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
         path = f"{settings.data_dir}/{SINGLE_NODE_FILE_NAME}"
-        thread.submit(partial(SqliteStore.open, path, thread, scheduler.promise), done)
-        store: SqliteStore = await promise
+        thread.submit(
+            partial(SqliteStore.open, path, thread, scheduler.promise, before_commit=before_commit), done
+        )
+        store: SqliteStore = await result_of(promise)
         return store
 
     async def close_scheduler(self) -> None:

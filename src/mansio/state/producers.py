@@ -48,6 +48,7 @@ DEFAULT_PRODUCERS_MAX: Final = 20_000
 
 _MAGIC: Final = b"MPRD"
 _VERSION: Final = 2
+_VERSION_WITHOUT_MARKERS: Final = 1
 _HEAD = struct.Struct(">4sHqI")  # magic, version, end offset, number of producers
 _PRODUCER_V1 = struct.Struct(">qhqB")  # id, epoch, last seen ms, number of batches
 _PRODUCER = struct.Struct(">qhqBi?")  # and coordinator epoch, whether the next sequence is 0
@@ -269,19 +270,19 @@ class ProducerTable:
             producer.last_seen_ms = min(producer.last_seen_ms + by_ms, now_ms)
 
     def to_bytes(self, end_offset: int) -> bytes:
-        """Encode a snapshot of the table. `end_offset`: the table contains all batches below this offset."""
-        pieces = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(self._producers))]
+        """Encode a snapshot of the table. `end_offset`: the table contains all batches below this offset. Without the
+        markers of transactions it has version 1, which the first release reads (`is_first_version`)."""
+        with_markers = any(
+            each.starts_again or each.coordinator_epoch != NO_COORDINATOR for each in self._producers.values()
+        )
+        version = _VERSION if with_markers else _VERSION_WITHOUT_MARKERS
+        pieces = [_HEAD.pack(_MAGIC, version, end_offset, len(self._producers))]
         for producer_id, producer in self._producers.items():
-            pieces.append(
-                _PRODUCER.pack(
-                    producer_id,
-                    producer.epoch,
-                    producer.last_seen_ms,
-                    len(producer.batches),
-                    producer.coordinator_epoch,
-                    producer.starts_again,
-                )
-            )
+            known = (producer_id, producer.epoch, producer.last_seen_ms, len(producer.batches))
+            if with_markers:
+                pieces.append(_PRODUCER.pack(*known, producer.coordinator_epoch, producer.starts_again))
+            else:
+                pieces.append(_PRODUCER_V1.pack(*known))
             pieces += [_BATCH.pack(*batch) for batch in producer.batches]
         body = b"".join(pieces)
         return body + _CHECKSUM.pack(zlib.crc32(body))
@@ -305,12 +306,12 @@ class ProducerTable:
         if zlib.crc32(body) != _CHECKSUM.unpack_from(data, len(body))[0]:
             raise CorruptLog("producer snapshot: wrong checksum")
         magic, version, end_offset, count = _HEAD.unpack_from(body)
-        if magic != _MAGIC or version not in (1, _VERSION):
+        if magic != _MAGIC or version not in (_VERSION_WITHOUT_MARKERS, _VERSION):
             raise CorruptLog(f"producer snapshot: unknown format {magic!r} version {version}")
         table = cls(expiration_ms=expiration_ms, producers_max=producers_max)
         position = _HEAD.size
         for _ in range(count):
-            if version == 1:
+            if version == _VERSION_WITHOUT_MARKERS:
                 producer_id, epoch, last_seen_ms, batches = _PRODUCER_V1.unpack_from(body, position)
                 position += _PRODUCER_V1.size
                 producer = Producer(epoch, last_seen_ms)
@@ -325,6 +326,11 @@ class ProducerTable:
                 position += _BATCH.size
             table._producers[producer_id] = producer
         return table, end_offset
+
+
+def is_first_version(snapshot: bytes) -> bool:
+    """Return whether a snapshot has version 1."""
+    return snapshot.startswith(_MAGIC + struct.pack(">H", _VERSION_WITHOUT_MARKERS))
 
 
 def _is_part(base_sequence: int, header: BatchHeader) -> bool:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import mansio
 from support.environments import Environment
 from support.machine import scaled
 from support.process import served
 from support.quick_start import check_quick_start
+from support.smoke import check_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def test_wheel_installs_runs_the_quick_start_and_the_demo_and_uninstalls(
 def test_source_distribution_installs(tmp_path: Path, distributions: Distributions) -> None:
     environment = Environment(tmp_path)
     install(environment, distributions.source)
-    assert environment.run("mansio", "--version") == f"mansio {mansio.__version__}\n"
+    check_version(environment)
     assert "Usage: mansio" in environment.run("python", "-m", "mansio", "--help")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.broker.maintenance.data_dir_format import CURRENT_DATA_FORMAT
+from mansio.broker.maintenance.data_dir_format import CURRENT_DATA_FORMAT, FIRST_DATA_FORMAT
 from support.environments import Environment
 from support.machine import scaled
 from support.paths import ROOT, mansio_command
@@ -125,7 +125,7 @@ def test_damaged_format_marker_is_refused_and_a_missing_one_is_written(tmp_path:
     with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0"):
         pass
     marker = tmp_path / "data" / "format"
-    assert marker.read_text() == f"mansio data directory, format {CURRENT_DATA_FORMAT}\n"
+    assert marker.read_text() == f"mansio data directory, format {FIRST_DATA_FORMAT}\n"
     for damaged in ("mansio data dir\0", f"mansio data directory, format {CURRENT_DATA_FORMAT}, with more\n"):
         marker.write_text(damaged)
         with (

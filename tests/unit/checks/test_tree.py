@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from tools import features
 
 import mansio
@@ -82,7 +83,21 @@ def test_the_version_is_written_once() -> None:
 
 
 def test_the_changelog_names_the_version() -> None:
-    assert f"\n## {mansio.__version__} - 20" in (ROOT / "CHANGELOG.md").read_text()
+    """A release has a section of its own; what a development version has is in "Unreleased"."""
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    title = "Unreleased\n" if ".dev" in mansio.__version__ else f"{mansio.__version__} - 20"
+    assert f"\n## {title}" in changelog
+
+
+def test_the_version_is_later_than_every_release() -> None:
+    """Otherwise pip takes an installed release for this version, and keeps its code."""
+    released = (ROOT / "tests" / "fixtures" / "wheels").glob("mansio-*.whl")
+    versions = [Version(wheel.name.split("-")[1]) for wheel in released]
+    tags = subprocess.run(
+        ["git", "tag", "--list", "v*"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    is_tagged = f"v{mansio.__version__}" in tags.stdout.split()
+    assert Version(mansio.__version__) > max(versions) or is_tagged
 
 
 def test_every_module_says_why_it_exists() -> None:

@@ -4,24 +4,44 @@ Files have versions of their own, but several of them are rebuilt from others if
 Mansio would therefore rebuild, or even truncate, what a newer one wrote. The marker is checked before any other file
 is read, and a directory with a higher number is refused unchanged.
 
-Invariant: the number is increased whenever an older Mansio could not use the directory (docs/RELEASING.md).
+Invariants:
+* A new directory has `FIRST_DATA_FORMAT`. The number is increased, durably, before the first thing is written that an
+  older Mansio could not use (docs/RELEASING.md), so a directory without such a thing remains readable by it.
+* The number is never decreased.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
-from typing import TYPE_CHECKING, Final
+import threading
+from typing import TYPE_CHECKING, Any, Final
 
+from mansio.config import topic_config
+from mansio.config.share_group_config import DELIVERY_COUNT_LIMIT, SHARE_ORDER
 from mansio.errors import StorageError
 from mansio.host.atomic_file import TEMPORARY_SUFFIX, write_file_atomically
+from mansio.logs import fields
+from mansio.metadata.metadata_store import KEY_ROOT, Put
 from mansio.version import __version__
+from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.metadata.metadata_store import Delete
     from mansio.ports import Disk
+
+logger = logging.getLogger(__name__)
 
 FORMAT_FILE_NAME: Final = "format"
 FORMAT_FILE_NAMES: Final = frozenset({FORMAT_FILE_NAME, FORMAT_FILE_NAME + TEMPORARY_SUFFIX})
-CURRENT_DATA_FORMAT: Final = 1
+FIRST_DATA_FORMAT: Final = 1
+"""What 0.1.0 reads: plain batches, groups and share groups."""
+CURRENT_DATA_FORMAT: Final = 2
+"""And transactions, delayed records, schedules, deduplication, priorities, order by key, delivery limits outside those
+of Kafka, and queues of SQS."""
 
 _NUMBER: Final = re.compile(rb"mansio data directory, format ([1-9][0-9]{0,5})(?![0-9])")
 """The beginning of every marker. A later version may add to the line, or lines."""
@@ -46,7 +66,36 @@ def read_data_dir_format(disk: Disk, data_dir: str) -> int | None:
     return number if content == _marker(number) else 0
 
 
-def claim_data_dir_format(disk: Disk, data_dir: str) -> None:
+class DataDirFormat:
+    """The marker of the data directory of a running broker. `require_current` may be called on any thread."""
+
+    def __init__(self, disk: Disk, data_dir: str, number: int) -> None:
+        self._disk = disk
+        self._data_dir = data_dir
+        self._number = number
+        self._lock = threading.Lock()
+
+    def require_current(self) -> None:
+        """Raise the number to that of this version before something is written that an older one could not use. Waits
+        for the disk once in the life of a directory. Raises `OSError`; the caller then does not write."""
+        if self._number == CURRENT_DATA_FORMAT:
+            return
+        with self._lock:
+            if self._number == CURRENT_DATA_FORMAT:
+                return
+            path = f"{self._data_dir}/{FORMAT_FILE_NAME}"
+            write_file_atomically(self._disk, path, _marker(CURRENT_DATA_FORMAT))
+            self._number = CURRENT_DATA_FORMAT
+        logger.info("data_format_raised", extra=fields(directory=self._data_dir, format=CURRENT_DATA_FORMAT))
+
+    def before_metadata_commit(self, operations: Sequence[Put | Delete]) -> None:
+        """Raise the number if a transaction of the metadata store writes what an older version does not know. Raises
+        `OSError`."""
+        if self._number != CURRENT_DATA_FORMAT and any(map(_is_new_metadata, operations)):
+            self.require_current()
+
+
+def claim_data_dir_format(disk: Disk, data_dir: str) -> DataDirFormat:
     """Check the marker, and write one into a directory without it: a new one, or one written before the first release.
 
     Blocks. Raises `StorageError` if the number is too high or the marker is damaged, and `OSError`.
@@ -56,7 +105,40 @@ def claim_data_dir_format(disk: Disk, data_dir: str) -> None:
     if number == 0:
         raise StorageError(f"{path} is damaged: remove it if no version after {__version__} was started here")
     if number is None:
-        write_file_atomically(disk, path, _marker(CURRENT_DATA_FORMAT))
+        number = FIRST_DATA_FORMAT
+        write_file_atomically(disk, path, _marker(number))
+    return DataDirFormat(disk, data_dir, number)
+
+
+_NEW_TOPIC_CONFIGS: Final = frozenset(
+    {
+        "mansio.dedup.ids.max",
+        topic_config.DEDUP_MS,
+        topic_config.DELAY_ENABLE,
+        "mansio.delay.pending.bytes.max",
+        "mansio.delay.pending.records.max",
+        topic_config.PRIORITY_ENABLE,
+        topic_config.QUEUE_ATTRIBUTES,
+    }
+)
+"""Settings of topics, also as defaults of brokers, that version 0.1.0 does not have."""
+
+_FIRST_DELIVERY_COUNTS: Final = range(2, 11)
+"""Delivery limits of groups that version 0.1.0 accepts."""
+
+
+def _is_new_metadata(operation: Put | Delete) -> bool:
+    """Return whether a key gets a value that version 0.1.0 could not use."""
+    if not isinstance(operation, Put):
+        return False
+    _, kind, *name = [*operation.key.removeprefix(KEY_ROOT).split("/"), ""]  # /mansio/CLUSTER/KIND/NAME
+    if kind not in ("topics", "groupconfigs", "brokerconfigs"):
+        return False
+    configs: dict[str, Any] = json.loads(operation.value)["configs"]
+    if kind == "groupconfigs":
+        deliveries = int(configs.get(DELIVERY_COUNT_LIMIT, _FIRST_DELIVERY_COUNTS[0]))
+        return configs.get(SHARE_ORDER, "").lower() == "key" or deliveries not in _FIRST_DELIVERY_COUNTS
+    return name[0] == TRANSACTION_STATE_TOPIC or not _NEW_TOPIC_CONFIGS.isdisjoint(configs)
 
 
 def _marker(number: int) -> bytes:

@@ -108,7 +108,7 @@ class DeduplicationView:
         self._window_ms = window_ms
         self._is_leader = is_leader
         self._directory = log.directory
-        self._snapshots = SnapshotFiles(disk, log.directory, SNAPSHOT_SUFFIX)
+        self._snapshots = SnapshotFiles(disk, log, SNAPSHOT_SUFFIX)
         self._closed = False
         self._is_reading = False
         self._failures = 0

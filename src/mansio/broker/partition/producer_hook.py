@@ -32,7 +32,7 @@ from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, Snap
 from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidTxnState, RequestError, StorageError
 from mansio.logs import fields
 from mansio.state.partition_transactions import PartitionTransactions
-from mansio.state.producers import ProducerTable
+from mansio.state.producers import ProducerTable, is_first_version
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
 from mansio.wire.batch.end_marker import decode_end_marker
 from mansio.wire.batch.record_batch import (
@@ -146,7 +146,7 @@ class ProducerHook:
         self._background = background
         self._directory = directory
         self._log = log
-        self._snapshots = SnapshotFiles(disk, directory, _SUFFIX)
+        self._snapshots = SnapshotFiles(disk, log, _SUFFIX)
         self._unsaved_bytes = 0
         self._waiting_snapshot: tuple[int, bytes] | None = None
         self._expiry_checked = (clock.wall_ms(), clock.monotonic())
@@ -226,7 +226,7 @@ class ProducerHook:
         if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
             end_offset, data = self._waiting_snapshot
             self._waiting_snapshot = None
-            self._background.submit(lambda: self._snapshots.save(end_offset, data), self._log_save_error)
+            self._background.submit(lambda: self._save(end_offset, data), self._log_save_error)
 
     def on_trim(self, start_offset: int) -> None:
         """Forget the aborted transactions below the start; producers expire by time, not when their batches are
@@ -270,7 +270,10 @@ class ProducerHook:
         if self.transactions.has_lost_ends:
             return
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
-            self._snapshots.save(end_offset, self._encode(end_offset))
+            self._save(end_offset, self._encode(end_offset))
+
+    def _save(self, end_offset: int, data: bytes) -> None:
+        self._snapshots.save(end_offset, data, needs_newer_format=not is_first_version(data))
 
     def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid

@@ -15,6 +15,7 @@ from mansio.host.atomic_file import write_file_atomically
 
 if TYPE_CHECKING:
     from mansio.ports import Disk
+    from mansio.storage.log import Log
 
 SNAPSHOT_INTERVAL_BYTES: Final = 64 << 20
 """Number of appended bytes after which a hook writes a snapshot."""
@@ -25,12 +26,13 @@ RETAINED_SNAPSHOTS: Final = 2
 class SnapshotFiles:
     """The snapshots of one kind in the directory of a partition."""
 
-    __slots__ = ("_directory", "_disk", "_suffix")
+    __slots__ = ("_directory", "_disk", "_log", "_suffix")
 
-    def __init__(self, disk: Disk, directory: str, suffix: str) -> None:
+    def __init__(self, disk: Disk, log: Log, suffix: str) -> None:
         """`suffix`: of the file names, with the dot."""
         self._disk = disk
-        self._directory = directory
+        self._log = log
+        self._directory = log.directory
         self._suffix = suffix
 
     def paths(self) -> list[str]:
@@ -45,9 +47,13 @@ class SnapshotFiles:
         if beyond:
             self._disk.sync_directory(self._directory)
 
-    def save(self, end_offset: int, data: bytes, *, durable: bool = False) -> None:
-        """Write the snapshot of an offset, and remove older ones. `durable`: it is on stable storage on return. Raises
-        `OSError`."""
+    def save(
+        self, end_offset: int, data: bytes, *, durable: bool = False, needs_newer_format: bool = True
+    ) -> None:
+        """Write the snapshot of an offset, and remove older ones. `durable`: it is on stable storage on return.
+        `needs_newer_format`: the first release cannot read it. Raises `OSError`."""
+        if needs_newer_format:
+            self._log.before_newer_format()
         target = f"{self._directory}/{end_offset:020d}{self._suffix}"
         write_file_atomically(self._disk, target, data, durable=durable)
         for path in self.paths()[RETAINED_SNAPSHOTS:]:

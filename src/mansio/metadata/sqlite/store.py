@@ -49,10 +49,12 @@ from mansio.metadata.sqlite.format import (
     verify_entry_row,
     verify_event_row,
 )
+from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from mansio.metadata.metadata_store import BeforeCommit
     from mansio.ports import Background, Promise
 
 T = TypeVar("T")
@@ -86,8 +88,10 @@ class SqliteStore:
         background: Background,
         promise: Callable[[], Promise[Any]],
         events_kept: int,
+        before_commit: BeforeCommit,
     ) -> None:
         self._path = path
+        self._before_commit = before_commit
         self._database = database
         self._revision_file = revision_file
         self._background = background
@@ -110,11 +114,14 @@ class SqliteStore:
         promise: Callable[[], Promise[Any]],
         *,
         events_kept: int = EVENTS_KEPT,
+        before_commit: BeforeCommit = lambda _: None,
     ) -> SqliteStore:
         """Open and verify the file, or create it; blocks. `promise` creates awaitables (`Scheduler.promise`).
 
-        `events_kept` is the number of events that are kept for watches. Raises `MetadataCorrupt` if the file is
-        damaged, `StorageError` if it was written by a newer version or another process has it open.
+        `events_kept` is the number of events that are kept for watches. `before_commit` is called on the worker with
+        the operations of a transaction before it is committed; its `OSError` makes the transaction fail without effect.
+        Raises `MetadataCorrupt` if the file is damaged, `StorageError` if it was written by a newer version or another
+        process has it open.
         """
         in_memory = path == ":memory:"
         found = None if in_memory else verify(path)
@@ -140,7 +147,7 @@ class SqliteStore:
                 _reserve_wal(database, path)
                 revision_file = RevisionFile(path)
                 revision_file.store(read_totals(database).revision)
-            return cls(path, database, revision_file, background, promise, events_kept)
+            return cls(path, database, revision_file, background, promise, events_kept, before_commit)
         except (sqlite3.Error, OSError, MetadataCorrupt) as error:
             if revision_file is not None:
                 revision_file.close()
@@ -222,11 +229,11 @@ class SqliteStore:
             if error is None:
                 promise.set_result(result)
             else:
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
         self._background.submit(lambda: work(*arguments), done)
         try:
-            answer: T = await promise
+            answer: T = await result_of(promise)
         except sqlite3.Error as error:
             raise to_storage_error(error, self._path) from error
         except MetadataCorrupt as error:
@@ -255,7 +262,7 @@ class SqliteStore:
         self, compares: tuple[Compare, ...], operations: tuple[Put | Delete, ...]
     ) -> TransactionResult:
         if self._failure is not None:
-            raise self._failure
+            raise copied(self._failure)
         database = self._database
         try:
             database.execute("BEGIN IMMEDIATE")
@@ -271,7 +278,11 @@ class SqliteStore:
                 database.execute("ROLLBACK")
                 return TransactionResult(True, revision)
             database.execute(UPDATE_STORE, self._compact_events(after).row())
+            self._before_commit(operations)
             database.execute("COMMIT")
+        except OSError as error:
+            database.execute("ROLLBACK")
+            raise StorageError(f"metadata {self._path}: {error}") from error
         except (sqlite3.Error, MetadataCorrupt) as error:
             self._handle_failure(error)
             raise

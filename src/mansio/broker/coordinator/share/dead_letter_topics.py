@@ -33,6 +33,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.net.retry import client_error_for_code
+from mansio.tracebacks import copied, result_of
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import iterate_batches
 
@@ -154,7 +155,7 @@ class DeadLetterTopics:
     async def _wait_until_created(self, name: str) -> None:
         promise: Promise[None] = self._scheduler.promise()
         self._creating[name].append(promise)
-        await promise
+        await result_of(promise)
 
     async def _create_once(self, name: str, source: Topic) -> Topic:
         """Create the topic once, even if several share partitions need it at the same time."""
@@ -226,12 +227,12 @@ class DeadLetterTopics:
             if promise.done():
                 return  # the caller was cancelled
             if isinstance(outcome, MansioError):
-                promise.set_exception(outcome)
+                promise.set_exception(copied(outcome))
             else:
                 promise.set_result(outcome)
 
         self._partitions.recompressor.append(partition, data, urgent=True, on_appended=on_appended)
-        return await promise
+        return await result_of(promise)
 
     def is_unknown_producer(self, batch: DeadLetterBatch) -> bool:
         """Return whether this broker leads the dead-letter partition and has no state of the batch's producer in it.
@@ -327,7 +328,7 @@ class DeadLetterTopics:
                 try:
                     limited.set_result(outcome.result())
                 except Exception as error:  # noqa: BLE001 - it is handed on
-                    limited.set_exception(error)
+                    limited.set_exception(copied(error))
 
         def end() -> None:
             if not limited.done():
@@ -338,7 +339,7 @@ class DeadLetterTopics:
         promise.add_done_callback(complete)
         timer = self._scheduler.call_later(WRITE_TIMEOUT_MS, end)
         try:
-            await limited
+            await result_of(limited)
         finally:
             timer.cancel()
 
