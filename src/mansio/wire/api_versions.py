@@ -145,7 +145,8 @@ _ROWS: Final = (
         4,
         18,
         note="No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows. "
-        f"The high watermark of a follower (version 18, KIP-1166) is for replicated metadata logs, and is ignored. {_REPLICAS}",
+        "The high watermark of a follower (version 18, KIP-1166) is for replicated metadata logs, and is ignored. "
+        f"{_REPLICAS}",
     ),
     Api(
         ApiKey.LIST_OFFSETS,
