@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.config import group_config, topic_config
 from mansio.config.broker_config import BROKER_CONFIG, DYNAMIC_SETTINGS, THROTTLES, config_name
 from mansio.config.config_def import ConfigType
-from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of
+from mansio.config.settings import SPECIFICATIONS, Origin, default_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,14 +67,17 @@ def topic_entries(
     ]
 
 
-def group_entries(configs: Mapping[str, str], settings: Settings) -> list[ConfigEntry]:
-    """The entries of all settings of a group. `configs`: overrides of the group."""
+def group_entries(configs: Mapping[str, str], config_sources: BrokerConfigSources) -> list[ConfigEntry]:
+    """The entries of all settings of a group. `configs`: overrides of the group; `config_sources`: those of the
+    broker's settings."""
+    settings = config_sources.static_settings
     entries = []
     for row in group_config.SETTINGS.values():
         synonyms: tuple[Synonym, ...] = (Synonym(row.broker_name or row.name, row.default, Source.DEFAULT),)
         if row.broker_setting and settings.origin(row.broker_setting) is not Origin.DEFAULT:
             value = str(getattr(settings, row.broker_setting))
             synonyms = (Synonym(row.broker_name, value, Source.STATIC_BROKER), *synonyms)
+        synonyms = (*_dynamic_synonyms(row.broker_name, config_sources), *synonyms)
         if row.name in configs:
             synonyms = (Synonym(row.name, configs[row.name], Source.GROUP), *synonyms)
         entries.append(_entry(row.name, row.kind, synonyms, row.meaning, read_only=False))

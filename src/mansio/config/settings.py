@@ -382,6 +382,26 @@ class Settings:
         minimum=1,
         is_kafka_setting=True,
     )
+    group_share_record_lock_duration_ms: int = _ms(
+        30 * SECOND_MS,
+        "Duration of the lease of a record. Default of the group setting.",
+        minimum=SECOND_MS,
+        maximum=MINUTE_MS,
+        is_kafka_setting=True,
+    )
+    group_share_delivery_count_limit: int = _count(
+        5,
+        "Number of deliveries of a record before it is dead-lettered. Default of the group setting.",
+        maximum=32_767,
+        is_kafka_setting=True,
+    )
+    group_share_partition_max_record_locks: int = _count(
+        2000,
+        "Maximum number of leased records of one partition. Default of the group setting.",
+        minimum=100,
+        maximum=4_000,
+        is_kafka_setting=True,
+    )
     group_share_max_size: int = _count(
         200, "Maximum number of members of one share group.", is_kafka_setting=True
     )

@@ -67,8 +67,11 @@ def _topic_name(text: str) -> str:
     return name
 
 
-def _share_key(name: str, kind: ConfigType, default: str, meaning: str, parse: Any) -> ConfigKey:
-    return ConfigKey(name, kind, default, "", meaning, parse)
+def _share_key(
+    name: str, kind: ConfigType, default: str, meaning: str, parse: Any, broker_name: str = ""
+) -> ConfigKey:
+    setting = broker_name.replace(".", "_")
+    return ConfigKey(name, kind, default, broker_name, meaning, parse, broker_setting=setting)
 
 
 SHARE_CONFIG_KEYS: Final = (
@@ -96,6 +99,7 @@ SHARE_CONFIG_KEYS: Final = (
         "30000",
         "Duration in ms of the acquisition lock of a record; then it is available to other members.",
         integer_parser(1_000, 60_000),
+        "group.share.record.lock.duration.ms",
     ),
     _share_key(
         DELIVERY_COUNT_LIMIT,
@@ -103,6 +107,7 @@ SHARE_CONFIG_KEYS: Final = (
         "5",
         "Maximum number of deliveries of a record before it is dead-lettered.",
         integer_parser(1, DELIVERY_COUNT_MAX),
+        "group.share.delivery.count.limit",
     ),
     _share_key(
         RECORD_LOCKS_MAX,
@@ -110,6 +115,7 @@ SHARE_CONFIG_KEYS: Final = (
         "2000",
         "Maximum number of acquired records of one partition.",
         integer_parser(100, 4_000),
+        "group.share.partition.max.record.locks",
     ),
     _share_key(
         AUTO_OFFSET_RESET,
@@ -190,8 +196,8 @@ SHARE_CONFIG_KEYS_BY_NAME: Final = {row.name: row for row in SHARE_CONFIG_KEYS}
 
 
 def effective_value(name: str, configs: Mapping[str, str]) -> Any:
-    """The effective value of a setting for which brokers have no default: the group's override, otherwise the built-in
-    default. An override that this version cannot parse is ignored."""
+    """The effective value of a setting: that in `configs`, the group's override or the broker's default; otherwise the
+    built-in default. A value that this version cannot parse is ignored."""
     row = SHARE_CONFIG_KEYS_BY_NAME[name]
     try:
         return row.parse(configs[name])

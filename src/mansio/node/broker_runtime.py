@@ -204,7 +204,7 @@ class BrokerRuntime:
             delay_manager=self.partitions.delay_manager,
             deduplicator=self.partitions.deduplicator,
         )
-        group_configs = GroupConfigManager(
+        group_configs = self.group_configs = GroupConfigManager(
             store=store,
             state=state,
             scheduler=host_ports.scheduler,
@@ -212,7 +212,7 @@ class BrokerRuntime:
             settings=settings,
         )
         self.groups = self._build_group_coordinator(group_configs.overrides)
-        self.share_state = self._build_share_coordinator(group_configs.overrides)
+        self.share_state = self._build_share_coordinator(group_configs.effective)
         self.markers = TransactionMarkerService(self.partitions)
         self.markers.before_offsets_marker = self.groups.offsets.expect_marker
         self.markers.on_offsets_marker = self.groups.offsets.apply_marker
@@ -248,6 +248,8 @@ class BrokerRuntime:
         """Apply changed dynamic settings of the broker to all parts."""
         self.settings = settings
         self.topics.use_settings(config_sources, settings)
+        self.group_configs.use_settings(config_sources, settings)
+        self.shares.handle_default_settings_change()
         self.partitions.apply_broker_settings(settings)
         self.log_cleaner.interval_ms = settings.log_cleaner_backoff_ms
         self.log_cleaner.bytes_per_second = settings.log_cleaner_io_max_bytes_per_second

@@ -143,9 +143,10 @@ _ROWS: Final = (
     Api(
         ApiKey.FETCH,
         4,
-        17,
-        note=f"No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows. {_REPLICAS}",
-        newer_unsupported_reason="18 adds a follower's high watermark (KIP-1166), for replicated metadata logs.",
+        18,
+        note="No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows. "
+        "The high watermark of a follower (version 18, KIP-1166) is for replicated metadata logs, and is ignored. "
+        f"{_REPLICAS}",
     ),
     Api(
         ApiKey.LIST_OFFSETS,

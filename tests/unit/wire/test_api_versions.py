@@ -47,7 +47,7 @@ def test_produce_is_advertised_from_0_for_old_librdkafka_but_not_supported() -> 
     assert (0, 0, 13) in advertised_versions()
     assert not is_supported(ApiKey.PRODUCE, 2)
     assert is_supported(ApiKey.PRODUCE, 3)
-    assert (1, 4, 17) in advertised_versions()
+    assert (1, 4, 18) in advertised_versions()
 
 
 def test_everything_is_advertised_but_what_only_brokers_of_mansio_send() -> None:

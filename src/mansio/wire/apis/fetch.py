@@ -1,10 +1,11 @@
-"""Codec of Fetch (API key 1), versions 4-17, hand-written because all consumed data passes through it.
+"""Codec of Fetch (API key 1), versions 4-18, hand-written because all consumed data passes through it.
 
 First versions of the fields: log start offset 5, sessions 7 (KIP-227), leader epoch 9 (KIP-320), rack and preferred
 replica 11 (KIP-392), flexible encoding (KIP-482), last fetched epoch and diverging epoch (KIP-595) 12, topic ids 13
-(KIP-516), replica id and broker epoch as a tagged field 15 (KIP-903). A tagged field of Mansio marks a read for
-repair: a replica reads batches that are damaged in its own log, from a replica that need not be the leader, and reports
-no position. Other tagged fields are not written, and skipped when reading.
+(KIP-516), replica id and broker epoch as a tagged field 15 (KIP-903), a follower's high watermark as a tagged field of
+a partition 18 (KIP-1166), which only the leader of a replicated metadata log uses: it is skipped. A tagged field of
+Mansio marks a read for repair: a replica reads batches that are damaged in its own log, from a replica that need not be
+the leader, and reports no position. Other tagged fields are not written, and skipped when reading.
 
 A response is encoded as a list of buffers with the caller's log slices in between, so that the server can send these
 directly from the file.
@@ -131,7 +132,7 @@ def _partition_layout(version: int) -> Struct:
     )
 
 
-_PARTITION_LAYOUTS: Final = {version: _partition_layout(version) for version in range(4, 18)}
+_PARTITION_LAYOUTS: Final = {version: _partition_layout(version) for version in range(4, 19)}
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> FetchRequest:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.config import group_config
+from mansio.config.broker_config import BrokerConfigSources
 from mansio.config.config_entries import group_entries
 from mansio.errors import ConcurrentChange, PolicyViolation
 from mansio.logs import fields
@@ -52,7 +53,13 @@ class GroupConfigManager:
         self._state = state
         self._scheduler = scheduler
         self._random = random
+        self._config_sources = BrokerConfigSources(settings)
         self._settings = settings
+
+    def use_settings(self, config_sources: BrokerConfigSources, effective: Settings) -> None:
+        """Use new settings of the broker: the `effective` values, and the `config_sources` in which they are set."""
+        self._config_sources = config_sources
+        self._settings = effective
 
     def groups(self) -> list[str]:
         """Return the ids of the groups with settings of their own, sorted."""
@@ -63,8 +70,13 @@ class GroupConfigManager:
         entry = self._state.group_configs.get(group_id)
         return {} if entry is None else entry.configs
 
+    def effective(self, group_id: str) -> Mapping[str, str]:
+        """Return the settings of a group for which it or the broker has a value, by name."""
+        defaults = {name: str(value) for name, value in self._defaults().items()}
+        return {**defaults, **self.overrides(group_id)}
+
     async def refresh(self, group_id: str) -> None:
-        """Wait until `overrides` contains each change of the group's settings that was stored before this call.
+        """Wait until `effective` contains each change of the group's settings that was stored before this call.
 
         Reads the key from the metadata store, which is linearizable. Raises `Unavailable`, `StorageError`."""
         key = self._state.keys.group_config(group_id)
@@ -78,7 +90,7 @@ class GroupConfigManager:
     def describe(self, group_id: str) -> list[ConfigEntry]:
         """Return every setting of a group with its source; the group need not exist. Raises `InvalidGroupId`."""
         check_group_id(group_id)
-        return group_entries(self.overrides(group_id), self._settings)
+        return group_entries(self.overrides(group_id), self._config_sources)
 
     async def alter(
         self, group_id: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False

@@ -343,6 +343,11 @@ class SharePartitionManager:
         for share_partition in list(self._by_group.get(group, {}).values()):
             share_partition.reconfigure()
 
+    def handle_default_settings_change(self) -> None:
+        """Apply changed defaults of the broker to all share partitions."""
+        for share_partition in self.share_partitions():
+            share_partition.reconfigure()
+
     def _sweep_idle(self) -> None:
         self._sweep = None
         oldest_ms = self._now_ms() - IDLE_MS
@@ -472,7 +477,7 @@ def create_share_partition_manager(
     state: MetadataImage,
 ) -> SharePartitionManager:
     """Return the share partition manager of one broker."""
-    overrides = group_configs.overrides
+    overrides = group_configs.effective
 
     def priorities_of(topic_id: bytes) -> Sequence[Priority]:
         topic = state.topics_by_id.get(UUID(bytes=topic_id))
