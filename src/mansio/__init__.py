@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         TransactionListings,
     )
     from mansio.client.client import Client, connect
-    from mansio.client.consumer.consumer import Consumer, RebalanceCallback
+    from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.producer.producer import Producer, ProducerOptions
     from mansio.client.share.handler_runner import Handler, HandlerMode
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         StartAt,
         TopicPartition,
     )
-    from mansio.errors import DelayNotOffered, LeaseLost, MansioError, UnreadableRecords
+    from mansio.errors import DelayNotOffered, LeaseLost, MansioError
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.net.redrive import RedriveResult
@@ -165,7 +165,7 @@ __all__ = [
     "TransactionDescription",
     "TransactionListing",
     "TransactionListings",
-    "UnreadableRecords",
+    "UnreadableCallback",
     "__version__",
     "blocking",
     "connect",
@@ -255,8 +255,8 @@ _LAZY = {
     "TransactionDescription": _TRANSACTIONS,
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
+    "UnreadableCallback": "mansio.client.consumer.consumer",
     "connect": "mansio.client.client",
-    "UnreadableRecords": "mansio.errors",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""
 

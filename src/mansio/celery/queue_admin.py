@@ -74,8 +74,8 @@ async def create_queue(
 
 
 async def _raise_size(client: Client, topic: str, marks: Mapping[str, str]) -> None:
-    """Let a topic take large messages, if it has the settings with which an earlier version created it, and nobody has
-    chosen a size."""
+    """Let a topic take large messages, if it has the settings with which an earlier version created it, and its size
+    was never chosen."""
     config = await client.admin.describe_config(topic)
     name, wanted = next(iter(SIZE_CONFIG.items()))
     size = config[name]

@@ -221,6 +221,12 @@ class Settings:
         "MESSAGE_TOO_LARGE. Applies to new batches.",
         maximum=128 * MIB,
     )
+    check_compressed_batches: bool = _setting(
+        True,
+        "Decompress each compressed batch at produce and count its records; refuse it if that fails. False: store it "
+        "unread, for less processor time, unless a feature of the topic reads it. Readers step over what they cannot "
+        "read in any case.",
+    )
     in_flight_requests_per_connection_max: int = _count(
         128,
         "Maximum number of requests of one connection in progress; with more the connection is not read.",

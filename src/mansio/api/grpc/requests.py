@@ -36,7 +36,7 @@ HEADERS_MAX: Final = 100_000
 PIECE_RECORDS: Final = 500
 """Records of a large request that are parsed in one call, as far as they have `PIECE_BYTES` together."""
 
-PIECE_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = 32 << 10
 
 _RECORDS: Final = pb.PublishRequest.DESCRIPTOR.fields_by_name["records"]
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5

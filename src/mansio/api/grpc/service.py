@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 CLIENT_ID: Final = "mansio-grpc"
 CLIENT_ID_CHARACTERS_MAX: Final = 100
 SHARE: Final = "share"
+FILTERS_MAX: Final = 1_000
+"""Maximum number of values by which a list is filtered."""
 
 
 class MansioService:
@@ -346,6 +348,8 @@ class MansioService:
 
     async def ListTransactions(self, request: Any, _context: Any) -> Any:  # noqa: N802
         open_ms_min = _optional(request, "open_ms_min")
+        if len(request.states) > FILTERS_MAX or len(request.producer_ids) > FILTERS_MAX:
+            raise InvalidRequest(f"states, producer_ids: at most {FILTERS_MAX}")
         if (open_ms_min or 0) < 0:
             raise InvalidRequest("open_ms_min: it is negative")
         found = await self._client.admin.transactions.list(

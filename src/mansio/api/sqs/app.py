@@ -23,7 +23,7 @@ from starlette.routing import Route
 from mansio.api.http.request_guard import check_host_and_origin, check_image_request
 from mansio.api.http.request_label import request_label
 from mansio.api.http.v1.bodies import BodyBudget
-from mansio.api.http.v1.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, count_values
+from mansio.api.http.v1.json_bodies import PIECE_BYTES, count_values
 from mansio.api.http.v1.problems import InvalidField
 from mansio.api.sqs import query_protocol
 from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
@@ -54,6 +54,9 @@ TARGET_PREFIX: Final = "AmazonSQS."
 JSON_TYPE: Final = "application/x-amz-json-1.0"
 XML_TYPE: Final = "text/xml"
 CLIENT_ID_CHARACTERS_MAX: Final = 100
+BODY_BYTES_MAX: Final = 4 << 20
+"""Maximum size of a body: a message of 1 MiB takes three times as much where each of its bytes is escaped."""
+
 JSON_VALUES_MAX: Final = 20_000
 """Maximum number of JSON values in a large body. Ten messages with all attributes have about a thousand."""
 
@@ -125,7 +128,7 @@ class SqsEndpoint:
     async def _check_large(self, body: bytes, *, is_json: bool, is_batch: bool) -> None:
         """Check a large body before anything is built from it. Raises `TooManyEntriesInBatchRequest`,
         `BatchRequestTooLong`, `InvalidParameterValue`."""
-        beginning = body[:VALUE_BYTES_MAX]
+        beginning = body[:BODY_BYTES_MAX]
         try:
             if is_json:
                 async with self._budget.turns as turns:
@@ -138,8 +141,8 @@ class SqsEndpoint:
                     f"Maximum number of entries per request are {BATCH_MAX}. You have sent more."
                 ) from error
             raise InvalidParameterValue(error.message) from error
-        if len(body) > VALUE_BYTES_MAX:
-            message = f"The request has more than {VALUE_BYTES_MAX} bytes."
+        if len(body) > BODY_BYTES_MAX:
+            message = f"The request has more than {BODY_BYTES_MAX} bytes."
             raise BatchRequestTooLong(message) if is_batch else InvalidParameterValue(message)
 
     async def _call(

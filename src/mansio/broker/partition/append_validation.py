@@ -62,6 +62,8 @@ class AppendRules(NamedTuple):
     """Whether batches of clients are decoded, because of one of the settings before."""
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
     """Maximum size of a batch when it is decompressed, and so of one that is not compressed."""
+    checks_content: bool = True
+    """Whether the content of compressed batches is checked."""
     compression: Compression | None = None
     """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
 

@@ -183,6 +183,7 @@ class Partition:
         "replica",
         "rules",
         "scheduler",
+        "scratch",
         "storage_health",
         "topic",
         "topic_id",
@@ -223,6 +224,9 @@ class Partition:
         self.storage_health = storage_health or StorageHealth(clock)
         self.closed = False
         self.is_leader = False
+        self.scratch: bytearray | None = None
+        """Buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked; one for all partitions of a
+        broker."""
         self.is_recompressing = False
         """Whether batches wait in the `Recompressor`; later batches must be appended after them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
@@ -401,8 +405,8 @@ class Partition:
                     or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
                 ):
                     reject_timestamps(self.name, rules, batch, header, now_ms)
-            if header.attributes & CODEC_MASK and not is_checked:
-                check_content(batch, header, INLINE_CONTENT_BYTES_MAX)
+            if header.attributes & CODEC_MASK and rules.checks_content and not is_checked:
+                check_content(batch, header, INLINE_CONTENT_BYTES_MAX, scratch=self.scratch)
         if self.log.failure is not None:
             raise self._new_log_failed_error(
                 self.log.failure

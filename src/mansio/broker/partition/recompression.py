@@ -99,6 +99,7 @@ class _QueuedAppend:
         target: Compression | None,
         output_bytes_max: int,
         *,
+        checks_content: bool,
         urgent: bool,
         client: Hashable,
         on_appended: OnAppended,
@@ -112,7 +113,7 @@ class _QueuedAppend:
         """Maximum decompressed size with which the batch is accepted."""
         self.job_bytes_max = 0
         """Estimated decompressed size, at which decompression stops."""
-        self.is_checked = target is not None or _is_compressed(records)
+        self.is_checked = target is not None or (checks_content and _is_compressed(records))
         """Whether the thread checks the content, so that `Partition.append` need not."""
         if self.is_checked:
             content = memoryview(records)[HEADER_BYTES:]
@@ -192,6 +193,7 @@ class Recompressor:
                     records,
                     target,
                     rules.decompressed_bytes_max,
+                    checks_content=rules.checks_content,
                     urgent=urgent,
                     client=client,
                     on_appended=on_appended,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from mansio.spark.arrow.decode import RESULT_BYTES_MAX, decode_batches
-from mansio.tracebacks import without_traceback
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.unreadable import UNREADABLE_ERRORS
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
-
-    from mansio.errors import MansioError
 
     Decode = Callable[[Sequence[str], int, int], list[pa.RecordBatch]]
     """Function (columns, start offset, end offset (exclusive)) -> rows. Raises one of `UNREADABLE_ERRORS`."""
@@ -36,7 +33,7 @@ class UnreadableRows(NamedTuple):
 
     first: int
     last: int
-    error: MansioError
+    reason: str
     is_whole_batch: bool
     batch: memoryview = memoryview(b"")
 
@@ -71,6 +68,7 @@ class ReadableRows:
             for rows in self._decode(records, aborted, self._columns, start, self._end):
                 rows_done += rows.num_rows
                 yield rows
+                del rows  # its memory is not needed while the next batch is decompressed
         except UNREADABLE_ERRORS:
             pass
         else:
@@ -117,6 +115,7 @@ class ReadableRows:
                     rows_done -= skipped
                     if skipped < rows.num_rows:
                         yield rows.slice(skipped)
+                    del rows
                 continue
             except UNREADABLE_ERRORS:
                 pass
@@ -160,7 +159,7 @@ def isolate_unreadable_records(
     try:
         found = decode(("offset",), start, end)
     except UNREADABLE_ERRORS as error:
-        yield UnreadableRows(start, max(end - 1, start), without_traceback(error), is_whole_batch=True)
+        yield UnreadableRows(start, max(end - 1, start), error.message, is_whole_batch=True)
         return
     offsets = (
         np.concatenate([rows.column(0).to_numpy() for rows in found]) if found else np.zeros(0, np.int64)
@@ -175,7 +174,7 @@ def isolate_unreadable_records(
             yield from decode(columns, first, last + 1)
         except UNREADABLE_ERRORS as error:
             if high - low == 1 or attempts <= 0:
-                yield UnreadableRows(first, last, without_traceback(error), is_whole_batch=False)
+                yield UnreadableRows(first, last, error.message, is_whole_batch=False)
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]

@@ -108,8 +108,9 @@ def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> bytes:
     return bytes(cramjam.zstd.compress(data, level=level))
 
 
-def decompress(codec: int, data: Buffer, output_bytes_max: int) -> bytes:
-    """Decompressed `data`, at most `output_bytes_max` long.
+def decompress(codec: int, data: Buffer, output_bytes_max: int, *, scratch: bytearray | None = None) -> bytes:
+    """Decompressed `data`, at most `output_bytes_max` long. `scratch`: a buffer that is used instead of a new one if it
+    is large enough; its content is undefined afterwards.
 
     Raises `DecompressedTooLarge` if it would be longer, `DecompressionFailed` if it cannot be decompressed,
     `UnsupportedCompression` for an unknown codec, and `InvalidRecord` for too many gzip members.
@@ -118,6 +119,10 @@ def decompress(codec: int, data: Buffer, output_bytes_max: int) -> bytes:
     if decompressor is None:
         raise UnsupportedCompression(f"there is no compression codec {codec}")
     try:
+        if codec == Codec.LZ4:
+            return _decompress_lz4(data, output_bytes_max, scratch)
+        if codec == Codec.ZSTD:
+            return _decompress_zstd(data, output_bytes_max, scratch)
         return decompressor(data, output_bytes_max)
     except (CorruptMessage, cramjam.DecompressionError, zlib.error, struct.error, IndexError) as error:
         raise DecompressionFailed(
@@ -228,27 +233,29 @@ def _snappy_output_bytes(view: memoryview, steps: Iterator[None]) -> int:
     return total
 
 
-def _decompress_lz4(data: Buffer, output_bytes_max: int) -> bytes:
+def _decompress_lz4(data: Buffer, output_bytes_max: int, scratch: bytearray | None = None) -> bytes:
     stated, bound = _lz4_output_bytes(memoryview(data), repeat(None))
-    return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, output_bytes_max)
+    return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, output_bytes_max, scratch)
 
 
-def _decompress_zstd(data: Buffer, output_bytes_max: int) -> bytes:
+def _decompress_zstd(data: Buffer, output_bytes_max: int, scratch: bytearray | None = None) -> bytes:
     stated, bound = _zstd_output_bytes(memoryview(data), repeat(None))
-    return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, output_bytes_max)
+    return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, output_bytes_max, scratch)
 
 
 def _decompress_into(
-    decompress_into: Callable[[Buffer, bytearray], int],
+    decompress_into: Callable[[Buffer, Buffer], int],
     data: Buffer,
     stated: int | None,
     bound: int,
     output_bytes_max: int,
+    scratch: bytearray | None,
 ) -> bytes:
     """Decompress `data` into a buffer of the size that the frame states, or else of the upper bound."""
     if stated is not None and stated > output_bytes_max:
         raise _too_long(output_bytes_max)
-    out = bytearray(min(bound if stated is None else stated, bound, output_bytes_max))
+    size = min(bound if stated is None else stated, bound, output_bytes_max)
+    out = memoryview(scratch)[:size] if scratch is not None and size <= len(scratch) else bytearray(size)
     try:
         length = decompress_into(data, out)
     except cramjam.DecompressionError as error:

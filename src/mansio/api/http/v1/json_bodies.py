@@ -37,7 +37,7 @@ VALUES_MAX: Final = 50_000
 """Maximum number of values in a body of more than `PIECE_BYTES`, or in one element of a list that is parsed in
 pieces."""
 
-VALUE_BYTES_MAX: Final = 4 << 20
+VALUE_BYTES_MAX: Final = 2 << 20
 """Maximum size of a JSON body, or of one element of a list that is parsed in pieces."""
 
 ELEMENTS_AT_ONCE: Final = 100
@@ -54,10 +54,7 @@ _KEY_CHARACTERS_MAX: Final = 100
 
 
 async def count_values(data: bytes, turns: Turns, values_max: int = VALUES_MAX) -> None:
-    """Count the values of a JSON text without parsing it. Raises `MessageTooLarge` if it has more than
-    `VALUE_BYTES_MAX`, `InvalidField` if there are more than `values_max`."""
-    if len(data) > VALUE_BYTES_MAX:
-        raise MessageTooLarge(f"a JSON body has at most {VALUE_BYTES_MAX} bytes, this one {len(data)}")
+    """Count the values of a JSON text without parsing it. Raises `InvalidField` if there are more than `values_max`."""
     text = data.decode("latin-1")  # what is counted is ASCII
     for found in _counts(text, 0):
         if found > values_max:
@@ -92,14 +89,13 @@ def _counts(text: str, start: int) -> Iterator[int]:
             break
         if text.find("\\", quote, at) >= 0:
             at = quote + 1
-            while (end := _STRING.match(text, at, at + _STRING_CHARACTERS).end()) < len(text) and text[
-                end
-            ] != '"':  # type: ignore[union-attr]
-                if end == at:  # a backslash is the last character of the text
+            while (part := _STRING.match(text, at, at + _STRING_CHARACTERS)) is not None:
+                end = part.end()
+                if end == at or end >= len(text) or text[end] == '"':  # a backslash can be the last character
+                    at = end + 1
                     break
                 at = end
                 yield values
-            at = end + 1
     yield values
 
 
@@ -199,6 +195,8 @@ class ElementReader:
     async def _expect(self, token: str) -> None:
         """Skip a token. Raises `InvalidField`."""
         await self._next_character()
+        while len(self._text) - self._at < len(token) and not self._is_read:
+            self._extend()
         if not self._text.startswith(token, self._at):
             raise InvalidField(
                 "", f'a body of more than {PIECE_BYTES} bytes is JSON of the form {{"{self._member}": [...]}}'

@@ -17,11 +17,11 @@ from starlette.responses import Response
 
 from mansio.api.http.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.v1.bodies import BodyBudget
-from mansio.api.http.v1.json_bodies import PIECE_BYTES, check_keys, count_values
+from mansio.api.http.v1.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
 from mansio.api.http.v1.problems import InvalidField, from_validation, http_problem, problem
 from mansio.broker.services.caller import Caller
 from mansio.broker.services.routed.own_client import OwnClient
-from mansio.errors import InvalidTopic, MansioError, Unavailable
+from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -203,6 +203,8 @@ class Operation:
         if len(data) > PIECE_BYTES:
             if self.parses_large:
                 return None
+            if len(data) > VALUE_BYTES_MAX:
+                raise MessageTooLarge(f"this body has at most {VALUE_BYTES_MAX} bytes, not {len(data)}")
             async with context.budget.turns as turns:
                 await count_values(data, turns)
         try:

@@ -74,7 +74,7 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 """Maximum bytes of keys, values and headers in the result of one call. A larger record is rejected: no call can return
 it."""
 
-CALL_DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+CALL_DECOMPRESSED_BYTES_MAX: Final = DECOMPRESSED_BYTES_MAX
 """Maximum decompressed bytes in one call, except those of its first batch. The records behind are released, for the
 next call."""
 
