@@ -137,7 +137,10 @@ class LoopHolds:
                     self._note(began, protocol, label)
             is_thrown = False
             try:
-                sent = yield awaited
+                try:
+                    sent = yield awaited
+                finally:
+                    awaited = None  # a future's error refers to this frame
             except GeneratorExit:
                 coroutine.close()
                 raise
