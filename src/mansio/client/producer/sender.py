@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -109,6 +110,7 @@ class Sender:
         self._earliest_timer = EarliestTimer(self._loop, self._schedule_dispatch)
         self._expiry: asyncio.TimerHandle | None = None
         self._identity = NO_IDENTITY
+        self._is_prepared = False
         self._is_initializing = False
         self._writer = RequestWriter(
             cluster,
@@ -140,6 +142,23 @@ class Sender:
                 self._send_requests(batch.created_s)
             else:
                 self._schedule_dispatch()
+
+    def prepare(self) -> None:
+        """Request what the first batch needs besides the metadata of its topic, which the caller is about to request:
+        the producer id and, where the leader can only be one broker, the connection to it. So these take no round trips
+        of their own."""
+        if self._transaction is not None or self._is_prepared:
+            return
+        self._is_prepared = True
+        if self._options.is_idempotent and self._identity is NO_IDENTITY and not self._is_initializing:
+            self._is_initializing = True
+            self._tasks.spawn(self._init_producer_id())
+        if len(self._cluster.nodes) == 1:
+            self._tasks.spawn(self._connect_ahead(next(iter(self._cluster.nodes))))
+
+    async def _connect_ahead(self, node: int) -> None:
+        with suppress(MansioError):  # the first batch reports it
+            await self._cluster.connection(node, PRODUCE_CHANNEL)
 
     def close_batch(self, batch: Batch) -> None:
         """Close an open batch, because it is full or flush was called, and schedule it for sending."""
