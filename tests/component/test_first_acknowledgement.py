@@ -1,12 +1,14 @@
-"""A new client gets its first acknowledgement after four round trips of requests: ApiVersions; the brokers; the topic
-and, meanwhile, the producer id and the connection for batches; the batch. Round trips are counted by what waits for
-what, not by time."""
+"""Round trips of producers, counted by what waits for what and not by time.
+
+A new client gets its first acknowledgement after four rounds of requests: ApiVersions; the brokers; the topic and,
+meanwhile, the producer id and the connection for batches; the batch.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from support.machine import scaled
 from support.paths import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
 DEADLINE_S = 20.0
@@ -30,6 +33,7 @@ class HoldingProxy:
         self.connections = 0
         self.changed = asyncio.Condition()
         self.released = asyncio.Event()
+        self.holds_produce = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -39,7 +43,9 @@ class HoldingProxy:
         with suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 frame = await read_frame(from_broker)
-                if self.api_keys.count(ApiKey.METADATA) == 2:
+                if self.api_keys.count(ApiKey.METADATA) == 2 or (
+                    self.holds_produce and ApiKey.PRODUCE in self.api_keys
+                ):
                     await self.released.wait()
                 writer.write(frame)
         requests.cancel()
@@ -93,6 +99,40 @@ def test_producer_id_and_connection_are_requested_while_the_topic_is(tmp_path: P
             ]
         )
 
+    run(tmp_path, main)
+
+
+@pytest.mark.timeout(120)
+def test_record_does_not_wait_for_the_acknowledgement_of_an_earlier_one(tmp_path: Path) -> None:
+    """Where round trips are long, callers that publish one record at a time would otherwise wait up to two."""
+
+    async def main(broker_port: int, port: int) -> None:
+        proxy = HoldingProxy(broker_port)
+        async with (
+            asyncio.timeout(scaled(DEADLINE_S)),
+            await asyncio.start_server(proxy.serve, "127.0.0.1", port),
+            mansio.connect(f"127.0.0.1:{port}") as client,
+        ):
+            proxy.released.set()
+            await client.publish("orders", b"first")
+            proxy.released.clear()
+            proxy.holds_produce = True
+            before = proxy.api_keys.count(ApiKey.PRODUCE)
+            tasks = []
+            for number in range(1, 4):
+                tasks.append(asyncio.create_task(client.publish("orders", b"%d" % number)))
+                sent = before + number
+                async with proxy.changed:
+                    await proxy.changed.wait_for(lambda: proxy.api_keys.count(ApiKey.PRODUCE) == sent)  # noqa: B023
+            assert not any(task.done() for task in tasks)
+            proxy.released.set()
+            results = await asyncio.gather(*tasks)
+            assert [result.offset for result in results] == [1, 2, 3]
+
+    run(tmp_path, main)
+
+
+def run(tmp_path: Path, main: Callable[[int, int], Coroutine[Any, Any, None]]) -> None:
     broker_port, port = free_port(), free_port()
     settings = {
         "listeners": f"127.0.0.1:{broker_port}",
