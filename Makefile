@@ -13,8 +13,8 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve quick test full check lint format dist bench bench-peers bench-spark nightly clean \
-	nightly-tests nightly-simulated nightly-spark nightly-spark-versions nightly-soak nightly-suites nightly-pythons \
+.PHONY: help setup demo serve quick test full flaky check lint format dist bench bench-peers bench-spark nightly clean \
+	nightly-flaky nightly-tests nightly-simulated nightly-spark nightly-spark-versions nightly-soak nightly-suites nightly-pythons \
 	nightly-peers
 
 help:
@@ -23,12 +23,13 @@ help:
 	@echo "make quick     lint, layers and unit tests (one minute)"
 	@echo "make test      checks and the tests of every change (six minutes on two cores); ARGS='-k retention'"
 	@echo "make full      checks and all tests except those of nightly (half an hour)"
+	@echo "make flaky     the tests that CI had to repeat in its last 20 runs; ARGS='--repaired TEST': one less"
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
 	@echo "make bench     compared with a baseline of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
-	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -spark-versions, -soak, -suites, -pythons, -peers"
+	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-flaky, -tests, -simulated, -spark, -spark-versions, -soak, -suites, -pythons, -peers"
 	@echo "make dist      the wheel and the source distribution of this version, in dist/"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
@@ -132,6 +133,11 @@ TESTS := tests/unit tests/component tests/system tests/sim
 # Tests with Spark share one session and one broker: one process, and their own order.
 SPARK_TESTS := -n0 -p no:randomly -m spark tests/system/spark
 NONE_SELECTED := 5
+# What each pytest process of a recipe leaves, and what the recipe ends with: the sum of them, and in CI one repetition of
+# each failed test.
+OUTCOMES := $(VENV)/.outcomes
+RECORDED := --continue-on-collection-errors --outcomes $(OUTCOMES)
+END_RUN := PYTHONPATH=tests $(BIN)/python -m support.outcomes
 
 # The same iteration order of sets in every run.
 quick test full: export PYTHONHASHSEED := 0
@@ -145,25 +151,26 @@ quick: $(VENV)/.dev
 
 # The checks and the three tests with Spark run in parallel with the others, which mostly wait.
 test: setup
-	@failed=0; \
+	@rm -f $(OUTCOMES)-*; failed=0; tests=0; sparks=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
-	$(PYTEST) $(SPARK_TESTS) --durations 5 $(ARGS) >$(VENV)/.spark-tests.log 2>&1 & spark=$$!; \
-	$(PYTEST) $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) \
-		|| test $$? -eq $(NONE_SELECTED) || failed=1; \
-	wait $$spark || test $$? -eq $(NONE_SELECTED) || failed=1; cat $(VENV)/.spark-tests.log; \
+	$(PYTEST) $(RECORDED)-spark $(SPARK_TESTS) --durations 5 $(ARGS) >$(VENV)/.spark-tests.log 2>&1 & spark=$$!; \
+	$(PYTEST) $(RECORDED)-tests $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) || tests=$$?; \
+	wait $$spark || sparks=$$?; cat $(VENV)/.spark-tests.log; \
 	wait $$checks || failed=1; cat $(VENV)/.check.log; \
-	exit $$failed
+	$(END_RUN) end --checks=$$failed $(OUTCOMES)-tests:$$tests $(OUTCOMES)-spark:$$sparks
 
 # The Spark tests run after the others: all of them together would slow both down.
 full: setup $(VENV)/.engines
-	@failed=0; \
+	@rm -f $(OUTCOMES)-*; failed=0; tests=0; sparks=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
-	$(PYTEST) --tier full $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) \
-		|| test $$? -eq $(NONE_SELECTED) || failed=1; \
-	$(PYTEST) --tier full $(SPARK_TESTS) --durations 10 $(ARGS) \
-		|| test $$? -eq $(NONE_SELECTED) || failed=1; \
+	$(PYTEST) --tier full $(RECORDED)-tests $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) || tests=$$?; \
+	$(PYTEST) --tier full $(RECORDED)-spark $(SPARK_TESTS) --durations 10 $(ARGS) || sparks=$$?; \
 	wait $$checks || failed=1; cat $(VENV)/.check.log; \
-	exit $$failed
+	$(END_RUN) end --pytest="--tier full" --checks=$$failed $(OUTCOMES)-tests:$$tests $(OUTCOMES)-spark:$$sparks
+
+# Flaky tests of the last runs in CI, which MANSIO_TEST_FLAKY_LIST or .flaky/runs lists.
+flaky: $(VENV)/.dev
+	@$(END_RUN) flaky $(ARGS)
 
 # Fuzzing guided by coverage; a Python without a wheel for it goes without.
 $(VENV)/.fuzz: $(VENV)/.dev
@@ -173,12 +180,16 @@ $(VENV)/.fuzz: $(VENV)/.dev
 # Parts that run one after the other and can be run alone; each adds its counts to .nightly/counts. The simulated histories
 # take about two hours on two cores. The soak runs alone, because it measures drift.
 NIGHT := $(PYTEST) --tier nightly --durations 30 --timeout 7200
-NIGHT_PARTS := tests simulated spark spark-versions soak suites pythons peers
+NIGHT_PARTS := flaky tests simulated spark spark-versions soak suites pythons peers
 
 nightly: setup check
 	@rm -rf .nightly; failed=0; \
 	for part in $(NIGHT_PARTS); do $(MAKE) --no-print-directory nightly-$$part || failed=1; done; \
 	exit $$failed
+
+# A test that CI named as flaky fails the night until it is repaired and removed from the list.
+nightly-flaky: $(VENV)/.dev
+	@$(END_RUN) flaky --check
 
 nightly-tests: $(VENV)/.fuzz
 nightly-tests: NIGHTLY := $(IN_PARALLEL) -m "not spark" tests/unit tests/component tests/system tests/nightly \

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import machine, tiers
+from support import machine, outcomes, tiers
 from support.process import ServedBroker
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -24,6 +29,9 @@ if TYPE_CHECKING:
     from support.etcd import Etcd
 
 TESTS = Path(__file__).parent
+
+OPEN_FILES = 1024
+"""Soft limit of open files of a process with tests: what most systems give to an ordinary user."""
 
 OPTIONAL_PACKAGES = {
     "spark": ("pyspark", "pyarrow", "pyiceberg"),
@@ -50,14 +58,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=tiers.TIERS[0],
         help="test: without tests marked `full`; full: all, with more examples; nightly: all, with random seeds",
     )
+    outcomes.add_option(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     tiers.choose(config.getoption("tier"))
+    outcomes.configure(config)
+    _lower_file_limit()
     machine.factor()  # measured in the process that starts the workers, inherited by them
     if tiers.tier() != "nightly" and getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = tiers.FIXED_SEED
+
+
+def _lower_file_limit() -> None:
+    """Give the tests of every machine the limit of open files that an ordinary user has. Brokers that are processes
+    raise theirs."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if not 0 <= soft <= OPEN_FILES:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
 
 
 def pytest_report_header() -> str:

@@ -7,7 +7,9 @@ Rules, each a section of the output:
   attributes, or assigns to its attributes;
 * no base class with a single subclass (exceptions and protocols are exempt);
 * no identifier and no first line of a docstring uses a word that `docs/GLOSSARY.md` replaces;
-* at most 20 modules in one folder.
+* at most 20 modules in one folder;
+* no stored exception keeps a traceback, and no exception is raised while a local or a stored value refers to it
+  (`tools/stored_exceptions.py`).
 
 Exit status 1 where a rule is broken; `--report` prints the figures as well.
 """
@@ -20,6 +22,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from tools import stored_exceptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -328,6 +332,24 @@ def crowded_folders(tree: list[Module]) -> list[str]:
     ]
 
 
+def exceptions_as_values(tree: list[Module]) -> dict[str, list[str]]:
+    """Exceptions that are stored with their traceback, or raised although something refers to them."""
+    names = stored_exceptions.exception_names(module.tree for module in tree)
+    checked = [module for module in tree if not module.path.startswith(tuple(stored_exceptions.KEPT))]
+    return {
+        "stored exception": [
+            f"{module.path}:{line}: {text}"
+            for module in checked
+            for line, text in stored_exceptions.stored_exceptions(module.tree, names)
+        ],
+        "raised value": [
+            f"{module.path}:{line}: {text}"
+            for module in checked
+            for line, text in stored_exceptions.raised_values(module.tree)
+        ],
+    }
+
+
 def findings(source: Path = SOURCE) -> dict[str, list[str]]:
     """Rule -> what breaks it."""
     tree = modules(source)
@@ -342,6 +364,7 @@ def findings(source: Path = SOURCE) -> dict[str, list[str]]:
         "single subclass": single_subclasses(defined),
         "vocabulary": vocabulary(tree),
         "folder": crowded_folders(tree),
+        **exceptions_as_values(tree),
     }
 
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         TransactionListings,
     )
     from mansio.client.client import Client, connect
-    from mansio.client.consumer.consumer import Consumer, RebalanceCallback
+    from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.producer.producer import Producer, ProducerOptions
     from mansio.client.share.handler_runner import Handler, HandlerMode
@@ -165,6 +165,7 @@ __all__ = [
     "TransactionDescription",
     "TransactionListing",
     "TransactionListings",
+    "UnreadableCallback",
     "__version__",
     "blocking",
     "connect",
@@ -254,6 +255,7 @@ _LAZY = {
     "TransactionDescription": _TRANSACTIONS,
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
+    "UnreadableCallback": "mansio.client.consumer.consumer",
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

@@ -12,7 +12,7 @@ Codes: https://kafka.apache.org/protocol.html#protocol_error_codes
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final, Self
 
 
 class MansioError(Exception):
@@ -112,16 +112,28 @@ class CorruptMessage(RequestError):
     kafka_code = 2
 
 
+class DecompressionFailed(CorruptMessage):
+    """The records of the batch cannot be decompressed, although its checksum matches."""
+
+
 class InvalidRecord(RequestError):
     """A record in the batch is invalid; the whole batch was refused."""
 
     kafka_code = 87
 
 
+class DecompressedTooLarge(InvalidRecord):
+    """The records of the batch take too many bytes when decompressed."""
+
+
 class UnsupportedCompression(RequestError):
     """The codec is unknown, or not allowed in this version of the request."""
 
     kafka_code = 76
+
+
+UNREADABLE_CONTENT: Final = (DecompressionFailed, InvalidRecord, UnsupportedCompression)
+"""Errors of the content of a batch with a valid checksum: a client has stored it so, and the log is intact."""
 
 
 class UnsupportedMessageFormat(RequestError):
@@ -693,6 +705,14 @@ class DiskFull(StorageError):
     http_status = 507
 
 
+class DescriptorsExhausted(StorageError):
+    """The broker has no free file descriptor: nothing was written; the same request succeeds when there is one."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 503
+    retriable = True
+
+
 class LogFailed(StorageError):
     """A write or sync of this log failed; it accepts no more writes until the broker is restarted."""
 
@@ -749,7 +769,24 @@ class TopicRecreated(DataLoss):
 
 
 class UnreadableRecords(MansioError):
-    """Records that a query reads are damaged or invalid."""
+    """Records that a consumer or query reads are damaged or invalid.
+
+    Raised by a consumer, it has the `topic`, the `partition`, the first and the last offset, both inclusive, and the
+    `reason`; in a query only the message has them (-1)."""
+
+    topic: str = ""
+    partition: int = -1
+    first_offset: int = -1
+    last_offset: int = -1
+    reason: str = ""
+
+    @classmethod
+    def at(cls, topic: str, partition: int, first_offset: int, last_offset: int, reason: str) -> Self:
+        """The error for these offsets of a partition, both inclusive."""
+        error = cls(f"{topic}-{partition}: offsets {first_offset} to {last_offset} cannot be read: {reason}")
+        error.topic, error.partition = topic, partition
+        error.first_offset, error.last_offset, error.reason = first_offset, last_offset, reason
+        return error
 
 
 def _codes(root: type[MansioError]) -> dict[int, type[MansioError]]:

@@ -1,16 +1,20 @@
-"""Queues of single processes on channels of kombu: each gets what is published after it was bound."""
+"""Channels of kombu: queues of single processes, and queues of tasks over connections that fail."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import kombu
 import pytest
+from celery.worker import state as worker_state
 
 import mansio.celery  # noqa: F401  # the scheme mansio://
+from mansio.celery import kept_readers, queue_admin
+from mansio.client.types import TopicPartition
 from mansio.errors import MansioError
 from mansio.testing import TestBroker
 from support.machine import scaled
@@ -222,3 +226,106 @@ def test_a_broadcast_that_is_not_stored_is_an_error_but_an_event_is_dropped(
     broker.faults.error("Produce", "INVALID_REQUEST")
     producer.publish("event", delivery_mode="transient")
     wait_until(lambda: "1 events of Celery dropped" in caplog.text, 10, "the event")
+
+
+def next_message(connection: kombu.Connection) -> Any:
+    """Consume the queue of tasks on a new channel until one message came."""
+    found: list[Any] = []
+    channel = connection.channel()
+    channel.basic_qos(0, 2, False)
+    consumer = kombu.Consumer(channel, [TASKS], on_message=found.append, auto_declare=False)
+    consumer.consume()
+    while not found:
+        connection.drain_events(timeout=scaled(20))
+    return found[0]
+
+
+TASKS = kombu.Queue("tasks", kombu.Exchange("tasks", type="direct"), routing_key="tasks")
+
+
+def send(connection: kombu.Connection, *bodies: str) -> None:
+    with connection.channel() as channel:
+        TASKS(channel).declare()
+        for body in bodies:
+            kombu.Producer(channel).publish(body, exchange="", routing_key="tasks")
+
+
+def test_a_task_that_runs_keeps_its_lease_when_the_connection_fails_and_its_acknowledgement_counts(
+    broker: TestBroker, connection: kombu.Connection
+) -> None:
+    with connected(broker) as other:
+        send(other, "running", "reserved")
+        running = next_message(connection)
+        connection.drain_events(timeout=scaled(20))
+        request = RequestOfCelery(message=running)
+        worker_state.active_requests.add(request)
+        try:
+            connection.collect()
+            connection.connect()
+            again = next_message(connection)
+        finally:
+            worker_state.active_requests.discard(request)
+        assert (running.payload, again.payload) == ("running", "reserved")
+        assert again.delivery_info["redelivered"]
+        send(other, "later")
+        assert next_message(other).payload == "later"
+        running.ack()
+        again.ack()
+        wait_until(lambda: leased_and_lag(broker) == (1, 1), 20, "only the last task is not acknowledged")
+
+
+def test_what_the_worker_has_not_started_is_released_when_it_does_not_connect_again(
+    broker: TestBroker, connection: kombu.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_readers, "KEPT_S_MAX", 0.01)
+    with connected(broker) as other:
+        send(other, "reserved")
+        assert next_message(connection).payload == "reserved"
+        connection.collect()
+        assert next_message(other).payload == "reserved"
+
+
+def test_a_channel_that_is_closed_in_order_releases_its_messages_at_once(
+    broker: TestBroker, connection: kombu.Connection
+) -> None:
+    with connected(broker) as other:
+        send(other, "reserved")
+        assert next_message(connection).payload == "reserved"
+        connection.release()
+        assert next_message(other).payload == "reserved"
+
+
+@pytest.mark.parametrize("chosen", [None, "2000000"])
+def test_messages_of_16_mib_are_delivered_also_by_queues_of_an_earlier_version(
+    broker: TestBroker, connection: kombu.Connection, chosen: str | None
+) -> None:
+    admin = broker.client().admin
+    size = {} if chosen is None else {"max.message.bytes": chosen}
+    admin.create_topic("tasks", partitions=1, config={**queue_admin.FEATURE_CONFIG, **size})
+    body = "x" * (16 << 20)
+    if chosen is not None:
+        with pytest.raises(MansioError, match=r"max\.message\.bytes"):
+            send(connection, body)
+        return
+    send(connection, "small", body, "small")
+    for expected in ("small", body, "small"):
+        message = next_message(connection)
+        assert len(message.payload) == len(expected)
+        message.ack()
+    news = queue_of_process("mine")
+    news(connection.channel()).declare()
+    publish(connection, body)
+    assert len(read(connection.channel(), news(connection.channel()), 1)[0]) == len(body)
+
+
+class RequestOfCelery(SimpleNamespace):
+    """A request of Celery, to which weak references are possible."""
+
+    __hash__ = object.__hash__
+
+
+def leased_and_lag(broker: TestBroker) -> tuple[int, int]:
+    one = TopicPartition("tasks", 0)
+    found = broker.client().admin.shares.leases("tasks", [one])[one]
+    assert found is not None
+    return found.leased, found.lag

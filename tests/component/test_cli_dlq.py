@@ -208,3 +208,17 @@ def test_filters_and_places_are_read_as_they_are_written() -> None:
     for wrong in ("1", "a:1", "1:-2"):
         with pytest.raises(ValueError, match="PARTITION:OFFSET"):
             parse_position(wrong)
+
+
+def test_the_dead_letters_of_a_topic_with_a_long_name_are_found_by_that_name(tmp_path: Path) -> None:
+    name = "t" * 249
+    with mansio.Broker(tmp_path / "data") as broker, mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic(name, partitions=1)
+        client.admin.alter_group_config("g", {"share.auto.offset.reset": "earliest"})
+        client.publish(name, b"poison")
+        with client.receive(name, group="g") as receiver:
+            (message,) = receiver.poll(timeout_ms=scaled(DEADLINE_S) * 1000)
+            message.reject("bad")
+        shell = Shell(broker.address)
+        wait_until(lambda: len(client.admin.list_topics()) == 2, DEADLINE_S, "the dead-letter topic")
+        wait_until(lambda: len(shell.json("dlq", "peek", name)) == 1, DEADLINE_S, "the dead letter")

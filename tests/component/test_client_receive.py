@@ -228,7 +228,7 @@ def test_one_lost_lease_among_many_does_not_take_the_others_along(broker: mansio
 def test_closing_gives_back_at_once_what_is_not_settled(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, closing=1) as client:
-            group = await group_of(client, "closing", lock_ms=30_000)
+            group = await group_of(client, "closing", lock_ms=60_000)
             await publish(client, "closing", "a:1", "a:2", "a:3")
             async with client.receive("closing", group=group) as leaving:
                 first, second, _ = await taken(leaving, 3)
@@ -239,7 +239,7 @@ def test_closing_gives_back_at_once_what_is_not_settled(broker: mansio.Broker) -
             with pytest.raises(LeaseLost):
                 await second.ack()
             async with client.receive("closing", group=group) as staying:
-                async with asyncio.timeout(20):  # less than the leases had left
+                async with asyncio.timeout(50):  # less than the leases had left
                     rest = await taken(staying, 2)
                 assert values(rest) == ["a:2", "a:3"]
                 assert all(message.delivery_count > 1 for message in rest)

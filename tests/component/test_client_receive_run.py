@@ -11,6 +11,7 @@ import pytest
 import mansio
 from mansio.errors import InvalidConfig
 from support.client_fixtures import broker_in, connected, run, until
+from support.machine import scaled
 from support.receive_fixtures import (
     group_of,
     publish,
@@ -71,7 +72,7 @@ def test_in_parallel_a_failed_record_is_tried_again_and_holds_up_nobody(broker: 
 def test_a_stop_lets_work_end_acknowledges_it_and_gives_back_the_rest_at_once(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, stopping=1) as client:
-            group = await group_of(client, "stopping", lock_ms=30_000, tries=2)
+            group = await group_of(client, "stopping", lock_ms=60_000, tries=2)
             await publish(client, "stopping", *[f"a:{number}" for number in range(8)])
             begun: list[str] = []
             ended: list[str] = []
@@ -85,7 +86,7 @@ def test_a_stop_lets_work_end_acknowledges_it_and_gives_back_the_rest_at_once(br
                 ended.extend(values([message]))
 
             receiver = client.receive("stopping", group=group)
-            task = asyncio.ensure_future(receiver.run(handle, concurrency=3, drain_ms=1_500))
+            task = asyncio.ensure_future(receiver.run(handle, concurrency=3, drain_ms=scaled(1_500)))
             await until(lambda: len(begun) == 3)
             receiver.stop()
             await asyncio.sleep(0.05)
@@ -96,7 +97,7 @@ def test_a_stop_lets_work_end_acknowledges_it_and_gives_back_the_rest_at_once(br
             assert ended == ["a:0", "a:1"]
             assert receiver.is_closed
             async with client.receive("stopping", group=group) as other:
-                async with asyncio.timeout(20):  # less than the leases had left
+                async with asyncio.timeout(50):  # less than the leases had left
                     rest = await taken(other, 6)
                 assert sorted(values(rest)) == [f"a:{number}" for number in range(2, 8)]
                 # The group allows two tries: those that were taken back were none.

@@ -135,7 +135,7 @@ class World:
         try:
             consumer.assign([TopicPartition(self.topic, 0, 0)])
             seen = []
-            while (message := consumer.poll(10)) is not None and message.error() is None:
+            while (message := consumer.poll(scaled(10))) is not None and message.error() is None:
                 seen.append(Seen(message.offset(), message.key(), message.value()))
             assert message is not None, "the reader waits for an offset that does not come"
             return seen

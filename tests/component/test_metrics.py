@@ -99,6 +99,11 @@ class Timers:
     def cancel(self) -> None: ...
 
 
+class StoppedClock(HostClock):
+    def monotonic(self) -> float:
+        return 0.0
+
+
 class View:
     """A broker with as many partitions and groups as a test likes."""
 
@@ -547,7 +552,9 @@ def test_ready_shows_the_data_directory_and_its_space() -> None:
     async def story() -> dict[str, Any]:
         disk = DiskMonitor("/data", 100 << 20, query=lambda _: DiskSpace(50 << 20, 1 << 30))
         disk.query()
-        server = HttpServer(assemble(View(), EventLoopMonitor(Timers(), HostClock()), disk), "127.0.0.1", 0)
+        server = HttpServer(
+            assemble(View(), EventLoopMonitor(Timers(), StoppedClock()), disk), "127.0.0.1", 0
+        )
         host, port = await server.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:

@@ -163,8 +163,17 @@ class Program:
             assert message.header("kind") == dict(headers).get("kind")
         assigned: list[mansio.TopicPartition] = []
         callback: mansio.RebalanceCallback = assigned.extend
+        unreadable: list[mansio.errors.UnreadableRecords] = []
+        on_unreadable: mansio.UnreadableCallback = unreadable.append
         consumer = await done(
-            client.consume([self.topic], group=self.group, on_assigned=callback, to_end=True, **QUICK_MEMBER)
+            client.consume(
+                [self.topic],
+                group=self.group,
+                on_assigned=callback,
+                on_unreadable=on_unreadable,
+                to_end=True,
+                **QUICK_MEMBER,
+            )
         )
         assert isinstance(consumer, mansio.Consumer | mansio.blocking.Consumer)
         await done(consumer.start())
@@ -182,6 +191,7 @@ class Program:
         async for batch in items(consumer.batches()):
             assert batch
         assert consumer.is_finished
+        assert not unreadable
         await done(consumer.close())
         assert consumer.is_closed
 

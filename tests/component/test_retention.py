@@ -109,7 +109,7 @@ class World:
         consumer = Consumer({"bootstrap.servers": self.address, **settings, **QUIET})
         try:
             consumer.assign([TopicPartition(self.topic, 0, start)])
-            messages = consumer.consume(count, 10)
+            messages = consumer.consume(count, scaled(10))
             for message in messages:
                 if message.error() is not None:
                     raise KafkaException(message.error())
@@ -158,8 +158,14 @@ def test_a_log_that_is_old_as_a_whole_is_emptied_and_its_offsets_go_on(
 def test_a_log_keeps_to_its_size_and_to_a_smaller_one_when_that_is_set(
     broker: mansio.Broker, data: Path
 ) -> None:
-    world = World(broker.address, retention_bytes="5000")
+    world = World(broker.address, retention_bytes="-1")
     world.write(20)
+    (directory,) = (data / "topics").glob(f"{world.topic}.*")
+    closed = (
+        directory / "0" / f"{0:020d}.log"
+    )  # without space reserved behind its batch, and nothing deletes it yet
+    batch_bytes = closed.stat().st_size
+    world.alter("retention.bytes", "5000")
 
     def kept() -> int:
         low, high = world.bounds()
@@ -171,10 +177,6 @@ def test_a_log_keeps_to_its_size_and_to_a_smaller_one_when_that_is_set(
         let_it_check(broker)
         assert kept() == batches, "one less would be below retention.bytes"
 
-    oldest = min(
-        (data / "topics").glob(f"{world.topic}.*/0/*.log")
-    )  # closed, so without room behind its batch
-    batch_bytes = oldest.stat().st_size
     settled(-(-5000 // batch_bytes))
     world.alter("retention.bytes", "1500")
     settled(-(-1500 // batch_bytes))
@@ -367,7 +369,7 @@ def test_a_reader_at_the_young_end_notices_nothing_while_the_old_end_leaves(brok
         consumer.assign([TopicPartition(world.topic, 0, 0)])
         for _ in range(30):
             world.write(1)
-            message = consumer.poll(10)
+            message = consumer.poll(scaled(10))
             assert message is not None
             assert message.error() is None
             seen.append(message.offset())

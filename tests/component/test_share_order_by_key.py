@@ -11,6 +11,7 @@ import pytest
 
 import mansio
 from support.client_fixtures import broker_in, connected, run
+from support.machine import scaled
 from support.receive_fixtures import group_of, publish, taken, values
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_each_key_is_handled_in_order_over_all_members(broker: mansio.Broker) ->
                     ends += [one.retry for one in group_messages[accepted:]]
                     await asyncio.gather(*(end() for end in ends))
 
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(scaled(60)):
                 await asyncio.gather(*(member(seed) for seed in range(4)))
             assert done == wanted
 

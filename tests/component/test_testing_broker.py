@@ -17,10 +17,13 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import mansio
+from mansio.blocking import LoopUnavailable
 from mansio.errors import MansioError, Unavailable
+from mansio.node.broker import Broker
 from mansio.testing import TestBroker
 from support.documents import examples
 from support.machine import scaled
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +43,16 @@ def values_in(broker: TestBroker, topic: str) -> list[bytes | None]:
     """All values in partition 0 of a topic."""
     with broker.client().consume(mansio.TopicPartition(topic, 0), to_end=True) as consumer:
         return [message.value for message in consumer]
+
+
+def client_threads() -> int:
+    """How many clients are open, apart from those in reference cycles that the garbage collector finds."""
+    gc.collect()
+    return sum(thread.name == "mansio-client" for thread in threading.enumerate())
+
+
+async def refuse(broker: Broker) -> None:
+    raise OSError("no start")
 
 
 class TestClock:
@@ -159,6 +172,56 @@ class TestLife:
         gc.collect()
         assert threading.active_count() <= threads
         assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+    def test_a_client_of_which_nothing_is_used_any_more_is_closed(self, broker: TestBroker) -> None:
+        broker.client().publish("orders", b"one")
+        wait_until(lambda: client_threads() == 0)
+        for _ in range(5):
+            assert values_in(broker, "orders") == [b"one"], "its consumer keeps a client open"
+            admin = broker.client().admin
+            gc.collect()
+            assert "orders" in admin.list_topics()
+        del admin
+        wait_until(lambda: client_threads() == 0)
+
+    def test_a_record_sent_by_a_client_that_is_dropped_is_stored(self, broker: TestBroker) -> None:
+        broker.client().publish("orders", b"one")
+        broker.client().producer(mansio.ProducerOptions(linger_ms=200)).send("orders", b"two")
+        wait_until(lambda: client_threads() == 0)
+        assert values_in(broker, "orders") == [b"one", b"two"]
+
+    def test_clients_that_only_consumed_leave_no_thread_to_the_garbage_collector(
+        self, broker: TestBroker
+    ) -> None:
+        broker.client().publish("orders", b"one")
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert values_in(broker, "orders") == [b"one"]
+            wait_until(lambda: not any(thread.name == "mansio-client" for thread in threading.enumerate()))
+        finally:
+            gc.enable()
+
+    def test_a_client_that_is_used_is_closed_with_its_broker(self) -> None:
+        with TestBroker() as broker:
+            used, closed = broker.client(), broker.client()
+            closed.close()
+            used.publish("orders", b"one")
+        assert client_threads() == 0
+        with pytest.raises(LoopUnavailable):
+            used.publish("orders", b"two")
+
+    def test_everything_is_closed_after_a_restart_that_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        threads = threading.active_count()
+        broker = TestBroker().start()
+        client = broker.client()
+        client.publish("orders", b"one")
+        monkeypatch.setattr(Broker, "start", refuse)
+        with pytest.raises(OSError, match="no start"):
+            broker.restart()
+        broker.close()
+        assert threading.active_count() == threads
 
 
 class TestFaults:

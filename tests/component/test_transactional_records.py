@@ -28,6 +28,7 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.end_marker import EndMarker
 from mansio.wire.batch.isolation_filter import visible_batches
 from mansio.wire.batch.record_batch import build_batch
+from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
@@ -99,7 +100,7 @@ class Bench:
 
     def end(self, producer_id: int, *, is_commit: bool) -> None:
         work = self.services.transaction_markers.write(EndMarker(producer_id, 0, is_commit, 1), [("t", 0)])
-        assert asyncio.run_coroutine_threadsafe(work, self.loop).result(30) == [None]
+        assert asyncio.run_coroutine_threadsafe(work, self.loop).result(scaled(30)) == [None]
 
     def read(self, isolation_level: int) -> tuple[list[int], int, list[tuple[int, int]]]:
         """(base offsets of the visible batches, last stable offset, aborted transactions)."""
@@ -269,7 +270,7 @@ def test_records_can_be_deleted_when_the_end_of_their_transaction_is_decided_and
         deletion = one.services.records.delete_records([RecordsToDelete("t", 0, 1)], timeout_ms=1_000)
         deleted = asyncio.run_coroutine_threadsafe(deletion, one.loop)
         one.end(1, is_commit=True)
-        assert deleted.result(30) == [1]
+        assert deleted.result(scaled(30)) == [1]
 
 
 def test_what_does_not_belong_into_a_transaction_is_refused(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_retention_keeps_what_readers_of_committed_records_could_not_read_yet(tm
                 one.services.retention.check_partition(partition)
                 return int(partition.start_offset)
 
-            return asyncio.run_coroutine_threadsafe(check(), one.loop).result(30)
+            return asyncio.run_coroutine_threadsafe(check(), one.loop).result(scaled(30))
 
         assert one.send(batch(7)) == 0
         assert start_after_check() == 0

@@ -17,6 +17,7 @@ import celery
 from celery.exceptions import Reject
 
 import mansio.celery  # noqa: F401  # the scheme mansio://
+from support.machine import scaled
 from support.paths import ROOT
 from support.process import inherited
 from support.waiting import wait_until
@@ -147,7 +148,7 @@ class Worker:
         """Shut the worker down as an operator would; kill it if that takes too long."""
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(scaled(30))
         finally:
             self.kill()
 

@@ -21,6 +21,7 @@ from kombu.utils.uuid import uuid
 
 from mansio.celery import queue_admin
 from mansio.celery.exchange_reader import Binding
+from mansio.celery.kept_readers import keep_reader, running_tags, take_reader
 from mansio.celery.names import topic_of_exchange, topic_of_queue
 from mansio.celery.queue_reader import QueueReader
 from mansio.celery.task_records import record_of
@@ -92,6 +93,14 @@ class QoS(virtual.QoS):  # type: ignore[misc]  # kombu has no types
         if (found := self._leases.pop(delivery_tag, None)) is not None:
             (found[0].requeue if requeue else found[0].reject)(found[1])
             self.channel.wake()
+
+    def take_all_but(self, tags: set[str]) -> dict[QueueReader, list[Leased]]:
+        """Remove and return the leases of all messages that have none of these delivery tags."""
+        found: dict[QueueReader, list[Leased]] = {}
+        for tag in [tag for tag in self._leases if tag not in tags]:
+            reader, leased = self._leases.pop(tag)
+            found.setdefault(reader, []).append(leased)
+        return found
 
     def restore_unacked(self) -> list[Any]:
         """Release all messages; nothing is published again, as by other virtual transports."""
@@ -344,10 +353,23 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         reader = self._readers.get(queue)
         if reader is None:
             self._new_queue(queue)
-            options = self._options.lease_options
-            reader = QueueReader(self.thread, queue, topic_of_queue(queue), options, self._inbox)
+            reader = self._kept_reader(queue)
+            if reader is None:
+                options = self._options.lease_options
+                reader = QueueReader(self.thread, queue, topic_of_queue(queue), options, self._inbox)
             self.thread.run(reader.prefetch(self.qos.prefetch_count))
             self._readers[queue] = reader
+        return reader
+
+    def _kept_reader(self, queue: str) -> QueueReader | None:
+        """The reader of an earlier connection of this process that failed, None if there is none that works."""
+        reader = take_reader(self.connection.client_options, queue)
+        if reader is None:
+            return None
+        if not reader.can_receive:
+            reader.end()
+            return None
+        reader.use(self._inbox)
         return reader
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -412,16 +434,27 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if self.closed:
             return
         thread: ClientThread | None = self.connection.thread_or_none
+        options, has_failed = self.connection.client_options, self.connection.has_failed
         ended = [self._remove_process_queue(queue) for queue in self._process_queues.leave(self.channel_id)]
-        super().close()
-        readers: list[QueueReader | ExchangeReader] = [
-            *self._readers.values(),
-            *self._stopped_readers,
-            *(reader for reader in ended if reader is not None),
-        ]
+        consumed, stopped = list(self._readers.values()), self._stopped_readers
         self._readers, self._stopped_readers = {}, []
+        super().close()
+        readers: list[QueueReader | ExchangeReader] = [reader for reader in ended if reader is not None]
+        if has_failed and thread is not None and thread.is_of_this_process:
+            self._keep_leases(thread)
+            for reader in consumed:
+                keep_reader(options, reader)
+            for reader in stopped:
+                reader.end()
+        else:
+            readers += [*consumed, *stopped]
         if thread is not None:
             close_readers(thread, readers)
+
+    def _keep_leases(self, thread: ClientThread) -> None:
+        """Give the readers back what the worker has not started; it can still acknowledge the other tasks."""
+        for reader, messages in self.qos.take_all_but(running_tags()).items():
+            thread.run(reader.put_back(messages))
 
 
 def close_readers(thread: ClientThread, readers: Iterable[QueueReader | ExchangeReader]) -> None:

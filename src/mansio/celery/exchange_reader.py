@@ -70,7 +70,11 @@ class ExchangeReader:
         one = TopicPartition(topic_of_exchange(exchange), 0)
         end = (await self._thread.client.admin.list_offsets([one]))[one].offset
         consumer = self._thread.client.consume(
-            [one], from_={one: end}, on_out_of_range="latest", prefetch_bytes_max=PREFETCH_BYTES_MAX
+            [one],
+            from_={one: end},
+            on_out_of_range="latest",
+            on_unreadable="skip",
+            prefetch_bytes_max=PREFETCH_BYTES_MAX,
         )
         try:
             await consumer.start()

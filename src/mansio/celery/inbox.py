@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import ConnectionLost
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,26 @@ class Source:
         self._waiting.append(delivery)
         self._inbox.wake()
 
+    def put_back(self, delivery: Delivery) -> None:
+        """Put a delivery in front of all others."""
+        self._waiting.appendleft(delivery)
+        self._inbox.wake()
+
+    def move(self, inbox: Inbox) -> None:
+        """Wake the worker of another connection from now on."""
+        self._inbox = inbox
+        inbox.wake()
+
+    def drain(self) -> list[Delivery]:
+        """Remove and return all deliveries, on the client's thread; `on_taken` is not called."""
+        found = []
+        while self._waiting:
+            try:
+                found.append(self._waiting.popleft())
+            except IndexError:
+                break
+        return found
+
     def take(self) -> Delivery | None:
         """Remove and return the next delivery, on the worker's thread."""
         try:
@@ -79,7 +100,7 @@ class Inbox:
 
     def fail(self, error: MansioError) -> None:
         """End the connection with an error, which `raise_error` raises."""
-        self._error = self._error or error
+        self._error = self._error or without_traceback(error)
         self.wake()
 
     def raise_error(self) -> None:

@@ -87,7 +87,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self.process_queues = ProcessQueues()
         self.thread_or_none: ClientThread | None = None
         """The client; None before connecting and after closing."""
-        self._client_options: ClientOptions | None = None
+        self.client_options: ClientOptions | None = None
+        """Of the client; None before connecting."""
+        self.has_failed = False
+        """Whether the connection ended with an error, after which Celery connects again."""
         self._hub: Any = None
 
     @property
@@ -112,8 +115,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self.channels.clear()
         self._avail_channels.clear()
         self.process_queues = ProcessQueues()
-        self._client_options = client_options(self.client, self.options)
-        self.thread_or_none = acquire_client(self._client_options)
+        self.has_failed = False
+        self.client_options = client_options(self.client, self.options)
+        self.thread_or_none = acquire_client(self.client_options)
         return super().establish_connection()
 
     def close_connection(self, connection: Any) -> None:
@@ -125,9 +129,15 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
             thread, self.thread_or_none = self.thread_or_none, None
             if thread is not None:
                 close_readers(thread, self.process_queues.remove_all())
-            if thread is not None and self._client_options is not None:
-                release_client(self._client_options, thread)
+            if thread is not None and self.client_options is not None:
+                release_client(self.client_options, thread)
             self.inbox.close()
+
+    def _collect(self, connection: Any) -> None:
+        """Close the connection after an error, as kombu does before it connects again: the tasks that run keep their
+        leases."""
+        self.has_failed = True
+        self.close_connection(connection)
 
     def verify_connection(self, connection: Any) -> bool:
         """Whether the connection can be used: it is open and belongs to this process."""

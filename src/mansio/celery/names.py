@@ -7,9 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import Final
+
+from mansio.config.topic_names import DEAD_LETTER_PREFIX, marked_name, valid_characters
 
 EXCHANGE_PREFIX: Final = "exchange."
 """Beginning of the topics of exchanges, and of no topic of a queue."""
@@ -17,15 +17,11 @@ EXCHANGE_PREFIX: Final = "exchange."
 NAME_CHARACTERS_MAX: Final = 200
 """Length above which a name is shortened: Kafka's limit is 249, and `dlq.` comes before it."""
 
-DIGEST_BYTES: Final = 8
-
-_INVALID = re.compile(r"[^a-zA-Z0-9._-]")
-
 
 def topic_of_queue(queue: str) -> str:
     """The topic, and the share group, of a queue: its name, if that can be the name of a topic."""
-    if queue.startswith((EXCHANGE_PREFIX, "dlq.", "__")):
-        return f"queue.{_valid(queue)}-{_digest(queue)}"
+    if queue.startswith((EXCHANGE_PREFIX, DEAD_LETTER_PREFIX, "__")):
+        return f"queue.{marked_name(queue, NAME_CHARACTERS_MAX)}"
     return _valid_or_marked(queue)
 
 
@@ -35,13 +31,5 @@ def topic_of_exchange(exchange: str) -> str:
 
 
 def _valid_or_marked(name: str) -> str:
-    valid = _valid(name)
-    return valid if valid == name and name not in (".", "..") else f"{valid}-{_digest(name)}"
-
-
-def _valid(name: str) -> str:
-    return _INVALID.sub("-", name)[:NAME_CHARACTERS_MAX]
-
-
-def _digest(name: str) -> str:
-    return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    is_valid = valid_characters(name, NAME_CHARACTERS_MAX) == name and name not in (".", "..")
+    return name if is_valid else marked_name(name, NAME_CHARACTERS_MAX)

@@ -5,6 +5,7 @@ Invariants:
 * Leases are extended until the task is acknowledged, for at most `extend_max_ms`, and end when the worker does.
 * A reader that has stopped keeps its leases until its last task is acknowledged. Then it leaves the group, by which
   records that no worker has started are released without counting as an attempt.
+* A reader outlives a connection of kombu that failed (`kept_readers`), with the leases of the tasks that run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mansio.celery.task_records import message_of
 from mansio.errors import InvalidRecord, LeaseLost, MansioError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mansio.celery.client_thread import ClientThread
     from mansio.celery.inbox import Inbox
@@ -38,6 +39,9 @@ FAILURES_MAX: Final = 5
 """Consecutive errors of a receiver after which the connection of kombu ends, and Celery connects again."""
 
 FAILURE_PAUSE_S: Final = 0.5
+
+REDELIVERED_COUNT: Final = 2
+"""Delivery count of a task that the worker gets for the second time on one lease."""
 
 REASON: Final = "rejected by its worker"
 
@@ -71,11 +75,19 @@ class QueueReader:
         self._is_stopped = False
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._returned_count = 0
+        """Number of deliveries that wait in the source for the second time."""
+        self._ending: asyncio.TimerHandle | None = None
 
     @property
     def is_closed(self) -> bool:
         """Whether the reader has left the group."""
         return self._is_closed
+
+    @property
+    def can_receive(self) -> bool:
+        """Whether the reader gets further records: no receiver has failed, and the reader was not stopped."""
+        return not self._is_stopped and not any(pump.done() for pump in self._pumps)
 
     async def prefetch(self, count: int) -> None:
         """Lease up to `count` records at a time (0: `UNLIMITED_PREFETCH`), but not fewer than before."""
@@ -88,6 +100,7 @@ class QueueReader:
             max_records=added,
             lease_ms=self._options.lease_ms,
             extend_max_ms=self._options.extend_max_ms,
+            keeps_leases=True,
         )
         await receiver.start()
         self._prefetch += added
@@ -124,7 +137,10 @@ class QueueReader:
 
     def _count_taken(self) -> None:
         self._taken_count += 1
-        self._has_room.release()
+        if self._returned_count:
+            self._returned_count -= 1
+        else:
+            self._has_room.release()
 
     # Acknowledgement
 
@@ -156,6 +172,50 @@ class QueueReader:
             logger.warning(
                 "queue %s: a task was not acknowledged and may run again: %s", self.source.queue, error
             )
+
+    # Connections
+
+    async def put_back(self, messages: Sequence[Leased]) -> None:
+        """Deliver tasks again that the worker has not started, before all others; their leases go on."""
+        for message in reversed(messages):
+            self._taken_count -= 1
+            self._returned_count += 1
+            self.source.put_back(Delivery(message_of(message, REDELIVERED_COUNT), message))
+
+    def use(self, inbox: Inbox) -> None:
+        """Deliver to another connection, after `end_after`."""
+        self._inbox = inbox
+        self.source.move(inbox)
+        self._thread.call_soon(self._cancel_end)
+
+    def end_after(self, seconds: float) -> None:
+        """Call `end` in so many seconds, unless `use` is called before."""
+
+        def start_timer() -> None:
+            self._cancel_end()
+            self._ending = asyncio.get_running_loop().call_later(seconds, self.end)
+
+        self._thread.call_soon(start_timer)
+
+    def _cancel_end(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+
+    def end(self) -> None:
+        """Lease no more records, release those that the worker has not started, and leave the group when the tasks that
+        run are acknowledged."""
+        self._thread.start(self._end)
+
+    async def _end(self) -> None:
+        self._cancel_end()
+        waiting = self.source.drain()
+        await self.stop()
+        for delivery in (
+            waiting if self._closing is None else ()
+        ):  # otherwise all are released without counting
+            if delivery.leased is not None:
+                await self._call(delivery.leased.extend(0))
 
     # End
 

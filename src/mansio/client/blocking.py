@@ -38,6 +38,7 @@ from mansio.client.transactions import transaction as asyncio_transaction
 from mansio.client.types import Message, Publishable
 from mansio.errors import MansioError
 from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, blocking_function
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
@@ -201,7 +202,7 @@ class _PublishWaiter:
         try:
             stored = self._delivery.result()
         except MansioError as error:
-            self._call.set_exception(error)
+            self._call.set_exception(copied(error))
         else:
             self._call.set_result(stored)
 
@@ -555,6 +556,11 @@ class Client(BlockingProxy[asyncio_client.Client]):
             self._thread.run(self._original.close(flush=flush))
         finally:
             self._thread.close()
+
+    def _close_when_dropped(self) -> Callable[[], None]:
+        """Close this client when nothing refers to it or to an object that it made. Returns a function that closes it
+        now."""
+        return self._thread.close_when_dropped(self._original.close)
 
     def __enter__(self) -> Self:
         return self

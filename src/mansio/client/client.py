@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
-    from mansio.client.consumer.consumer import RebalanceCallback
+    from mansio.client.consumer.consumer import RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.transactions.processor import ProcessHandler
     from mansio.client.types import HeadersLike, Publishable, RecordMetadata, StartAt
@@ -250,8 +250,9 @@ class Client:
         during a transaction, or a broker fails, the transaction is aborted and the consumer returns to the committed
         offsets; records of partitions that other members took over are not published. Returns the number of messages in
         committed transactions when the consumer reaches its end (`to_end`, `to_time`) or is closed; otherwise runs
-        until it is cancelled. Raises what the handler raised, `ProducerFenced`, and errors that would come again, after
-        an abort.
+        until it is cancelled. A batch that cannot be read ends it, after the messages before it were processed,
+        each time it runs, unless the consumer has another `on_unreadable`. Raises what the handler raised,
+        `ProducerFenced`, and errors that would come again, after an abort.
         """
         processor = Processor(
             consumer,
@@ -287,6 +288,7 @@ class Client:
         revoke_timeout_ms: float = 3_000,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_out_of_range: Literal["earliest", "latest", "error"] = "earliest",
+        on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error",
         on_assigned: RebalanceCallback | None = None,
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
@@ -325,11 +327,16 @@ class Client:
         joins it again at the next request for messages (Kafka's `max.poll.interval.ms`).
         `on_out_of_range`: where to continue if the position is below or above the log, because records were deleted or
         truncated: "earliest", "latest", or "error", which raises `OffsetOutOfRange`.
+        `on_unreadable`: what to do with a stored batch that cannot be read, because its content is invalid or larger
+        than `batch_bytes_max`. The readable records before it are returned in any case. "error": raise
+        `UnreadableRecords`, which has the partition, the offsets and the reason, once; the next request for messages
+        continues behind them, and `commit()` or that request counts them as processed. "skip": log a warning and
+        continue. A function is called (or awaited) with the error, and reading continues.
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`: called (or awaited) with the list of
         partitions that the member got, or has to give up and can still commit.
         `on_lost`: as `on_revoked`, but other members may read the partitions already, so that commits fail (None:
-        `on_revoked` is called). `batch_bytes_max`: a batch that is larger than this when decompressed raises
-        `InvalidRecord`. `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before
+        `on_revoked` is called). `batch_bytes_max`: a batch that is larger than this when decompressed is
+        unreadable. `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before
         the consumer raises `UnknownTopicOrPartition`. Members of a group wait without limit, as other Kafka clients do:
         the topic may be created again, and the group decides the assignment.
         """
@@ -345,6 +352,7 @@ class Client:
             revoke_timeout_ms=revoke_timeout_ms,
             isolation=isolation,
             on_out_of_range=on_out_of_range,
+            on_unreadable=on_unreadable,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
             on_lost=on_lost,
@@ -378,6 +386,7 @@ class Client:
         prefetch_bytes_max: int = 32 << 20,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         lease_ms: int | None = None,
+        keeps_leases: bool = False,
     ) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
@@ -390,9 +399,13 @@ class Client:
         prefetched records and of records being processed, each for at most `extend_max_ms`; then they expire.
         `fetch_wait_ms_max`: how long a broker holds a fetch until records are available.
         `prefetch_bytes_max`: no fetch is sent while this much is buffered. `batch_bytes_max`: a batch that is larger
-        than this when decompressed is released and raises `InvalidRecord`.
+        than this when decompressed is unreadable. The records of a batch that cannot be read are rejected, with the
+        reason, and a warning is logged; the readable ones before them, and all other records, are delivered.
         `lease_ms`: duration of the leases, up to 12 hours, instead of the group's; only with Mansio's brokers, others
         raise `UnsupportedVersion`. Raises `ValueError` for another duration.
+        `keeps_leases`: leases outlive a lost connection, so that no other member receives a record that this one is
+        still processing; they are extended over the next connection. The records of a member that crashed then wait
+        for the end of their leases. Kafka's brokers release them when the connection ends.
         """
         options = ReceiveOptions(
             group=group,
@@ -403,6 +416,7 @@ class Client:
             prefetch_bytes_max=prefetch_bytes_max,
             batch_bytes_max=batch_bytes_max,
             lease_ms=lease_ms,
+            keeps_leases=keeps_leases,
         )
         receiver = Receiver(self._cluster, topics, options)
         self._receivers = [*(other for other in self._receivers if not other.is_closed), receiver]

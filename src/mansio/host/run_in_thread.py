@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from mansio.errors import StorageError
+from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ async def run_in_thread(scheduler: Scheduler, thread: Background, work: Callable
         elif isinstance(error, OSError):
             promise.set_exception(StorageError(str(error)))
         else:
-            promise.set_exception(error)
+            promise.set_exception(copied(error))
 
     thread.submit(work, done)
-    return await promise
+    return await result_of(promise)

@@ -29,6 +29,7 @@ from mansio.metadata.image import create_cluster_secret
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
 from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING
 from mansio.metadata.session import Session
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -125,7 +126,7 @@ class BrokerLifecycle:
         """
         while True:
             if self._state.failure is not None:
-                raise self._state.failure
+                raise copied(self._state.failure)
             self._check_other_session(other_session_s_max)
             try:
                 session = await self._register()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from mansio.config.topic_names import unified_name
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import (
@@ -47,6 +48,7 @@ from mansio.metadata.model import (
     decode_topic,
 )
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
+from mansio.tracebacks import copied, result_of, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -94,6 +96,8 @@ class MetadataImage:
     failure: Exception | None = None
     _topic_documents: dict[str, _TopicDocument] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)  # topic names by uuid
+    _spellings: dict[str, set[str]] = field(default_factory=dict)
+    """Topic names, live or unfinished, by their name with `_` for each `.`; names without both are left out."""
     _partitions: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
     _callbacks: list[Callable[[TopicChange], None]] = field(default_factory=list)
     _quota_callbacks: list[Callable[[], None]] = field(default_factory=list)
@@ -186,12 +190,17 @@ class MetadataImage:
         registration = self.registrations.get(node_id)
         return node_id in self.brokers and registration is not None and registration.state == BROKER_ACTIVE
 
+    def colliding_topics(self, name: str) -> list[Topic]:
+        """The topics, live or unfinished, whose names differ from `name` in `.` and `_` only, sorted."""
+        others = sorted(self._spellings.get(unified_name(name), set()) - {name})
+        return [self.topics.get(other) or self.unfinished_topics[other] for other in others]
+
     async def wait_for_revision(self, revision: int, scheduler: Scheduler) -> None:
         """Wait until the image contains all changes up to `revision`. Raises the error that ended the watch."""
         if self.revision >= revision:
             return
         if self.failure is not None:
-            raise self.failure
+            raise copied(self.failure)
         promise: Promise[None] = scheduler.promise()
         self._waits.append((revision, promise))
         timer = (
@@ -200,7 +209,7 @@ class MetadataImage:
             else None
         )
         try:
-            await promise
+            await result_of(promise)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -230,7 +239,7 @@ class MetadataImage:
             self._fail_waits(Unavailable("the metadata store was closed"))
         except Exception as error:
             known = (
-                error
+                without_traceback(error)
                 if isinstance(error, MansioError)
                 else StorageError(f"metadata cannot be decoded: {error!r}")
             )
@@ -251,11 +260,11 @@ class MetadataImage:
                 self._apply_listing(await store.list(self.keys.prefix))
 
     def _fail_waits(self, error: Exception) -> None:
-        self.failure = error
+        self.failure = copied(error)
         waits, self._waits = self._waits, []
         for _, promise in waits:
             if not promise.done():
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
     def _apply(self, events: Iterable[Event]) -> None:
         touched: dict[str, None] = {}
@@ -313,6 +322,7 @@ class MetadataImage:
             if document is not None:
                 self._topic_documents[name] = _TopicDocument(document, event.mod_revision)
                 self._names[document["uuid"]] = name
+            self._index_spelling(name, exists=document is not None)
         elif event.key.startswith(keys.partitions):
             topic_id, _, index = event.key.removeprefix(keys.partitions).partition("/")
             known = self._partitions.setdefault(topic_id, {})
@@ -349,6 +359,17 @@ class MetadataImage:
             self.broker_configs.pop(name, None)
             if document is not None:
                 self.broker_configs[name] = ConfigOverrides(document["configs"], event.mod_revision)
+
+    def _index_spelling(self, name: str, *, exists: bool) -> None:
+        unified = unified_name(name)
+        if "_" not in unified:
+            return
+        if exists:
+            self._spellings.setdefault(unified, set()).add(name)
+        elif (known := self._spellings.get(unified)) is not None:
+            known.discard(name)
+            if not known:
+                del self._spellings[unified]
 
     def _apply_broker_event(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from mansio.errors import ConcurrentChange, MansioError, StorageError, Unavailable
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -276,7 +277,7 @@ async def transact_resolving_ambiguity(
         try:
             done = await store.transact(compares, operations)
         except AmbiguousOutcome as error:
-            lost = error
+            lost = without_traceback(error)
         else:
             if done.succeeded or attempt == 0:
                 return done
@@ -287,7 +288,7 @@ async def transact_resolving_ambiguity(
             raise ConcurrentChange(f"{checked.key} was changed concurrently while the response was lost")
         if done is not None:
             return done
-    raise lost
+    raise copied(lost)
 
 
 async def transact_with_retries(

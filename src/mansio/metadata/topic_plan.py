@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX, unified_name
 from mansio.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from mansio.metadata.model import BrokerState
 
-TOPIC_NAME_CHARACTERS_MAX: Final = 249
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 COMPACTED_TOPIC_CONFIGS: Final = {
     "cleanup.policy": "compact",
@@ -100,12 +100,20 @@ def check_topic_name(name: str | None) -> None:
         raise InvalidTopic(f"topic name {name!r}: only letters, digits, '.', '_' and '-' are allowed")
 
 
-def colliding_topic(name: str, others: Iterable[str]) -> str | None:
-    """The first of `others` that differs from `name` only in `.` and `_`, so that Kafka's metric names collide."""
-    if "." not in name and "_" not in name:
-        return None
-    folded = name.replace(".", "_")
-    return next((other for other in others if other != name and other.replace(".", "_") == folded), None)
+def check_internal_name(name: str) -> None:
+    """Raise `InvalidTopic` for the name of an internal topic, or one that collides with it."""
+    if name in INTERNAL_TOPICS:
+        raise InvalidTopic(f"{name} is the broker's own name")
+    if (unified := unified_name(name)) in INTERNAL_TOPICS:
+        raise collision(name, unified)
+
+
+def collision(name: str, other: str) -> InvalidTopic:
+    """Return the error for a topic that differs from an existing one in `.` and `_` only, as Kafka refuses it: in the
+    names of metrics they are the same."""
+    return InvalidTopic(
+        f"topic {name!r} collides with the existing topic {other!r}: '.' and '_' count as the same"
+    )
 
 
 def plan_partitions(

@@ -17,8 +17,11 @@ import atexit
 import contextlib
 import functools
 import threading
+import weakref
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -68,7 +71,7 @@ class PendingCall(Generic[T]):
     def set_exception(self, error: BaseException, /) -> None:
         """Complete the call with an error, which `wait` raises. Has no effect if the call is already completed."""
         if not self._is_over:
-            self._is_over, self._error = True, error
+            self._is_over, self._error = True, without_traceback(error)
             self._lock.release()
 
     def complete_with_task(self, task: asyncio.Task[T]) -> None:
@@ -88,7 +91,7 @@ class PendingCall(Generic[T]):
             pass  # handles a signal that arrived just before the wait
         try:
             if self._error is not None:
-                raise self._error
+                raise copied(self._error)
             return cast("T", self._result)
         finally:
             self._error = self._task = None  # breaks the reference cycle of an error and its frames
@@ -103,14 +106,16 @@ class PendingCall(Generic[T]):
 
 
 class LoopThread:
-    """One event loop in one daemon thread."""
+    """One event loop in one daemon thread. The thread does not refer to this object."""
 
     def __init__(self, name: str = "mansio-client") -> None:
         self._loop = _new_loop()
         self._calls: set[PendingCall[Any]] = set()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop, self._calls), name=name, daemon=True)
         self._thread.start()
-        atexit.register(self._close_at_exit)
+        # A loop that runs during interpreter shutdown may crash the process.
+        self._stop_at_exit = functools.partial(_stop, self._loop, self._thread, EXIT_WAIT_S_MAX)
+        atexit.register(self._stop_at_exit)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result.
@@ -160,19 +165,15 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel the tasks of the loop and end the thread. Has no effect if the thread is already closed."""
-        self._stop(None)
+        atexit.unregister(self._stop_at_exit)
+        _stop(self._loop, self._thread, None)
 
-    def _stop(self, timeout_s: float | None) -> None:
-        atexit.unregister(self._close_at_exit)
-        if self._thread.is_alive():
-            with contextlib.suppress(LoopUnavailable):  # closed concurrently by another thread
-                self._wake(self._loop.stop)
-            self._thread.join(timeout_s)
+    def close_when_dropped(self, close: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        """Run `close()` on the loop and end the thread when nothing refers to this object any more.
 
-    def _close_at_exit(self) -> None:
-        """Stop the loop when the interpreter exits; a loop that runs during interpreter shutdown may crash the
-        process."""
-        self._stop(EXIT_WAIT_S_MAX)
+        Returns a function that does it now, if it is not done yet, waits for the end and raises the error of `close`.
+        """
+        return _Ending(self, close).wait
 
     def _wake(self, function: Callable[..., object], *args: Any) -> None:
         try:
@@ -184,21 +185,66 @@ class LoopThread:
         try:
             begin(call)
         except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
-            call.set_exception(error)
+            call.set_exception(copied(error))
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+
+class _Ending:
+    """End of a `LoopThread` that runs a coroutine first. It does not refer to the `LoopThread`."""
+
+    def __init__(self, thread: LoopThread, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._close = close
+        self._loop, self._thread, self._stop_at_exit = thread._loop, thread._thread, thread._stop_at_exit
+        self._task: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self._begin_once = weakref.finalize(thread, self._begin)
+        self._begin_once.atexit = False
+
+    def wait(self) -> None:
+        """End the thread, if that has not begun yet, wait until it has ended, and raise the error of the coroutine."""
+        self._begin_once()
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise copied(error)
+
+    def _begin(self) -> None:
+        """May be called by any thread at any time: by the garbage collector."""
+        atexit.unregister(self._stop_at_exit)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._start)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
         try:
-            self._loop.run_forever()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            await self._close()
+        except Exception as error:  # noqa: BLE001  # `wait` raises it
+            self._error = error.with_traceback(None)
         finally:
-            self._loop.close()
-            for call in list(self._calls):  # calls that the loop did not start
-                call.cancel()
+            self._loop.stop()
+
+
+def _run(loop: asyncio.AbstractEventLoop, calls: set[PendingCall[Any]]) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+        for call in list(calls):  # calls that the loop did not start
+            call.cancel()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, timeout_s: float | None) -> None:
+    if thread.is_alive():
+        with contextlib.suppress(RuntimeError):  # closed concurrently by another thread
+            loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout_s)
 
 
 class BlockingProxy(Generic[T]):

@@ -30,6 +30,7 @@ from mansio.net.addresses import parse_addresses
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 from mansio.net.metadata import Node, TopicMetadata, topic_metadata
 from mansio.net.retry import DEFAULT_BACKOFF, call_with_retries, client_error_for_code, raise_for_code
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
@@ -150,8 +151,8 @@ class Cluster:
             try:
                 return await self._connect(host, port, "main")
             except ConnectionLost as error:
-                last = error
-        raise last
+                last = without_traceback(error)
+        raise copied(last)
 
     async def close_channel(self, channel: str) -> None:
         """Close the connections of one channel; their pending requests fail with `ConnectionLost`."""
@@ -223,7 +224,7 @@ class Cluster:
                 raise_for_code(topic.error_code, f"topic {topic.name}: {_topic_error_text(topic.error_code)}")
                 self._topics[topic.name] = (fetched, topic_metadata(topic))
             except MansioError as error:
-                self._failed[topic.name] = error
+                self._failed[topic.name] = without_traceback(error)
 
     def cached_topic(self, name: str) -> TopicMetadata | None:
         """Cached metadata of a topic, however old; None if there is none. Does no I/O; used on hot paths."""
@@ -258,7 +259,7 @@ class Cluster:
             await self.refresh_metadata((name,), may_create=may_create)
             metadata = self.cached_topic(name)
             if metadata is None:
-                raise self._failed.get(name) or UnknownTopicOrPartition(f"there is no topic {name}")
+                raise self._failed.pop(name, None) or UnknownTopicOrPartition(f"there is no topic {name}")
             return metadata
 
         loop = asyncio.get_running_loop()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion, WireError
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import raise_for_code
+from mansio.tracebacks import copied
 from mansio.version import __version__
 from mansio.wire import headers
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
@@ -202,7 +203,10 @@ class Connection(asyncio.BufferedProtocol):
         """Send an encoded request with its length prefix, and return the response frame without its length prefix."""
         waiter: asyncio.Future[bytes] = self._loop.create_future()
         self.begin_exchange(buffers, correlation_id, waiter, timeout_ms=timeout_ms)
-        return await waiter
+        try:
+            return await waiter
+        finally:
+            del waiter  # its error refers to this frame
 
     def begin_exchange(
         self,
@@ -351,7 +355,7 @@ class Connection(asyncio.BufferedProtocol):
     def _fail_requests(self, failure: MansioError) -> None:
         if self._failure is not None:
             return
-        self._failure, self.closed = failure, True
+        self._failure, self.closed = copied(failure), True
         self._earliest_timer.cancel()
         waiting, self._waiting = self._waiting, {}
         self._backlog.clear()

@@ -20,6 +20,7 @@ from mansio.errors import (
 )
 from mansio.net.cluster import Cluster, group_by_topic
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
@@ -95,7 +96,7 @@ async def request_leaders(
             ]
             for outcome in await asyncio.gather(*sends, return_exceptions=True):
                 if isinstance(outcome, BaseException):
-                    raise outcome
+                    raise copied(outcome)
             if any(partition not in results for partition in missing):
                 raise UnknownTopicOrPartition("the response has no result for the partition")
         except STALE_METADATA_ERRORS:
@@ -156,7 +157,7 @@ async def _list_offsets_of_node(
                 listed = ListedOffset(entry.offset, entry.timestamp, entry.leader_epoch)
                 results[TopicPartition(topic.name, entry.partition_index)] = listed
     if failure is not None:
-        raise failure
+        raise copied(failure)
 
 
 async def fetch_offsets(
@@ -287,7 +288,7 @@ async def _delete_on_node(
             else:
                 results[partition] = entry.low_watermark
     if failure is not None:
-        raise failure
+        raise copied(failure)
 
 
 def _deletion_error(code: int, partition: TopicPartition, before_offset: int) -> MansioError:

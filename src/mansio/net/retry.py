@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mansio.errors import BY_KAFKA_CODE, MansioError, RequestTimedOut, Unavailable, error_for_code
 from mansio.ports import Backoff
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,8 +73,8 @@ async def call_with_retries(
                 except MansioError as error:
                     if not (should_retry(error) if should_retry else error.retriable):
                         raise
-                    last = error
+                    last = without_traceback(error)
                 failures += 1
                 await asyncio.sleep(backoff.delay_seconds(failures))
     except TimeoutError:
-        raise last or RequestTimedOut(f"no response within {timeout_ms:.0f} ms") from None
+        raise copied(last) if last else RequestTimedOut(f"no response within {timeout_ms:.0f} ms") from None

@@ -15,6 +15,7 @@ from mansio.host.disk import HostDisk
 from mansio.host.host_ports import HostPorts
 from mansio.host.threads import BackgroundThread
 from mansio.metadata.sqlite.store import SqliteStore
+from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,13 +70,13 @@ class ProcessHost:
             if error is None:
                 promise.set_result(store)
             else:
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
         path = f"{settings.data_dir}/{SINGLE_NODE_FILE_NAME}"
         thread.submit(
             partial(SqliteStore.open, path, thread, scheduler.promise, before_commit=before_commit), done
         )
-        store: SqliteStore = await promise
+        store: SqliteStore = await result_of(promise)
         return store
 
     async def close_scheduler(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -27,7 +28,7 @@ from mansio.testing.scheduler import SimulatedBackground
 from mansio.testing.virtual_time import IDLE_WAIT_S_MAX, VirtualTime
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     import mansio.blocking
@@ -77,7 +78,7 @@ class TestBroker:
         self._grpc_address: Address | None = None
         self._sqs: HttpServer | None = None
         self._sqs_address: Address | None = None
-        self._clients: list[mansio.blocking.Client] = []
+        self._client_ends: list[Callable[[], None]] = []
         self.clock: BrokerClock = BrokerClock(self)
         """The broker's clock."""
         self.faults: BrokerFaults = BrokerFaults(self._run_on_loop)
@@ -105,16 +106,16 @@ class TestBroker:
     def close(self) -> None:
         """Close the clients that `client` made, and stop the broker; its records are gone. No effect if it is not
         running."""
-        if self._broker is None:
+        if self._thread is None:
             return
         atexit.unregister(self.close)
-        for client in self._clients:
-            client.close()
-        self._clients.clear()
-        try:
-            self._call(self._stop(), self._stop_s_max)
-        finally:
-            self._end_thread()
+        with ExitStack() as ends:
+            ends.callback(self._end_thread)
+            if self._broker is not None:  # else a restart failed
+                ends.callback(lambda: self._call(self._stop(), self._stop_s_max))
+            for end in self._client_ends:
+                ends.callback(end)
+            self._client_ends.clear()
 
     def restart(self) -> None:
         """Stop the broker, and start it again with the same records on the same port. Clients reconnect."""
@@ -166,11 +167,12 @@ class TestBroker:
         return str(self._grpc_address)
 
     def client(self, **options: Any) -> mansio.blocking.Client:
-        """Connect a blocking client, which `close` closes. `options`: those of `mansio.blocking.connect`."""
+        """Connect a blocking client. It is closed when nothing refers to it or to what it made (consumers, `admin`),
+        and otherwise by `close`. `options`: those of `mansio.blocking.connect`."""
         from mansio import blocking
 
         client = blocking.connect(self.bootstrap_servers, **options)
-        self._clients.append(client)
+        self._client_ends.append(client._close_when_dropped())  # type: ignore[attr-defined]  # not in the stub
         return client
 
     # On the broker's thread

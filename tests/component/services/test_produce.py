@@ -13,6 +13,7 @@ from mansio.broker.services.records import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from mansio.errors import CorruptMessage, InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,7 +27,9 @@ def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, Non
     with mansio.Broker(tmp_path / "data") as broker:
         with mansio.blocking.connect(broker.address) as client:
             client.admin.create_topic("t", partitions=2)
-        asyncio.run_coroutine_threadsafe(work(broker._broker.service), broker._broker.server.loop).result(30)
+        asyncio.run_coroutine_threadsafe(work(broker._broker.service), broker._broker.server.loop).result(
+            scaled(30)
+        )
 
 
 def batch(value: bytes = b"value", **options: Any) -> bytes:

@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies
 from mansio.testing.broker import TestBroker
 from support.sqs import sqs_client
 from support.tiers import examples
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,12 +132,18 @@ def run(worlds: Worlds, operations: list[tuple[Any, ...]], *, is_fifo: bool) -> 
     model.now_s += 2 * VISIBILITY_S
     left = {each.message_id for each in model.messages.values() if not each.is_deleted}
     found: set[str] = set()
-    while some := worlds.receive(url, 10):
+
+    def drain() -> bool:
+        """Receive once. A receive that does not wait may return nothing although there are messages."""
+        some = worlds.receive(url, 10)
         model.check_receive(some)
         for each in some:
             found.add(each["MessageId"])
             sqs.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
             model.messages[each["MessageId"]].is_deleted = True
+        return not some and len(found) >= len(left)
+
+    wait_until(drain, what="all messages are received")
     assert found == left
 
 

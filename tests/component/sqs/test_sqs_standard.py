@@ -555,6 +555,23 @@ def test_the_query_protocol_has_the_same_actions(broker: TestBroker, sqs: Any) -
     assert (status, text_of(tree, "Error/Code")) == (400, "InvalidAction")
 
 
+def test_the_query_protocol_takes_one_attribute_without_a_number(broker: TestBroker) -> None:
+    """As in the examples of the API reference, and from boto 2."""
+    attribute = {"Attribute.Name": "VisibilityTimeout", "Attribute.Value": "41"}
+    status, tree = query(broker.sqs_url, "CreateQueue", QueueName="unnumbered", **attribute)
+    assert status == 200
+    url = text_of(tree, "CreateQueueResult/QueueUrl")
+    status, tree = query(url, "GetQueueAttributes", AttributeName="VisibilityTimeout")
+    assert (status, text_of(tree, "GetQueueAttributesResult/Attribute/Value")) == (200, "41")
+    status, _ = query(url, "SetQueueAttributes", **(attribute | {"Attribute.Value": "45"}))
+    assert status == 200
+    _, tree = query(url, "GetQueueAttributes", AttributeName="VisibilityTimeout")
+    assert text_of(tree, "GetQueueAttributesResult/Attribute/Value") == "45"
+    query(url, "SendMessage", MessageBody="hi")
+    _, tree = query(url, "ReceiveMessage", AttributeName="SentTimestamp", WaitTimeSeconds="5")
+    assert text_of(tree, "ReceiveMessageResult/Message/Attribute/Name") == "SentTimestamp"
+
+
 @pytest.mark.row("A4")
 def test_signatures_are_checked_when_keys_are_configured(tmp_path: Path) -> None:
     keys = tmp_path / "keys"

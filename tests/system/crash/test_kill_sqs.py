@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from support.machine import scaled
 from support.paths import free_port
 from support.process import served
 from support.sqs import sqs_client
@@ -78,11 +79,11 @@ class SqsLoad:
         """Stop sending, and the consumers once everything that was acknowledged has arrived."""
         self._is_producing.clear()
         for thread in self._threads[:2]:
-            thread.join(60)
+            thread.join(scaled(60))
         wait_until(lambda: self.errors or self.is_drained(), 60, "all messages arrive")
         self._is_ending.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(scaled(60))
 
     def is_drained(self) -> bool:
         """Whether every message that was acknowledged has arrived. A deletion whose answer a kill prevented may have

@@ -270,6 +270,35 @@ def test_a_worker_connects_again_after_an_error_of_its_group(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("cause", ["cut connections", "error of the group"])
+def test_a_task_that_runs_is_not_started_on_another_worker_when_its_worker_connects_again(
+    broker: TestBroker, app: celery.Celery, tmp_path: Path, cause: str
+) -> None:
+    with (
+        Worker(broker.bootstrap_servers, tmp_path, "one", "-c", "1", lease_s=3) as one,
+        Worker(broker.bootstrap_servers, tmp_path, "other", "-c", "1", lease_s=3) as other,
+    ):
+        one.wait_ready()
+        other.wait_ready()
+        app.send_task("late", (1, 8))
+        wait_until(lambda: counts(tmp_path, "begin 1"), 30, "the beginning of the task")
+        if cause == "cut connections":
+            broker.faults.drop_connections()
+        else:
+            broker.faults.error("ShareGroupHeartbeat", "INVALID_REQUEST", count=2)
+            wait_until(
+                lambda: any("Connection to broker lost" in each.log.read_text() for each in (one, other)),
+                60,
+                "the error",
+            )
+        for number in range(2, 5):
+            app.send_task("late", (number, 0))
+        wait_until(lambda: len(counts(tmp_path, "end")) == 4, 60, "the end of all tasks")
+        wait_until(lambda: broker_is_idle(broker), 30, "all acknowledged")
+        assert sum(counts(tmp_path, "begin 1").values()) == 1
+
+
+@pytest.mark.full
 def test_a_worker_leases_no_more_than_it_prefetches_and_a_purge_deletes_delayed_tasks_as_well(
     broker: TestBroker, app: celery.Celery, tmp_path: Path
 ) -> None:

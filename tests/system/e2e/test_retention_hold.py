@@ -106,7 +106,7 @@ class World:
         found: list[int] = []
         try:
             while True:
-                message = consumer.poll(10)
+                message = consumer.poll(scaled(10))
                 assert message is not None
                 if message.error() is not None:
                     assert message.error().code() == KafkaError._PARTITION_EOF

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nightly.suites.commands import TimeLimitExceeded, copied, end_all, run
+from support.machine import scaled
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def test_commands_of_other_threads_end_when_a_suite_is_interrupted(tmp_path: Pat
             "the child has started",
         )
         end_all()
-        code, _ = done.result(30)
+        code, _ = done.result(scaled(30))
     assert code == -signal.SIGKILL
 
 

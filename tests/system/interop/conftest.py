@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from support.machine import scaled
+
 with warnings.catch_warnings():
     # kafka-python reads its schemas through what importlib.resources deprecated, when imported and later on.
     warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
@@ -59,5 +61,5 @@ def make_topic(bootstrap_servers: str, unique: str) -> Callable[..., str]:
 def create_topic(bootstrap_servers: str, name: str, partitions: int = 1, **config: str) -> str:
     settings = {key.replace("_", "."): value for key, value in config.items()}
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
-    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(15)
+    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(scaled(15))
     return name

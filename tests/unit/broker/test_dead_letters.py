@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 
@@ -22,6 +24,7 @@ from mansio.errors import (
     UnknownProducerId,
 )
 from mansio.logs import FIELDS
+from mansio.metadata.topic_plan import NewTopic, check_topic_name
 from mansio.net.peer_connections import PeerConnections
 from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import REJECT, AcknowledgementBatch
@@ -446,6 +449,33 @@ def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
         producer = room.persister.state(share_partition.key).producer  # type: ignore[union-attr]
         assert producer is not None
         assert producer.epoch == 1
+
+    run(check, tmp_path)
+
+
+@pytest.mark.parametrize("characters", [245, 246, 249])
+def test_records_of_a_topic_with_a_long_name_are_dead_lettered(tmp_path: Path, characters: int) -> None:
+    async def check(room: Room) -> None:
+        topic = "t" * characters
+        name = room.dead_letters._targets.dead_letter_topic_name("g", topic)
+        assert (name == f"dlq.{topic}") == (characters == 245)
+        check_topic_name(name)
+        found = await room.dead_letters._targets.find(
+            "g", await room.service.topics.create(NewTopic(topic, 1)), 0
+        )
+        assert found.topic == name
+
+    run(check, tmp_path)
+
+
+def test_a_dead_letter_topic_whose_name_differs_in_dot_and_underscore_is_used(tmp_path: Path) -> None:
+    """As of two topics with such names, which an earlier version created: one dead-letter topic can exist."""
+
+    async def check(room: Room) -> None:
+        source = await room.service.topics.create(NewTopic("a.b", 1))
+        there = await room.dead_letters._targets.find("g", source, 0)
+        other = dataclasses.replace(source, name="a_b", topic_id=UUID(int=7))
+        assert await room.dead_letters._targets.find("g", other, 0) == there
 
     run(check, tmp_path)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 
-from mansio.config.config_def import Change
+from mansio.config.config_def import Change, Operation
 from mansio.config.settings import Settings
 from mansio.errors import (
     ConfigError,
@@ -25,8 +27,8 @@ from mansio.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from mansio.logs import FIELDS
-from mansio.metadata.metadata_store import Delete
+from mansio.metadata.metadata_store import Delete, Put, encode
+from mansio.metadata.model import partition_document, topic_document
 from mansio.metadata.topic_plan import NewTopic, check_topic_name
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, Host, sqlite_store, topic_admin
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from mansio.metadata.metadata_store import Compare, MetadataStore, Put, TransactionResult
+    from mansio.metadata.metadata_store import Compare, MetadataStore, TransactionResult
 
     Check = Callable[[Admin], Awaitable[None]]
 
@@ -268,16 +270,70 @@ def test_a_defect_while_opening_answers_instead_of_hanging(caplog: pytest.LogCap
     assert "a defect" in caplog.text
 
 
-def test_names_that_differ_in_dot_and_underscore_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("there", "new"), [("a.b", "a_b"), ("a_b", "a.b"), ("a.b_c", "a_b.c"), ("__x", "_.x")]
+)
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_a_topic_that_differs_from_another_in_dot_and_underscore_only_is_refused(
+    there: str, new: str, validate_only: bool
+) -> None:
     async def check(admin: Admin) -> None:
-        await admin.topics.create(NewTopic("a.b"))
-        await admin.topics.create(NewTopic("ab"))
-        assert not caplog.records
-        await admin.topics.create(NewTopic("a_b"))
-        assert getattr(caplog.records[0], FIELDS) == {"topic": "a_b", "other": "a.b"}
+        topic = await admin.topics.create(NewTopic(there))
+        with pytest.raises(InvalidTopic, match="collides with the existing topic"):
+            await admin.topics.create(NewTopic(new), validate_only=validate_only)
+        with pytest.raises(InvalidTopic, match="collides with the existing topic"):
+            await admin.topics.auto_create(new)
+        with pytest.raises(TopicAlreadyExists):
+            await admin.topics.create(NewTopic(there), validate_only=validate_only)
+        await admin.topics.delete(topic)
+        await admin.topics.create(NewTopic(new))
 
-    with caplog.at_level(logging.WARNING, "mansio.broker.services.topics"):
-        run(check)
+    run(check)
+
+
+@pytest.mark.parametrize("name", ["__consumer.offsets", "..share_group_state", "__transaction.state"])
+def test_a_name_that_collides_with_an_internal_topic_is_refused_before_that_exists(name: str) -> None:
+    async def check(admin: Admin) -> None:
+        with pytest.raises(InvalidTopic, match="collides"):
+            await admin.topics.create(NewTopic(name))
+
+    run(check)
+
+
+def test_of_topics_with_colliding_names_that_are_created_at_the_same_time_one_is_created() -> None:
+    async def check(admin: Admin) -> None:
+        names = ["a.b.c", "a_b.c", "a.b_c", "a_b_c"]
+        works = [admin.topics.create(NewTopic(name)) for name in names]
+        found = await asyncio.gather(*works, return_exceptions=True)
+        refused = [each for each in found if isinstance(each, InvalidTopic)]
+        assert len(refused) == 3
+        await until(lambda: not admin.state.unfinished_topics)
+        assert len(admin.state.topics) == 1
+        assert len(admin.host.directories) == 1
+
+    run(check)
+
+
+def test_topics_of_an_earlier_version_with_colliding_names_keep_working() -> None:
+    async def check(admin: Admin) -> None:
+        topic = await admin.topics.create(NewTopic("a.b"))
+        other = dataclasses.replace(topic, topic_id=UUID(int=7))
+        documents = {
+            admin.state.keys.topic("a_b"): topic_document(other),
+            admin.state.keys.partition(other.topic_id, 0): partition_document(other.partitions[0]),
+        }
+        puts = [Put(key, encode(document, "earlier")) for key, document in documents.items()]
+        done = await admin.store.transact([], puts)
+        await admin.state.wait_for_revision(done.revision, admin.scheduler)
+        for name in ("a.b", "a_b"):
+            await admin.topics.alter_configs(name, [Change("retention.ms", Operation.SET, "5")])
+            assert admin.topics.settings_of(admin.topics.find(name)).retention_ms == 5
+        await admin.topics.delete(admin.topics.find("a.b"))
+        with pytest.raises(InvalidTopic, match="collides"):
+            await admin.topics.create(NewTopic("a.b"))
+        assert admin.topics.find("a_b")
+
+    run(check)
 
 
 def test_deleted_topic_is_gone_with_its_data_and_a_new_one_is_another() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from mansio.errors import InvalidTopic
 from mansio.metadata.metadata_store import Put, encode
 from mansio.metadata.model import TOPIC_CREATING, TOPIC_DELETING, TopicCreator, topic_document
 from support.brokers import TTL_S, Cluster
@@ -62,6 +63,27 @@ def test_a_topic_that_the_controller_deletes_while_it_is_made_leaves_nothing_ope
             await asyncio.wait([making])
             assert making.exception() is not None, "whoever asked is told"
             await cluster.until(lambda: not member.host.directories, within_s=5)
+        finally:
+            await cluster.stop()
+
+    run_virtually(main())
+
+
+def test_of_colliding_topics_that_two_brokers_create_at_the_same_time_one_stays() -> None:
+    """Neither sees the other's topic before it writes its own."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        try:
+            await cluster.start(1, 2, 3)
+            for member in cluster.alive():
+                await member.registered()
+            works = [cluster.brokers[1].create("a.b"), cluster.brokers[2].create("a_b")]
+            found = await asyncio.gather(*works, return_exceptions=True)
+            assert [type(each) for each in found if isinstance(each, BaseException)] == [InvalidTopic]
+            for member in cluster.alive():
+                await cluster.until(lambda each=member: not each.state.unfinished_topics, within_s=TTL_S)
+                assert len({"a.b", "a_b"} & set(member.state.topics)) == 1
         finally:
             await cluster.stop()
 

@@ -55,6 +55,67 @@ def test_replaced_word_is_found_with_its_replacement(tmp_path: Path) -> None:
     assert all("listener or protocol" in item or "channel" in item for item in found["vocabulary"])
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.failure = error",
+        "results.append(error)",
+        "return [error] * 3",
+        "results = [Result(0, error) for _ in range(3)]",
+        "promise.set_exception(error)",
+        "failed = error if final else None",
+        "return Result.refused(name, error=error)",
+    ],
+)
+def test_exception_that_is_stored_with_its_traceback_is_found(tmp_path: Path, line: str) -> None:
+    text = "def run(self, results, promise):\n    try:\n        work()\n    except ValueError as error:\n        "
+    found = findings(tmp_path, one=f"{text}{line}\n")
+    assert len(found["stored exception"]) == 1
+    assert found["stored exception"][0].startswith("mansio/one.py:5: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.failure = copied(error)",
+        "return without_traceback(error)",
+        "logger.error('failed', exc_info=error)",
+        "raise Refused(error) from error",
+        "return str(error)",
+    ],
+)
+def test_exception_without_traceback_may_be_stored(tmp_path: Path, line: str) -> None:
+    text = f"def run(self):\n    try:\n        work()\n    except ValueError as error:\n        {line}\n"
+    assert not findings(tmp_path, one=text)["stored exception"]
+
+
+def test_exception_of_a_parameter_that_is_stored_is_found(tmp_path: Path) -> None:
+    text = "class Odd(Exception): ...\nclass A:\n    def fail(self, error: Odd | None):\n        self.failure = error\n"
+    assert findings(tmp_path, one=text)["stored exception"] == ["mansio/one.py:4: self.failure = error"]
+
+
+@pytest.mark.parametrize(
+    "value", ["error", "self.failure", "results[0]", "self.known.get(1) or self.failure"]
+)
+def test_raise_of_a_value_that_something_refers_to_is_found(tmp_path: Path, value: str) -> None:
+    text = f"def run(self, results):\n    error = ValueError()\n    raise {value}\n"
+    assert findings(tmp_path, one=text)["raised value"] == [f"mansio/one.py:3: raise {value}"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "raise copied(self.failure)",
+        "raise _Ended",
+        "try:\n        raise error\n    finally:\n        del error",
+        "try:\n        work()\n    except ValueError as failed:\n        raise failed from None",
+    ],
+)
+def test_raise_of_a_copy_or_of_a_deleted_name_is_allowed(tmp_path: Path, lines: str) -> None:
+    text = f"def run(self, error):\n    {lines}\n"
+    assert not findings(tmp_path, one=text)["raised value"]
+
+
 def test_folder_with_too_many_modules_is_found(tmp_path: Path) -> None:
     found = findings(
         tmp_path, **{f"module{number}": "" for number in range(structure.FILES_PER_FOLDER_MAX + 1)}

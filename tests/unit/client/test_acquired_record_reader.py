@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from mansio.client import TopicPartition
 from mansio.client.share import in_flight_records
 from mansio.client.share.in_flight_records import AcquiredRecordReader
-from mansio.client.share.leased import GAP, RELEASE
-from mansio.errors import CorruptMessage, InvalidRecord
+from mansio.client.share.leased import GAP, REJECT, RELEASE
+from mansio.errors import CorruptMessage
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
+from support.batch_contents import compressed_batch, encoded_record
 
 PLACE = TopicPartition("t", 0)
 
@@ -29,7 +30,8 @@ def read(
 ) -> tuple[list[tuple[int, int]], Any]:
     found, holes = reader.read(PLACE, memoryview(data), acquired)
     assert all(message.value == b"%d" % message.offset for message in found)
-    return [(message.offset, message.delivery_count) for message in found], holes
+    ranges = [(hole.first, hole.last, hole.ack_type) for hole in holes]
+    return [(message.offset, message.delivery_count) for message in found], ranges
 
 
 def test_only_what_was_acquired_is_taken_with_the_count_of_its_range() -> None:
@@ -44,10 +46,10 @@ def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.Mon
 
     def counted(*args: Any, **more: Any) -> Any:
         opened.append(args)
-        return read_record_tuples(*args, **more)
+        return read_or_skip(*args, **more)
 
-    read_record_tuples = in_flight_records.read_record_tuples
-    monkeypatch.setattr(in_flight_records, "read_record_tuples", counted)
+    read_or_skip = in_flight_records.read_or_skip
+    monkeypatch.setattr(in_flight_records, "read_or_skip", counted)
     reader, data = AcquiredRecordReader(1 << 20), batch(0, 100)
     for first in range(0, 100, 10):
         found, _ = read(reader, data, (first, first + 9, 1))
@@ -69,14 +71,34 @@ def test_what_the_log_has_not_is_a_gap_and_what_did_not_come_is_given_back() -> 
     assert read(AcquiredRecordReader(1 << 20), b"", (4, 5, 1)) == ([], [(4, 5, RELEASE)])
 
 
-def test_records_that_cannot_be_read_are_refused_as_a_whole() -> None:
-    reader = AcquiredRecordReader(1 << 10)
+def test_a_batch_that_was_damaged_on_its_way_is_refused_as_a_whole() -> None:
     damaged = bytearray(batch(0, 3))
     damaged[-1] ^= 1
     with pytest.raises(CorruptMessage):
-        read(reader, bytes(damaged), (0, 2, 1))
-    with pytest.raises(InvalidRecord, match="batch_bytes_max"):
-        read(reader, batch(0, 100, codec=Codec.GZIP), (0, 2, 1))
+        read(AcquiredRecordReader(1 << 10), bytes(damaged), (0, 2, 1))
+
+
+def test_only_the_records_that_cannot_be_read_are_rejected_and_all_others_are_taken() -> None:
+    large = build_batch([(1, None, bytes(2_000), ())] * 5, base_offset=3, codec=Codec.GZIP)
+    data = batch(0, 3) + large + batch(10, 2)
+    found, holes = read(AcquiredRecordReader(1 << 10), data, (1, 11, 1))
+    assert [offset for offset, _ in found] == [1, 2, 10, 11]
+    assert holes == [(3, 7, REJECT), (8, 9, GAP)]
+    (_, holes) = AcquiredRecordReader(1 << 10).read(PLACE, memoryview(data), ((3, 5, 1),))
+    assert [hole.first for hole in holes] == [3]
+    assert "more than" in holes[0].reason
+
+
+def test_readable_records_before_an_unreadable_one_of_their_batch_are_taken() -> None:
+    records = [encoded_record(number, b"%d" % number) for number in range(40_000)]
+    data = compressed_batch(b"".join(records)[:-2], 40_000, Codec.ZSTD)
+    reader = AcquiredRecordReader(1 << 24)
+    taken: list[int] = []
+    for first in range(0, 40_000, 8_000):
+        found, holes = read(reader, data, (first, first + 7_999, 1))
+        taken += [offset for offset, _ in found]
+    assert taken == list(range(39_999))
+    assert holes == [(39_999, 39_999, REJECT)]
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from mansio.client.consumer.fetcher import CompletedFetch, FetchRequest, Partiti
 from mansio.errors import CorruptMessage
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.fetch import FetchedPartition
+from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
+from support.batch_contents import compressed_batch, encoded_record, raw_batch
 from support.machine import scaled
 from unit.net.stub_broker import StubBroker
 
@@ -77,6 +80,53 @@ def test_flipped_bit_is_a_typed_error_with_its_offset() -> None:
     damaged[-2] ^= 1
     with pytest.raises(CorruptMessage, match="t-0 at offset 7"):
         decoded(bytes(damaged), offset=7)
+
+
+def parts(*batches: bytes, offset: int = 0, stop: int | None = None, bytes_max: int = 1 << 20) -> list[Any]:
+    state = PartitionState(PLACE, offset, stop)
+    fetched = CompletedFetch(state, offset, memoryview(b"".join(batches)), ())
+    return [
+        (
+            each.unreadable[:2] if each.unreadable else [message.offset for message in each.messages],
+            each.next_offset,
+        )
+        for each in decode_fetch(fetched, True, bytes_max)
+    ]
+
+
+def test_a_batch_that_cannot_be_read_is_reported_and_those_behind_it_are_read() -> None:
+    records = b"".join(encoded_record(delta, b"v") for delta in range(3))
+    log = [
+        batch(0, b"a"),
+        raw_batch(b"no gzip", 2, codec=1, base_offset=1),
+        batch(3, b"b"),
+        compressed_batch(encoded_record(0, bytes(1 << 20)), 1, Codec.ZSTD, base_offset=4),
+        compressed_batch(records, 7, Codec.LZ4, base_offset=5),
+        batch(12, b"c"),
+    ]
+    expected = [([0], 1), ((1, 2), 3), ([3], 4), ((4, 4), 5), ([5, 6, 7], 8), ((8, 11), 12), ([12], 13)]
+    assert parts(*log) == expected
+    assert parts(*log, bytes_max=1 << 21)[3] == ([4], 5)
+    assert parts(log[4], offset=9, stop=11) == [([], 8), ((9, 10), 12)]
+    assert parts(log[4], offset=5, stop=8) == [([5, 6, 7], 12)]
+
+
+def test_a_large_batch_is_decoded_in_parts_and_its_decompressed_bytes_are_kept_once() -> None:
+    count = 300_000
+    data = compressed_batch(b"".join(encoded_record(n, b"", None) for n in range(count)), count, Codec.ZSTD)
+    state = PartitionState(PLACE, 0, None)
+    fetched = CompletedFetch(state, 0, memoryview(data), ())
+    tracemalloc.start()
+    try:
+        offset = 0
+        for each in decode_fetch(fetched, True):
+            assert [each.messages[0].offset, each.next_offset] == [offset, each.messages[-1].offset + 1]
+            offset = each.next_offset
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert offset == count
+    assert peak < 30_000_000  # all messages at once take twice as much
 
 
 def test_damaged_batch_is_reported_until_it_is_repaired_and_never_skipped() -> None:

@@ -11,6 +11,7 @@ from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
+from support.machine import scaled
 from unit.net.stub_broker import HANG_UP, StubBroker
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def test_incomplete_listing_reports_the_partitions_without_a_leader() -> None:
     brokers = Brokers()
     brokers.leaders = {node_id: [(1, 0), (NO_LEADER, 0)] for node_id in NODES}
     brokers.groups[2] = []
-    listing = brokers.listed(300)
+    listing = brokers.listed(scaled(300))
     assert ids(listing) == ["on-1"]
     assert (listing.unreachable, listing.missing_partitions, listing.is_complete) == ((), (1,), False)
 
@@ -190,6 +191,6 @@ def test_incomplete_listing_reports_the_partitions_without_a_leader() -> None:
 def test_listing_without_a_broker_reports_it_and_its_partitions() -> None:
     brokers = Brokers()
     brokers.stubs[2].answers[ApiKey.LIST_GROUPS] = lambda _: HANG_UP
-    listing = brokers.listed(300)
+    listing = brokers.listed(scaled(300))
     assert ids(listing) == ["on-1"]
     assert (listing.unreachable, listing.missing_partitions, listing.is_complete) == ((2,), (1,), False)

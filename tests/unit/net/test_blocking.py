@@ -54,6 +54,36 @@ def test_closed_loop_thread_refuses_calls_and_leaves_no_thread() -> None:
     assert "short-lived" not in {other.name for other in threading.enumerate()}
 
 
+def test_thread_that_nothing_uses_ends_after_its_last_coroutine() -> None:
+    closed = threading.Event()
+
+    async def close() -> None:
+        closed.set()
+
+    thread = LoopThread("dropped")
+    proxy = ThingProxy(thread, Thing())
+    end = thread.close_when_dropped(close)
+    del thread
+    assert proxy.double(2) == 4
+    assert not closed.is_set()
+    del proxy
+    assert closed.wait(scaled(10))
+    end()
+    assert "dropped" not in {other.name for other in threading.enumerate()}
+
+
+def test_error_of_the_last_coroutine_is_raised_by_the_end() -> None:
+    async def close() -> None:
+        raise KeyError("why")
+
+    thread = LoopThread()
+    end = thread.close_when_dropped(close)
+    with pytest.raises(KeyError, match="why"):
+        end()
+    end()
+    assert thread.is_closed
+
+
 def test_call_from_the_loop_thread_is_refused_instead_of_deadlocking() -> None:
     thread = LoopThread()
     twin = ThingProxy(thread, Thing())

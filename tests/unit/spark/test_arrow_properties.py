@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError
 from mansio.spark.arrow.decode import OFFSET_MAX, decode_batches
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches, partitions_for_keys
+from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import DEFAULT_COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, record_schema
+from mansio.wire.batch import compression
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
@@ -29,6 +31,7 @@ from mansio.wire.batch.record_batch import (
 )
 from mansio.wire.batch.record_reader import read_record_tuples
 from mansio.wire.murmur2 import partition_for_key
+from support.batch_contents import compressed_batch, encoded_record, raw_batch
 from support.tiers import examples
 
 if TYPE_CHECKING:
@@ -300,9 +303,49 @@ def test_changed_byte_of_an_answer_is_reported_with_its_place() -> None:
 
 
 def test_opened_bytes_are_bounded() -> None:
-    batch = build_batch([(1, None, bytes(1 << 20), ())], codec=Codec.ZSTD)
-    with pytest.raises(InvalidRecord, match="more than 1000 bytes"):
+    batch = compressed_batch(encoded_record(0, bytes(compression.DECOMPRESSED_BYTES_MAX)), 1, Codec.ZSTD)
+    with pytest.raises(InvalidRecord, match="more than 134217728 bytes"):
         decode(batch, "t", 3, decompressed_bytes_max=1000)
+
+
+def test_a_batch_of_many_small_records_is_returned_in_parts() -> None:
+    records = [encoded_record(number, b"%d" % number) for number in range(5_000)]
+    batch = compressed_batch(b"".join(records), 5_000, Codec.ZSTD)
+    parts = list(decode_batches(batch, "t", 3, 10, 4_990, ALL, decompressed_bytes_max=64_000))
+    assert [part.num_rows for part in parts] == [990, 1_000, 1_000, 1_000, 990]
+    offsets = [offset for part in parts for offset in part.column("offset").to_pylist()]
+    assert offsets == list(range(10, 4_990))
+
+
+def test_bytes_before_the_first_record_are_refused() -> None:
+    records = b"".join(encoded_record(number, bytes([number]) * 30) for number in range(3))
+    for count in (3, 4):
+        with pytest.raises(InvalidRecord):
+            decode(raw_batch(b"\x28\xb5\x2f\xfd\x20\x6c\x61\x03\x00" + records, count), "t", 3)
+
+
+@pytest.mark.parametrize("result_bytes", [64_000, 1 << 20])
+def test_unreadable_batches_are_reported_between_the_rows_of_the_others(result_bytes: int) -> None:
+    records = [encoded_record(number, b"v") for number in range(3_000)]
+    log = b"".join(
+        (
+            build_batch([(1, None, b"a", ())]),
+            raw_batch(b"garbage", 2, codec=1, base_offset=1),
+            build_batch([(1, None, b"b", ())], base_offset=3),
+            compressed_batch(b"".join(records)[:-3], 3_000, Codec.LZ4, base_offset=4),
+            build_batch([(1, None, b"c", ())], base_offset=3_004),
+        )
+    )
+    readable = ReadableRows("t", 3, 5_000, ("offset",), decompressed_bytes=result_bytes)
+    found: list[Any] = []
+    for piece in readable.read(memoryview(log), (), 0):
+        if isinstance(piece, UnreadableRows):
+            found.append((piece.first, piece.last))
+        else:
+            found += piece.column(0).to_pylist()
+    whole = result_bytes > 64_000
+    start = 4 if whole else 2_004  # of the batch that is decoded in parts, the last one cannot be read
+    assert found == [0, (1, 2), 3, *range(4, start), (start, 3_003), 3_004]
 
 
 def test_timestamp_that_no_table_can_hold_is_refused() -> None:

@@ -178,3 +178,18 @@ def test_sessions_have_a_bound_of_partitions_together_and_give_room_back() -> No
     sessions.end("g", "c")
     sessions.end_sessions_of_connection(CONNECTIONS[True])
     fetch("d", 0, 0, 1, 2, 3)
+
+
+def test_a_session_that_keeps_leases_releases_them_unless_its_connection_was_lost() -> None:
+    sessions = ShareSessions(2)
+    opened = sessions.fetch("g", "a", 0, (), (), has_acks=False, connection=1, keeps_leases=True)
+    assert sessions.end_sessions_of_connection(1) == [opened]
+    assert not opened.releases_leases
+    sessions.fetch("g", "a", 0, (), (), has_acks=False, connection=2, keeps_leases=True)
+    again = sessions.fetch("g", "a", 0, (), (), has_acks=False, connection=2, keeps_leases=True)
+    assert again.replaces_older
+    assert again.keeps_leases
+    assert sessions.fetch("g", "a", -1, (), (), has_acks=False, connection=2).releases_leases
+    plain = sessions.fetch("g", "b", 0, (), (), has_acks=False, connection=3)
+    assert sessions.end_sessions_of_connection(3) == [plain]
+    assert plain.releases_leases

@@ -115,6 +115,22 @@ def test_share_fetch_request(version: int, seed: int, tags: bool) -> None:
         assert body_of_request(encoded, ApiKey.SHARE_FETCH, version) == data
 
 
+@pytest.mark.parametrize("lease_ms", [-1, 0, 43_200_000])
+@pytest.mark.parametrize("keeps_leases", [False, True])
+@pytest.mark.parametrize("version", FETCH)
+def test_own_fields_of_a_share_fetch_request(version: int, lease_ms: int, keeps_leases: bool) -> None:
+    wants = {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": 0, "max_records": 0, "batch_size": 0}
+    encoded = share_fetch.encode_request(
+        version, 77, "me", "g", "m", 0, [], **wants, lease_ms=lease_ms, keeps_leases=keeps_leases
+    )
+    body = body_of_request(encoded, ApiKey.SHARE_FETCH, version)
+    request = share_fetch.decode_request(version, memoryview(body), 0)
+    assert (request.lease_ms, request.keeps_leases) == (lease_ms, keeps_leases)
+    for end in range(len(body)):
+        with pytest.raises(WireError):
+            share_fetch.decode_request(version, memoryview(body[:end]), 0)
+
+
 @pytest.mark.parametrize("version", FETCH)
 @seeds
 @few

@@ -125,12 +125,24 @@ class FetchRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., time_ms: _Optional[int] = ..., latest: _Optional[bool] = ..., max_records: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("records", "next_offset")
+    __slots__ = ("records", "next_offset", "unreadable")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[Record]
     next_offset: int
-    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+    unreadable: _containers.RepeatedCompositeFieldContainer[UnreadableOffsets]
+    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., next_offset: _Optional[int] = ..., unreadable: _Optional[_Iterable[_Union[UnreadableOffsets, _Mapping]]] = ...) -> None: ...
+
+class UnreadableOffsets(_message.Message):
+    __slots__ = ("first", "last", "reason")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    reason: str
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ListOffsetsRequest(_message.Message):
     __slots__ = ("topic", "earliest", "time_ms")

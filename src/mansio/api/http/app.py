@@ -45,6 +45,8 @@ def assemble(
     """Build the ASGI application for any `BrokerStats`, with the routes of `/v1` if there is a `context`. The monitors
     run as long as the application runs."""
 
+    if context is not None:
+        loop_monitor.holds = context.loop_holds
     if disk is not None:
         view.on_disk_full_change(disk.request_query)
 
@@ -62,7 +64,7 @@ def assemble(
             if context is not None:
                 await context.close()
 
-    return Starlette(
+    app = Starlette(
         routes=[
             *health.routes(view, loop_monitor, disk),
             *metrics.routes(view, loop_monitor, disk),
@@ -71,3 +73,5 @@ def assemble(
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
+    return app

@@ -177,7 +177,7 @@ class BrokerStats(MetricsSource, Protocol):
 
     def warnings(self) -> Iterable[Problem]:
         """Return the problems that an operator should know although the broker works. Reasons: `corrupt_batch`,
-        `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`,
+        `unreadable_batch`, `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`,
         `delayed_records_near_limit`, `schedule_cannot_fire`, and those of a cluster, see `metrics_cluster`."""
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:

@@ -193,6 +193,11 @@ def _storage(broker: RunningBroker) -> Iterator[Measurement]:
         "Damaged batches found while reading; a damaged value is detected by the client.",
         broker.services.partitions.storage_health.corrupt_batches,
     )
+    yield _counter(
+        "unreadable_batches",
+        "Intact batches whose content readers could not read and stepped over; a client has stored them so.",
+        broker.services.partitions.storage_health.unreadable_batches,
+    )
     truncations, truncated_bytes = (
         broker.services.partitions.storage_health.truncations,
         broker.services.partitions.storage_health.truncated_bytes,

@@ -113,6 +113,13 @@ class ServiceStats:
             else:
                 detail = f"other partitions: found {damage.found_count} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
+        for (topic, index), found in tuple(storage_health.unreadable.items()):
+            name = f"{topic}-{index}" if topic else "other partitions"
+            detail = (
+                f"{name}: readers stepped {found.found_count} times over a batch that a client has stored so, the log"
+                f" is intact; last at offset {found.offset}: {found.reason}"
+            )
+            yield Problem("unreadable_batch", detail, topic, index)
         yield from metrics_cluster.warnings(self._broker)
         yield from metrics_broker.dead_letter_warnings(self._broker)
         yield from metrics_broker.delay_warnings(self._broker)

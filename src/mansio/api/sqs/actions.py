@@ -8,7 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from mansio.broker.services.queues.message_moves import MessageMover
 from mansio.broker.services.queues.messages import (
@@ -44,6 +44,7 @@ from mansio.broker.services.queues.queue_errors import (
 )
 from mansio.broker.services.queues.queue_service import NewMessage
 from mansio.errors import MansioError, UnknownTopicOrPartition
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -126,7 +127,7 @@ class Actions:
         account, _, name = path.strip("/").rpartition("/")
         if not name or account not in ("", ACCOUNT):
             raise InvalidAddress(f"The address {url[:200]} is not valid for this endpoint.")
-        return self._queues.find(name)
+        return self._queues.find(unquote(name))
 
     # Queues
 
@@ -200,7 +201,7 @@ class Actions:
         message, _ = _new_message(queue, call.parameters)
         (result,) = await self._queues.send(queue, [message], caller=call.caller)
         if isinstance(result, MansioError):
-            raise result
+            raise copied(result)
         return _sent(message, result, call.parameters)
 
     async def _send_message_batch(self, call: Invocation) -> dict[str, Any]:
@@ -326,7 +327,7 @@ class Actions:
                 changes.append((entry["ReceiptHandle"], _visibility(entry)))
                 results.append(None)
             except QueueError as error:
-                results.append(error)
+                results.append(without_traceback(error))
         found = iter(await self._queues.change_visibility(queue, changes))
         return _batch_of(entries, [next(found) if each is None else each for each in results])
 
@@ -558,7 +559,7 @@ def _md5(text: str) -> str:
 
 def _raise_first(results: Sequence[MansioError | None]) -> None:
     if results[0] is not None:
-        raise results[0]
+        raise copied(results[0])
 
 
 def _batch_of(entries: Sequence[Mapping[str, Any]], results: Sequence[MansioError | None]) -> dict[str, Any]:

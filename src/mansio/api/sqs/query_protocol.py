@@ -2,37 +2,60 @@
 
     Action=SendMessageBatch&SendMessageBatchRequestEntry.1.Id=a&SendMessageBatchRequestEntry.1.MessageBody=b
 
-Lists and maps are flattened: their items are numbered from 1. Source: AWS Query protocol (Smithy).
+Lists and maps are flattened: their items are numbered from 1. A list or map of one item may be given without a number,
+`AttributeName=All` or `Attribute.Name=DelaySeconds&Attribute.Value=45`, as in the examples of AWS and in boto 2;
+`AttributeName=` is an empty list. Source: AWS Query protocol (Smithy), Amazon SQS API reference.
 """
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 from xml.sax.saxutils import escape
 
 from mansio.api.sqs.shapes import ITEMS_MAX, REQUESTS, RESULT_NAMES, Shape, checked
 from mansio.broker.services.queues.queue_errors import InvalidParameterValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 PARAMETERS_MAX: Final = 2_000
+_PIECE_BYTES: Final = 64 << 10
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def parse_form(body: bytes, query: str) -> dict[str, str]:
     """Return the parameters of a request in its body and its address. Raises `InvalidParameterValue`."""
     try:
-        pairs = parse_qsl(
-            body.decode("ascii"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"
-        )
-        pairs += parse_qsl(query, keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict")
+        pairs = [*_pairs(body), *_pairs(query.encode("ascii"))]
     except ValueError as error:
         raise InvalidParameterValue("The body is not a form of UTF-8 parameters.") from error
     return dict(pairs)
+
+
+def _pairs(form: bytes) -> Iterable[tuple[str, str]]:
+    """Yield the names and values of a form. Raises `ValueError`."""
+    if not form.isascii() or form.count(b"&") >= PARAMETERS_MAX:
+        raise ValueError("not ASCII, or too many parameters")
+    for parameter in form.split(b"&"):
+        if parameter:
+            name, _, value = parameter.partition(b"=")
+            yield _unquoted(name), _unquoted(value)
+
+
+def _unquoted(text: bytes) -> str:
+    """Decode a name or value in pieces: one call creates an object for each escape. Raises `UnicodeDecodeError`."""
+    text = text.replace(b"+", b" ")
+    parts, start = [], 0
+    while start < len(text):
+        end = start + _PIECE_BYTES
+        if end < len(text) and (escape := text.rfind(b"%", end - 2, end)) >= 0:
+            end = escape
+        parts.append(unquote_to_bytes(text[start:end]))
+        start = end
+    return b"".join(parts).decode()
 
 
 def decode(action: str, form: Mapping[str, str]) -> dict[str, Any]:
@@ -76,27 +99,32 @@ def _structure(shape: Shape, tree: Mapping[str, Any]) -> dict[str, Any]:
             if name in tree:
                 found[name] = _value(member, tree[name], name)
             continue
-        items = tree.get(member.query_names[0])
-        if not isinstance(items, dict) or member.item is None:
+        given = tree.get(member.query_names[0])
+        if given is None or member.item is None:
             continue
-        numbered = _numbered(items, name)
+        items = _items(given, name)
         if member.kind == "list":
-            found[name] = [_value(member.item, each, name) for each in numbered]
-        else:
+            found[name] = [_value(member.item, each, name) for each in items]
+        elif all(isinstance(each, dict) for each in items):
             _, key, value = member.query_names
             found[name] = {
-                str(each.get(key, "")): _value(member.item, each.get(value, ""), name)
-                for each in numbered
-                if isinstance(each, dict)
+                str(each.get(key, "")): _value(member.item, each.get(value, ""), name) for each in items
             }
+        else:
+            raise InvalidParameterValue(f"The entries of {name} have no names and values.")
     return found
 
 
-def _numbered(items: Mapping[str, Any], name: str) -> Iterable[Any]:
-    """Return the items of a list in the order of their numbers."""
-    if len(items) > ITEMS_MAX or not all(number.isascii() and number.isdigit() for number in items):
+def _items(given: Mapping[str, Any] | str, name: str) -> Sequence[Any]:
+    """Return the items of a list in the order of their numbers, or the one that has no number."""
+    if isinstance(given, str):
+        return [given] if given else []
+    numbers = [each for each in given if each.isascii() and each.isdigit()]
+    if not numbers:
+        return [given]
+    if len(given) > ITEMS_MAX or len(numbers) < len(given):
         raise InvalidParameterValue(f"The items of {name} are not numbered, or too many.")
-    return [items[number] for number in sorted(items, key=lambda each: int(each[:9]))]
+    return [given[number] for number in sorted(numbers, key=lambda each: int(each[:9]))]
 
 
 def encode_result(action: str, result: Mapping[str, Any], request_id: str) -> bytes:

@@ -51,6 +51,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.ports import Backoff
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import decode_end_marker
 from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_records
@@ -316,7 +317,9 @@ class CoordinatorRuntime:
         except (MansioError, OSError) as error:
             context.is_loaded = False
             if not context.has_ended:
-                context.failure = error if isinstance(error, MansioError) else StorageError(str(error))
+                context.failure = (
+                    without_traceback(error) if isinstance(error, MansioError) else StorageError(str(error))
+                )
                 known = fields(topic=self.name, partition=context.index, reason=error)
                 logger.error("view_not_loaded", extra=known)
                 if self._cluster_partition_count is not None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.errors import CorruptLog, StorageError
 from mansio.logs import fields
 from mansio.storage.verification import check_batches
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -191,7 +192,9 @@ class LogScrubber:
             if is_current():
                 self.counts = self.counts._replace(unreadable_segments=self.counts.unreadable_segments + 1)
                 failed = (
-                    error if isinstance(error, StorageError) else StorageError(f"{segment.path}: {error}")
+                    without_traceback(error)
+                    if isinstance(error, StorageError)
+                    else StorageError(f"{segment.path}: {error}")
                 )
                 log.on_check_failed(segment, failed)
                 logger.error(
@@ -230,7 +233,7 @@ class LogScrubber:
         self._background.submit(timed, lambda result, error: promise.set_result((result, error)))
         result, error = await promise
         if error is not None:
-            raise error
+            raise copied(error)
         return result, took
 
     async def _pause(self, pause_ms: float) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import StorageError
 from mansio.storage.verification import check_batches
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +123,7 @@ class BatchVerifier:
             if result is None:
                 if not isinstance(error, StorageError):
                     self._start()
-                    raise error or AssertionError("a check has a result or an error")
+                    raise copied(error) if error else AssertionError("a check has a result or an error")
                 self._record_failure(segment, request, error)
             else:
                 self._record_result(segment, request, result)

@@ -35,6 +35,7 @@ from mansio.logs import fields
 from mansio.storage.flush.group_commit import flush_on_shutdown
 from mansio.storage.log import Log
 from mansio.storage.recovery.parallel_recovery import OpenRequest, contains_log, open_logs
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -144,7 +145,11 @@ class PartitionFiles:
             )
         except (OSError, StorageError) as error:
             log.close(save=False)
-            return error if isinstance(error, StorageError) else StorageError(f"{log.directory}: {error}")
+            return (
+                without_traceback(error)
+                if isinstance(error, StorageError)
+                else StorageError(f"{log.directory}: {error}")
+            )
 
     def remove(self, topic: Topic) -> None:
         """Remove all data of a topic."""

@@ -35,6 +35,7 @@ from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
 from mansio.ports import Backoff
 from mansio.storage.repair import SegmentCopy
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.apis import fetch
 from mansio.wire.apis.fetch import FetchPartition, decode_response, encode_request
 from mansio.wire.batch.record_batch import read_stored_batches
@@ -286,7 +287,7 @@ class LogRepairer:
                     await repair.run()
             except Exception as failure:  # noqa: BLE001  # a defect ends this repair, not those of others
                 backoff = RETRY_BACKOFF_AFTER_COPY if repair.has_written else RETRY_BACKOFF
-                error, pause_ms = failure, backoff.delay_ms(attempts)
+                error, pause_ms = without_traceback(failure), backoff.delay_ms(attempts)
             if error is None:
                 partition.on_repaired()
             else:
@@ -371,7 +372,7 @@ class LogRepairer:
                 return node_id, await self._read_from(node_id, partition, offset, bytes_max)
             except MansioError as error:
                 failed = type(error)(f"broker {node_id}: {error.message}")
-        raise failed
+        raise copied(failed)
 
     async def _read_from(self, node_id: int, partition: Partition, offset: int, bytes_max: int) -> bytes:
         """Read intact batches from `offset` on from one replica; wait while that broker verifies them."""

@@ -36,6 +36,7 @@ from mansio.logs import fields
 from mansio.ports import Backoff
 from mansio.state.quota import TokenBucket
 from mansio.state.replica import NO_LEADER, FollowerReplica
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.apis import fetch
 from mansio.wire.apis.fetch import FetchPartition, decode_response, encode_request
 
@@ -371,7 +372,7 @@ class ReplicaFetcher:
             ):
                 partition.reset_to(answer.log_start_offset)
                 return False
-            raise error
+            raise copied(error)
         if answer.diverging_epoch is not None:
             partition.truncate_diverging(answer.diverging_epoch)
             return False
@@ -400,7 +401,7 @@ class ReplicaFetcher:
                 topic=partition.topic, partition=partition.index, leader=self._leader, reason=error.message
             )
             logger.warning("replica_fetch_failed", extra=known)
-        fetched.error = error
+        fetched.error = without_traceback(error)
         if partition.failure is not None:
             fetched.retry_at_s = float("inf")
         elif isinstance(error, StorageError):

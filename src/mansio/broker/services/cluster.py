@@ -17,6 +17,7 @@ from mansio.broker.replication.log_repairer import RepairCounts
 from mansio.errors import InvalidRequest, InvalidUpdateVersion, LeaderNotAvailable, MansioError
 from mansio.metadata.model import BrokerState
 from mansio.metadata.topic_plan import check_topic_name
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -212,7 +213,7 @@ class ClusterDescriptionService:
                     check_topic_name(name)
                 topic = self._topics.find(name)
             except MansioError as error:
-                topics.append(DescribedTopic(name, error=error))
+                topics.append(DescribedTopic(name, error=without_traceback(error)))
                 continue
             count = len(topic.partitions)
             end = min(count, start + remaining)

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,7 +112,7 @@ class ConfigService:
                     if not query.names or entry.name in query.names
                 ]
             except MansioError as error:
-                results.append(ResourceConfigs(query.resource, error=error))
+                results.append(ResourceConfigs(query.resource, error=without_traceback(error)))
             else:
                 remaining -= len(entries)
                 results.append(ResourceConfigs(query.resource, entries))
@@ -153,8 +155,11 @@ class ConfigService:
         brokers.
 
         Returns the error of each resource, or None once its changes are durable and effective on this broker. Errors:
-        those of `TopicService.alter_configs`, `GroupConfigManager.alter` and `BrokerConfigManager.alter`, and
-        `InvalidRequest` for a resource that occurs more than once or has another type."""
+        `PolicyViolation` (too many resources), those of `TopicService.alter_configs`, `GroupConfigManager.alter` and
+        `BrokerConfigManager.alter`, and `InvalidRequest` for a resource that occurs more than once or has another
+        type."""
+        if (refused := too_many_items(len(alterations))) is not None:
+            return [refused] * len(alterations)
         count = Counter(each.resource for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:
@@ -163,7 +168,7 @@ class ConfigService:
                     raise InvalidRequest(f"{each.resource.name!r} is in the request more than once")
                 await self._alter(each, replace=replace, validate_only=validate_only)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.services.records import EVENT_LOOP_SLICE_S
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut
+from mansio.tracebacks import result_of, without_traceback
 from mansio.wire.batch.delay_headers import DELAY_MS_MAX
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class DelayService:
             try:
                 page, size = await self._list_one(query, bytes_left)
             except MansioError as error:
-                results.append(error)
+                results.append(without_traceback(error))
             else:
                 results.append(page)
                 bytes_left = max(0, bytes_left - size)
@@ -201,7 +202,7 @@ class DelayService:
     async def _yield_to_loop(self) -> None:
         promise: Promise[None] = self._scheduler.promise()
         self._scheduler.call_soon(_resume, promise)
-        await promise
+        await result_of(promise)
 
     # Changes
 
@@ -272,7 +273,7 @@ class DelayService:
         timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
         timer = self._scheduler.call_later(timeout_ms, partial(_time_out, promise, timeout_ms))
         try:
-            await promise
+            await result_of(promise)
         except MansioError as error:
             raise RequestTimedOut(
                 f"{partition.name}: the change may not be committed: {error.message}"
@@ -345,7 +346,7 @@ class _PageBuilder:
             content = manager.read(record)
         except MansioError as error:
             if self._query.key is None:
-                self.records.append(ListedRecord(record.id, record.due_ms, error=error))
+                self.records.append(ListedRecord(record.id, record.due_ms, error=without_traceback(error)))
             return
         if self._query.key is None or content[1] == self._query.key:
             listed = _listed(record, content, max(0, self._query.value_bytes_max))

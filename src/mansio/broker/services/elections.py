@@ -27,6 +27,7 @@ from mansio.errors import (
     Unavailable,
     UnknownTopicOrPartition,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,9 +89,9 @@ class ElectionService:
             except ElectionNotNeeded as not_needed:
                 if partitions is None:
                     continue
-                error = not_needed
+                error = without_traceback(not_needed)
             except MansioError as failure:
-                error = failure
+                error = without_traceback(failure)
             results.append(ElectionResult(topic, index, error))
         return results
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.replication.fetch_coalescing import WAIT_MS_MAX, FetchCoalescer
 from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch, VerificationPending
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ class FetchResult(NamedTuple):
         """Return the result of a fetch that is rejected as a whole. Each partition also has the error, because a
         response has no other field for it before version 7 (KIP-227)."""
         topics: list[TopicData] = [
-            (name, topic_id, [PartitionData(want.index, error) for want in wanted])
+            (name, topic_id, [PartitionData(want.index, without_traceback(error)) for want in wanted])
             for name, topic_id, wanted in request.topics
         ]
         return cls(topics, 0, True, error)
@@ -281,7 +282,7 @@ class FetchService:
                     records, is_pending = None, True
                 except MansioError as error:
                     has_error = True
-                    results.append(PartitionData(want.index, error))
+                    results.append(PartitionData(want.index, without_traceback(error)))
                     continue
                 size = 0 if records is None else records.length
                 if size and total and size > remaining:
@@ -523,7 +524,10 @@ def _replica_error(partition: Partition | None, index: int, error: MansioError) 
     """Return the result of a partition with an error. If the follower's offset is out of range, the result also has the
     high watermark and the start offset of this log."""
     if partition is None or not isinstance(error, OffsetOutOfRange):
-        return PartitionData(index, error)
+        return PartitionData(index, without_traceback(error))
     return PartitionData(
-        index, error, high_watermark=partition.high_watermark, log_start_offset=partition.start_offset
+        index,
+        without_traceback(error),
+        high_watermark=partition.high_watermark,
+        log_start_offset=partition.start_offset,
     )

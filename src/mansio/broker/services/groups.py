@@ -15,14 +15,16 @@ from mansio.broker.coordinator.group.error_mapping import (
     coordinator_errors,
 )
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.config.item_limit import too_many_items
+from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidRequest,
     MansioError,
 )
-from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -110,7 +112,7 @@ class GroupService:
             try:
                 self._coordinator.leave(group_id, member.member_id, member.instance_id)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors
@@ -185,7 +187,7 @@ class GroupService:
                         transactional_id, producer_id, producer_epoch, [(OFFSETS_TOPIC, index)], adds=adds
                     )
                 except MansioError as failure:
-                    error = failure
+                    error = without_traceback(failure)
                 finally:
                     manager.end_verification(verification)
                 if error is not None:
@@ -273,14 +275,17 @@ class GroupService:
         """Return the name of a topic that is assigned to a member; None if the topic was deleted."""
         return self._coordinator.topic_resolver.name_of(topic_id)
 
-    async def delete(self, group_ids: Iterable[str]) -> list[MansioError | None]:
-        """Delete empty groups with their offsets. Returns the error of each group, or None."""
+    async def delete(self, group_ids: Sequence[str]) -> list[MansioError | None]:
+        """Delete empty groups with their offsets. Returns the error of each group, or None. Errors: those of
+        `GroupCoordinator.delete`, `PolicyViolation` (too many groups)."""
+        if (refused := too_many_items(len(group_ids))) is not None:
+            return [refused] * len(group_ids)
         errors: list[MansioError | None] = []
         for group_id in group_ids:
             try:
                 await self._coordinator.delete(group_id)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors
@@ -307,4 +312,4 @@ def _as_verification_error(error: MansioError, *, adds: bool) -> MansioError:
     CONCURRENT_TRANSACTIONS."""
     if error.retriable and not (adds and error.kafka_code == _CONCURRENT_TRANSACTIONS):
         return CoordinatorLoadInProgress(f"the transaction cannot be verified now: {error.message}")
-    return error
+    return copied(error)

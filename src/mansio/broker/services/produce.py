@@ -27,6 +27,7 @@ from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import (
     ConcurrentTransactions,
     CorruptMessage,
+    DecompressedTooLarge,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTopic,
@@ -38,6 +39,7 @@ from mansio.errors import (
     RequestTimedOut,
     UnsupportedCompression,
 )
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import HEADER_BYTES, read_header
 
@@ -86,8 +88,8 @@ class ProduceCounters:
 
 
 class RecompressionRequired(Exception):
-    """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed.
-    Nothing was appended."""
+    """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed, or
+    because its content is so large that it is checked on a thread. Nothing was appended."""
 
     def __init__(self, partition: Partition) -> None:
         super().__init__(partition.name)
@@ -183,6 +185,8 @@ class ProduceService:
             if partition.rules.compression is not None or partition.is_recompressing:
                 raise RecompressionRequired(partition)
             appended = partition.append(records, urgent=acks == ACKS_ALL, transactional=transactional)
+        except DecompressedTooLarge:  # for a check on the event loop
+            raise RecompressionRequired(partition) from None
         except MansioError:
             counters.rejected_batches += 1
             raise
@@ -213,7 +217,7 @@ class ProduceService:
                         name, topic_id, index, records, acks=acks, allow_zstd=allow_zstd
                     )
                 except MansioError as error:
-                    results.append(BatchResult(index, error))
+                    results.append(BatchResult(index, without_traceback(error)))
                     continue
                 except RecompressionRequired as required:
                     results.append(BatchResult(index))
@@ -341,7 +345,9 @@ class ProduceService:
     def _reject(self, topics: Sequence[TopicBatches], error: MansioError) -> PendingProduce:
         pending = PendingProduce(self)
         for name, topic_id, entries in topics:
-            pending.results.append((name, topic_id, [BatchResult(index, error) for index, _ in entries]))
+            pending.results.append(
+                (name, topic_id, [BatchResult(index, without_traceback(error)) for index, _ in entries])
+            )
             self.counters.rejected_batches += len(entries)
         return pending
 
@@ -418,7 +424,7 @@ class ProduceService:
                 if error is None:
                     _check_verified(partition, one.verification, one.leader_epoch)
             except MansioError as outdated:
-                error = outdated
+                error = without_traceback(outdated)
             if error is not None:
                 self.counters.rejected_batches += 1
                 pending.record_outcome(one.wait, error, awaits_commit=False)
@@ -461,7 +467,7 @@ class ProduceService:
                 *wanted, records, acks=acks, allow_zstd=allow_zstd, transactional=True
             )
         except MansioError as error:
-            results[position[1]] = BatchResult(wanted[2], error)
+            results[position[1]] = BatchResult(wanted[2], without_traceback(error))
             return
         except RecompressionRequired as required:
             waiting = pending.add_pending_batch(required.partition, NOT_APPENDED_OFFSET, *position)
@@ -685,7 +691,7 @@ class PendingProduce:
 
     def _fail_batch(self, wait: _PendingBatch, error: MansioError) -> None:
         results = self.results[wait.topic_position][2]
-        results[wait.position] = BatchResult(results[wait.position].partition, error)
+        results[wait.position] = BatchResult(results[wait.position].partition, without_traceback(error))
 
     def _finish(self) -> None:
         self._has_ended = True
@@ -721,7 +727,7 @@ def _as_produce_error(error: MansioError | None, *, adds: bool) -> MansioError |
     if isinstance(error, ProducerFenced):
         return InvalidProducerEpoch(error.message)
     if error is None or not error.retriable or (adds and isinstance(error, ConcurrentTransactions)):
-        return error
+        return without_traceback(error)
     return NotEnoughReplicas(f"the transaction cannot be verified now: {error.message}")
 
 

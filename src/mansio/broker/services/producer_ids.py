@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConcurrentChange, MansioError
 from mansio.metadata.metadata_store import Compare, Put, decode, encode, transact_resolving_ambiguity
+from mansio.tracebacks import copied, result_of, without_traceback
 
 if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Keys, MetadataStore
@@ -47,7 +48,7 @@ class ProducerIdAllocator:
             else:
                 waiter: Promise[None] = self._scheduler.promise()  # its own: a cancelled caller cancels it
                 self._waiters.append(waiter)
-                await waiter
+                await result_of(waiter)
         producer_id = self._next_id
         self._next_id += 1
         return producer_id
@@ -59,7 +60,7 @@ class ProducerIdAllocator:
             first = await self.take_block(IDS_PER_BLOCK)
             self._next_id, self._block_end = first, first + IDS_PER_BLOCK
         except MansioError as failure:
-            error = failure
+            error = without_traceback(failure)
             raise
         finally:
             self._waiters = None
@@ -71,7 +72,7 @@ class ProducerIdAllocator:
                 ):  # or the caller was cancelled: one of those that wait reserves the next block
                     waiter.set_result(None)
                 else:
-                    waiter.set_exception(error)
+                    waiter.set_exception(copied(error))
 
     async def take_block(self, count: int) -> int:
         """Reserve `count` consecutive ids for this broker; return the first. Raises `ConcurrentChange`, `StorageError`,

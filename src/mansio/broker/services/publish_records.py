@@ -35,6 +35,7 @@ from mansio.errors import (
     MessageTooLarge,
     PrioritiesNotEnabled,
 )
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
@@ -111,6 +112,13 @@ class ValuesToPublish(Sequence[RecordToPublish]):
         if isinstance(index, slice):
             return ValuesToPublish(self.values[index])
         return RecordToPublish(self.values[index])
+
+
+def joined_records(parts: Sequence[Sequence[RecordToPublish]]) -> Sequence[RecordToPublish]:
+    """Return records that were decoded in parts as one sequence."""
+    if all(isinstance(part, ValuesToPublish) for part in parts):
+        return ValuesToPublish([value for part in parts for value in part.values])  # type: ignore[attr-defined]
+    return [record for part in parts for record in part]
 
 
 class PublishedRecord(NamedTuple):
@@ -373,7 +381,9 @@ class PublishService:
                 if not is_checked:
                     _check_record(topic.name, settings, record, timestamp_ms, now_ms)
             except MansioError as error:
-                failed = PublishedRecord(NO_PARTITION if partition is None else partition, error=error)
+                failed = PublishedRecord(
+                    NO_PARTITION if partition is None else partition, error=without_traceback(error)
+                )
                 results.append(PublishedRange(position, 1, failed))
                 continue
             total_bytes += size_bytes

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL
+from mansio.config.item_limit import too_many_items
 from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
 from mansio.metadata import metadata_store
@@ -36,6 +37,7 @@ from mansio.state.quota import (
     QuotaEntity,
     RateLimiter,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -230,7 +232,10 @@ class QuotaService:
         self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
     ) -> list[MansioError | None]:
         """Change the quotas of several entities. Return the error of each entity, or None. Errors: those of `alter`,
-        and `InvalidRequest` for an entity that occurs more than once or cannot have quotas."""
+        `InvalidRequest` for an entity that occurs more than once or cannot have quotas, `PolicyViolation` for too many
+        entities."""
+        if (refused := too_many_items(len(alterations))) is not None:
+            return [refused] * len(alterations)
         count = Counter(_entity_identity(each) for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:
@@ -244,7 +249,7 @@ class QuotaService:
                     changes[name] = value
                 await self.alter(_named_entity(each.entity), changes, validate_only=validate_only)
             except MansioError as error:
-                errors.append(error)
+                errors.append(without_traceback(error))
             else:
                 errors.append(None)
         return errors

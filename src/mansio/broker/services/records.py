@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,7 +138,7 @@ class RecordService:
                     leader_epoch=query.leader_epoch,
                 )
             except MansioError as error:
-                results.append(error)
+                results.append(without_traceback(error))
             else:
                 results.append(found)
             if self._clock.monotonic() >= slice_end:
@@ -280,7 +281,7 @@ class RecordService:
             try:
                 promise = self.delete_partition_records(each.topic, each.partition, each.before_offset)
             except MansioError as error:
-                pending.append(error)
+                pending.append(without_traceback(error))
                 continue
             pending.append(promise)
             if self._partitions.find(each.topic, None, each.partition).replica.waits_for_followers:
@@ -299,7 +300,7 @@ class RecordService:
                 try:
                     results.append(await one)
                 except MansioError as error:
-                    results.append(error)
+                    results.append(without_traceback(error))
         finally:
             for timer in timers:
                 timer.cancel()

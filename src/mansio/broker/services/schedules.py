@@ -24,6 +24,7 @@ from mansio.errors import (
     ScheduleNotFound,
 )
 from mansio.state.schedules.recurrence import Recurrence
+from mansio.tracebacks import result_of, without_traceback
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class ScheduleService:
             try:
                 results.append(await self._list_one(query, min(max(0, times_max), TIMES_MAX)))
             except MansioError as error:
-                results.append(error)
+                results.append(without_traceback(error))
         return results
 
     async def _list_one(self, query: ScheduleQuery, times_max: int) -> list[ListedSchedule]:
@@ -140,7 +141,7 @@ class ScheduleService:
     async def _yield_to_loop(self) -> None:
         promise: Promise[None] = self._scheduler.promise()
         self._scheduler.call_soon(_resume, promise)
-        await promise
+        await result_of(promise)
 
     # Changes
 
@@ -204,7 +205,7 @@ class ScheduleService:
         timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
         timer = self._scheduler.call_later(timeout_ms, partial(_time_out, promise, timeout_ms))
         try:
-            await promise
+            await result_of(promise)
         except MansioError as error:
             raise RequestTimedOut(
                 f"{partition.name}: the change may not be committed: {error.message}"

@@ -36,6 +36,7 @@ from mansio.metadata.model import (
     partition_document,
     topic_document,
 )
+from mansio.metadata.topic_plan import collision
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -105,6 +106,7 @@ class TopicLifecycle:
             self._check_session(topic.created_by)
             raise TopicAlreadyExists(f"topic {topic.name!r} already exists")
         written = self._find_unfinished(topic)
+        self._check_collisions(written)
         await self._write_partitions(written, puts[self._partition_puts_max :])
         if self._broker_epoch is not None:
             self._opened[topic.topic_id] = topic
@@ -115,6 +117,15 @@ class TopicLifecycle:
         if not created:
             raise ConcurrentChange(f"topic {topic.name} was changed while it was created")
         self._opened.pop(topic.topic_id, None)
+
+    def _check_collisions(self, written: Topic) -> None:
+        """Raise `InvalidTopic` if another broker began to create a colliding topic before this one was written: of two
+        that are created at the same time the first one stays."""
+        if written.internal:
+            return
+        for other in self.state.colliding_topics(written.name):
+            if other.state == TOPIC_LIVE or other.mod_revision < written.mod_revision:
+                raise collision(written.name, other.name)
 
     async def delete(self, topic: Topic) -> None:
         """Delete a live topic: first its data on this broker, then its keys in the metadata store."""

@@ -44,11 +44,13 @@ from mansio.metadata.topic_plan import (
     PRUNED_TOPICS,
     ClusterBrokers,
     NewTopic,
+    check_internal_name,
     check_topic_name,
-    colliding_topic,
+    collision,
     plan_growth,
     plan_partitions,
 )
+from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -69,6 +71,8 @@ T = TypeVar("T")
 
 CONFLICT_ATTEMPTS_MAX: Final = 5
 """How often a change is attempted if another broker changes the same topic concurrently."""
+
+PARTITIONS_UNLIMITED: Final = 1 << 30
 
 NO_TOPIC_ID: Final = UUID(int=0)
 """Topic id of a topic that is not created yet."""
@@ -105,6 +109,7 @@ class TopicService:
         "_config_sources",
         "_lifecycle",
         "_missing_topics_logged",
+        "_partitions_max",
         "_random",
         "_scheduler",
         "_settings",
@@ -123,10 +128,12 @@ class TopicService:
         random: Random,
         open_partitions: Callable[[Topic], Awaitable[None]],
         close_partitions: Callable[[Topic], Awaitable[None]],
+        partitions_max: int = PARTITIONS_UNLIMITED,
         broker_epoch: Callable[[], int] | None = None,
     ) -> None:
-        """`broker_epoch`: None on a single node; in a cluster it returns the epoch of this broker's session, 0 if it
-        has no session and therefore cannot change anything."""
+        """`partitions_max`: partitions that the limit of descriptors allows. `broker_epoch`: None on a single node; in
+        a cluster it returns the epoch of this broker's session, 0 if it has no session and therefore cannot change
+        anything."""
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
@@ -135,6 +142,7 @@ class TopicService:
         self._cached_settings: WeakKeyDictionary[Topic, TopicSettings] = WeakKeyDictionary()
         self._scheduler = scheduler
         self._random = random
+        self._partitions_max = partitions_max
         self._broker_epoch = broker_epoch
         self._missing_topics_logged: set[str] = set()
         self._lifecycle = TopicLifecycle(
@@ -195,11 +203,6 @@ class TopicService:
         topic = self._plan_topic(new, internal=internal)
         if validate_only:
             return topic
-        if (other := colliding_topic(new.name, self.state.topics)) is not None:
-            logger.warning(
-                "topic_metric_names_collide",
-                extra=fields(topic=new.name, other=other),
-            )
         _warn_without_effect(topic.name, topic.configs)
         created = await self._run_uninterrupted(self._create(topic), name=f"create topic {new.name}")
         partitions = len(created.partitions)
@@ -280,6 +283,7 @@ class TopicService:
             creatable_partition_count=self._creatable_partition_count,
             cluster_brokers=self._cluster_brokers(start=topic.topic_id.int),
         )
+        self._check_descriptor_limit(len(added))
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
         grown = await self._run_uninterrupted(self._add_partitions(topic, added), name=f"grow topic {name}")
@@ -376,13 +380,15 @@ class TopicService:
 
     def _plan_topic(self, new: NewTopic, *, internal: bool) -> Topic:
         check_topic_name(new.name)
-        if new.name in INTERNAL_TOPICS and not internal:
-            raise InvalidTopic(f"{new.name} is the broker's own name")
+        if not internal:
+            check_internal_name(new.name)
         if new.name in self.state.topics:
             raise TopicAlreadyExists(f"topic {new.name!r} already exists")
         if (unfinished := self.state.unfinished_topics.get(new.name)) is not None:
             action = "created" if unfinished.state == TOPIC_CREATING else "deleted"
             raise TopicAlreadyExists(f"topic {new.name!r} is being {action}")
+        if not internal and (others := self.state.colliding_topics(new.name)):
+            raise collision(new.name, others[0].name)
         start = 0 if self._broker_epoch is None else int.from_bytes(self._random.bytes(4))
         partitions, replication_factor = plan_partitions(
             new,
@@ -391,6 +397,8 @@ class TopicService:
             self._creatable_partition_count,
             self._cluster_brokers(start),
         )
+        if not internal:
+            self._check_descriptor_limit(len(partitions))
         configs = topic_config.validated_overrides(
             new.configs, replication_factor, self._settings.topic_defaults
         )
@@ -408,6 +416,16 @@ class TopicService:
     @property
     def _creatable_partition_count(self) -> int:
         return self._settings.partitions_max - self.state.partition_count - self._lifecycle.opening_count
+
+    def _check_descriptor_limit(self, more: int) -> None:
+        """Refuse partitions that the limit of descriptors does not allow. In a cluster nothing is refused: the replicas
+        may be on brokers with another limit. Raises `PolicyViolation`."""
+        count = self.state.partition_count + self._lifecycle.opening_count
+        if self._broker_epoch is None and count + more > self._partitions_max:
+            raise PolicyViolation(
+                f"{more} more partitions: there are {count}, and the limit of file descriptors (ulimit -n) of this "
+                f"broker allows {self._partitions_max}"
+            )
 
     def _cluster_brokers(self, start: int) -> ClusterBrokers | None:
         """Return the brokers that can have replicas of new partitions; None on a single node."""
@@ -442,13 +460,13 @@ class TopicService:
                 if promise.done():
                     logger.warning("abandoned_request_failed", extra=fields(work=name, reason=error))
                 else:
-                    promise.set_exception(error)
+                    promise.set_exception(copied(error))
             finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
                 if not promise.done():
                     promise.set_exception(Unavailable(f"{name}: interrupted by an unexpected error"))
 
         self._scheduler.spawn(run(), name=name)
-        return await promise
+        return await result_of(promise)
 
 
 def _internal_topic_configs(name: str) -> dict[str, str]:

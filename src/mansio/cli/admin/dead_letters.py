@@ -12,6 +12,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mansio.cli.support.common import UnreadableReport
+from mansio.config.topic_names import dead_letter_topic_of, unified_name
 from mansio.errors import MansioError, UnknownTopicOrPartition
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.internal_records.dead_letter_headers import (
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
     from mansio.client.types import Message, TopicPartition
 
 DLQ_ENABLE_CONFIG: Final = "errors.deadletterqueue.group.enable"
-DLQ_TOPIC_PREFIX: Final = "dlq."
-"""Default prefix of dead-letter topics."""
-
 REDRIVE_HEADER: Final = "mansio-redrive-id"
 
 FILTER_HELP: Final = (
@@ -140,7 +139,9 @@ async def resolve_dead_letter_topic(client: Client, name: str) -> str:
     Raises `UnknownTopicOrPartition` if there is neither.
     """
     known = await client.admin.list_topics()
-    for candidate in (name, f"{DLQ_TOPIC_PREFIX}{name}"):
+    default = dead_letter_topic_of(name)
+    collision = next((each for each in known if unified_name(each) == unified_name(default)), default)
+    for candidate in (name, default, collision):
         if candidate in known and await _is_dead_letter_topic(client, candidate):
             return candidate
     if name in known:
@@ -157,14 +158,18 @@ async def read_dead_letters(
     positions: Sequence[tuple[int, int]] = (),
     starts: dict[TopicPartition, int] | None = None,
 ) -> AsyncGenerator[DeadLetter, None]:
-    """Read the current dead letters that match all filters. `positions`: if not empty, only those at one of these
+    """Read the current dead letters that match all filters. Those that cannot be read are reported and skipped.
+    `positions`: if not empty, only those at one of these
     (partition, offset).
     """
     from mansio.client.types import TopicPartition
 
     sources = [TopicPartition(topic, index) for index in partitions] or topic
     wanted = frozenset(positions)
-    async with client.consume(sources, from_=starts or "earliest", to_end=True) as consumer:
+    consumer = client.consume(
+        sources, from_=starts or "earliest", to_end=True, on_unreadable=UnreadableReport().show
+    )
+    async with consumer:
         async for batch in consumer.batches():
             for message in batch:
                 if wanted and (message.partition, message.offset) not in wanted:
@@ -370,7 +375,8 @@ async def _find_appended_ids(client: Client, target: str, redrive_id: str, since
     """
     found: set[str] = set()
     since = datetime.fromtimestamp(max(since_ms - 3_600_000, 0) / 1000, UTC)
-    async with client.consume(target, from_=since, to_end=True) as consumer:
+    # What cannot be read is not one of them: it was not written by a redrive.
+    async with client.consume(target, from_=since, to_end=True, on_unreadable="skip") as consumer:
         async for batch in consumer.batches():
             for message in batch:
                 if message.header(REDRIVE_HEADER) == redrive_id.encode():

@@ -31,6 +31,7 @@ from mansio.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -473,7 +474,7 @@ async def request_for_each(
         return {**await request(partitions)}
     except MansioError as error:
         if len(partitions) == 1:
-            return {partitions[0]: error}
+            return {partitions[0]: without_traceback(error)}
     import asyncio
 
     semaphore = asyncio.Semaphore(CONCURRENT_REQUESTS_MAX)
@@ -483,7 +484,7 @@ async def request_for_each(
             try:
                 return (await request([one]))[one]
             except MansioError as error:
-                return error
+                return without_traceback(error)
 
     responses = await asyncio.gather(*map(request_one, partitions))
     return dict(zip(partitions, responses, strict=True))

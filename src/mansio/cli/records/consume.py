@@ -156,6 +156,8 @@ def consume(
     other members. With --from-snapshot it prints the archive written by `mansio pipeline archive`, partition by
     partition, and ends.
 
+    Records that cannot be read are skipped, with a line on standard error; the exit code is 1 then.
+
     Values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
     """
@@ -216,7 +218,7 @@ def consume(
     elif from_offset is not None:
         start = from_offset
     command = ConsumeCommand(topic, tuple(partition or ()), group, start, stop_ms, has_end, limit)
-    run(command.perform(bootstrap_servers, printer))
+    raise typer.Exit(run(command.perform(bootstrap_servers, printer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +235,13 @@ class ConsumeCommand:
     has_end: bool
     limit: int | None
 
-    async def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> None:
-        """Print records until the end or the limit is reached, or until interrupted."""
-        from mansio.cli.support.common import run_unless_deleted
+    async def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> int:
+        """Print records until the end or the limit is reached, or until interrupted. Returns the exit code, 1 if
+        records could not be read."""
+        from mansio.cli.support.common import UnreadableReport, run_unless_deleted
         from mansio.client.types import TopicPartition
 
+        report = UnreadableReport()
         async with connect(bootstrap_servers) as client:
             consumer = client.consume(
                 [TopicPartition(self.topic, index) for index in self.partitions] or self.topic,
@@ -247,6 +251,7 @@ class ConsumeCommand:
                 to_end=self.has_end and self.stop_ms is None,
                 max_records=self.limit,
                 auto_commit=self.group is not None,
+                on_unreadable=report.show,
             )
 
             async def read() -> None:
@@ -255,6 +260,7 @@ class ConsumeCommand:
                         printer.show(messages)
 
             await run_unless_deleted(client, self.topic, read())
+        return report.exit_code
 
     async def _start(self, client: Client) -> Any:
         """The argument `from_` of `Client.consume`: an offset is converted to one for each partition, limited to its

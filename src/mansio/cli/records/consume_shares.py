@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from mansio.cli.support.common import connect, print_error, usage_error
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,7 +128,7 @@ class ShareConsumeCommand:
             outcomes = [*await asyncio.gather(*settlements, return_exceptions=True)]
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, LeaseLost):
-                raise outcome
+                raise copied(outcome)
         return [one for one in messages if not one.is_acknowledged]
 
     async def _is_at_end(self, client: Client, receiver: Receiver) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from mansio.client import Client
+    from mansio.errors import UnreadableRecords
 
 T = TypeVar("T")
 
@@ -82,6 +83,16 @@ def print_error(message: str) -> int:
     """Print an error as one line to standard error; returns 1, the exit code of a failure."""
     print(f"mansio: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return 1
+
+
+class UnreadableReport:
+    """Prints the offsets that cannot be read, for `on_unreadable` of a consumer. `exit_code`: 1 if there were any."""
+
+    exit_code = 0
+
+    def show(self, error: UnreadableRecords) -> None:
+        """Print the offsets and the reason as one line to standard error."""
+        self.exit_code = print_error(f"{error.message}; skipped")
 
 
 async def run_for_each(names: Iterable[str], action: Callable[[str], Awaitable[None]]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class ClusterAdmin:
         except TimeoutError:
             return BrokerHealth(node_id, error=RequestTimedOut(f"no answer within {timeout_ms:.0f} ms"))
         except MansioError as error:
-            return BrokerHealth(node_id, error=error)
+            return BrokerHealth(node_id, error=without_traceback(error))
         lost_ms = response.session_lost_ms
         return BrokerHealth(
             node_id,

@@ -19,6 +19,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mansio.errors import MansioError
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ async def list_on_coordinators(
         is_last = now() + RETRY_INTERVAL_S >= deadline
         for error in failed.values():
             if not error.retriable or (is_last and len(failed) == len(nodes)):
-                raise error
+                raise copied(error)
         results = [outcome for outcome in outcomes.values() if not isinstance(outcome, MansioError)]
         listing = _combine(results, failed)
         if listing.is_complete or is_last:
@@ -116,7 +117,7 @@ async def _list_on_broker(
     try:
         return await cluster.retry(attempt, timeout_ms=wait_ms)
     except MansioError as error:
-        return error
+        return without_traceback(error)
 
 
 async def _leader_epochs(connection: Connection, topic: str, node_id: int) -> dict[int, int | None]:

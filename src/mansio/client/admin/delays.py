@@ -26,6 +26,7 @@ from mansio.errors import (
 )
 from mansio.net.offsets import request_leaders
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.mansio_apis import NO_DUE_MS, DelayChange
 from mansio.wire.topic_partition import TopicPartition
@@ -310,7 +311,7 @@ class DelayAdmin:
                 else:
                     results[one] = result
             if failure is not None:
-                raise failure
+                raise copied(failure)
 
         return await request_leaders(cluster, queries, send)
 

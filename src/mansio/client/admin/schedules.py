@@ -30,6 +30,7 @@ from mansio.errors import (
 )
 from mansio.net.offsets import request_leaders
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.mansio_apis import NO_DUE_MS, ScheduleChange
 from mansio.wire.batch.schedule_control_records import CatchUpMode
@@ -278,7 +279,7 @@ class ScheduleAdmin:
                     else:
                         results[one] = [_schedule(one, entry) for entry in result.schedules]
             if failure is not None:
-                raise failure
+                raise copied(failure)
 
         found = await request_leaders(cluster, dict.fromkeys(partitions), send)
         return sorted((one for several in found.values() for one in several), key=_sort_key)

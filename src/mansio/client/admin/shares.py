@@ -15,6 +15,7 @@ from mansio.net.cluster import group_by_topic
 from mansio.net.offsets import request_leaders
 from mansio.net.redrive import RedriveResult, redrive_records
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.priority_header import Priority
 from mansio.wire.topic_partition import TopicPartition
@@ -246,7 +247,7 @@ class ShareAdmin:
                 else:
                     results[one] = _leases(entry)
         if failure is not None:
-            raise failure
+            raise copied(failure)
 
     async def redrive(
         self,

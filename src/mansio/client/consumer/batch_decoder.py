@@ -3,8 +3,11 @@
 Decompresses and decodes the batches that the isolation filter selects, and drops records before the requested offset
 and from the stop offset on. A consumer spends most of its time here.
 
-Invariant: `next_offset` of the last batch of a fetch is the partition's next fetch offset, even if records were dropped
-or offsets are missing (compaction and transactions leave gaps).
+Invariants:
+* `next_offset` of the last batch of a fetch is the partition's next fetch offset, even if records were dropped or
+  offsets are missing (compaction and transactions leave gaps).
+* A batch that cannot be read ends nothing: the batches behind it follow, and its offsets are reported.
+* Memory is that of one decompressed batch and of the records in one `MessageBatch`.
 """
 
 from __future__ import annotations
@@ -12,38 +15,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.client.types import Message
-from mansio.errors import InvalidRecord
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
 from mansio.wire.batch.isolation_filter import visible_batches
-from mansio.wire.batch.record_reader import read_record_tuples
+from mansio.wire.batch.unreadable import UnreadableOffsets, read_or_skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
 
-BATCH_BYTES_MAX = 64 << 20
+BATCH_BYTES_MAX = DECOMPRESSED_BYTES_MAX
 """Default limit of the decompressed size of a batch."""
-
-RECORD_MEMORY_BYTES_MIN = 64
-"""Memory that each record of a compressed batch is assumed to need at least: a Python object needs more memory than the
-bytes of a small record. A batch with more records than fit in `batch_bytes_max` at this size is refused."""
 
 
 class MessageBatch(NamedTuple):
-    """Decoded messages of one batch, and the offset after the batch."""
+    """Decoded messages of one batch, or of a part of a large one, and the offset after them; without messages perhaps
+    the offsets that cannot be read."""
 
     state: PartitionState
     messages: list[Message]
     next_offset: int
+    unreadable: UnreadableOffsets | None = None
 
 
 def decode_fetch(
     completed_fetch: CompletedFetch, read_committed: bool, batch_bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[MessageBatch]:
-    """Decode the batches of a fetch, one per iteration. Raises `CorruptMessage`, or `InvalidRecord` for a batch that is
-    larger than `batch_bytes_max` when decompressed."""
+    """Decode the batches of a fetch, one per iteration, a large one in several. A batch that is larger than
+    `batch_bytes_max` when decompressed is unreadable. Raises `CorruptMessage` for a wrong CRC or order of offsets."""
     state, first_offset, batches, aborted = completed_fetch
-    topic, partition = state.partition
     stop = state.stop_offset
     for position, header, is_visible in visible_batches(
         batches, state.partition, first_offset, aborted, read_committed
@@ -52,21 +52,23 @@ def decode_fetch(
         if not is_visible:
             yield MessageBatch(state, [], next_offset)
             continue
-        if header.codec and header.record_count * RECORD_MEMORY_BYTES_MIN > batch_bytes_max:
-            raise InvalidRecord(
-                f"{topic}-{partition} at offset {header.base_offset}: {header.record_count} records in one batch are"
-                f" more than batch_bytes_max ({batch_bytes_max}) allows"
-            )
-        size = header.size
-        messages = read_record_tuples(
-            batches[position : position + size],
+        remaining = header.record_count
+        for part in read_or_skip(
+            batches[position : position + header.size],
+            header,
             Message,
-            topic,
-            partition,
-            output_bytes_max=max(size, batch_bytes_max),
-        )
-        if header.base_offset < first_offset:
-            messages = [message for message in messages if message.offset >= first_offset]
-        if stop is not None and next_offset > stop:
-            messages = [message for message in messages if message.offset < stop]
-        yield MessageBatch(state, messages, next_offset)
+            *state.partition,
+            output_bytes_max=batch_bytes_max,
+        ):
+            if isinstance(part, UnreadableOffsets):
+                yield MessageBatch(state, [], next_offset, part.within(first_offset, stop))
+                continue
+            messages = part
+            remaining -= len(messages)
+            end = messages[-1].offset + 1 if remaining else next_offset
+            if header.base_offset < first_offset:
+                messages = [message for message in messages if message.offset >= first_offset]
+            if stop is not None and end >= stop:
+                yield MessageBatch(state, [each for each in messages if each.offset < stop], next_offset)
+                break
+            yield MessageBatch(state, messages, end)

@@ -13,6 +13,8 @@ Invariants:
 * A position is never beyond the last delivered message.
 * With auto commit (the default in a group), a consumer whose iteration reaches its end has committed and left the
   group. Without auto commit it stays a member until it is closed.
+* A batch that cannot be read is reported and ends nothing: the next request for messages continues behind it. Until
+  then its offsets are not processed, so that a restarted member reports it again.
 * A revocation waits at most `revoke_timeout_ms` until the application has processed the current message.
 """
 
@@ -43,8 +45,10 @@ from mansio.errors import (
     InvalidRequest,
     MansioError,
     UnknownTopicOrPartition,
+    UnreadableRecords,
 )
 from mansio.net.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
 
     from mansio.client.types import StartAt
     from mansio.net.cluster import Cluster
+    from mansio.wire.batch.unreadable import UnreadableOffsets
 
 
 logger = logging.getLogger(__name__)
@@ -63,6 +68,12 @@ LARGE_FETCH_BYTES = 16 << 10
 
 RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
 """Callback that receives the assigned, revoked or lost partitions. Its result is awaited if it is an awaitable."""
+
+UnreadableCallback = Callable[[UnreadableRecords], Awaitable[object] | object]
+"""Callback that receives the offsets that cannot be read. Its result is awaited if it is an awaitable."""
+
+DECODING_S_MAX = 0.005
+"""Time for which batches without messages are decoded before other work of the event loop proceeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,7 @@ class ConsumerOptions:
     revoke_timeout_ms: float = 3_000
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     on_out_of_range: Literal["earliest", "latest", "error"] = "earliest"
+    on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error"
     on_assigned: RebalanceCallback | None = None
     on_revoked: RebalanceCallback | None = None
     on_lost: RebalanceCallback | None = None
@@ -88,7 +100,7 @@ class ConsumerOptions:
     prefetch_bytes_max: int = 32 << 20
     partition_bytes_max: int = 1 << 20
     batch_bytes_max: int = BATCH_BYTES_MAX
-    """A batch that is larger than this when decompressed raises `InvalidRecord`."""
+    """A batch that is larger than this when decompressed is unreadable."""
     unknown_topic_ms_max: float = 30_000
     """How long a topic may be unknown to the cluster before a consumer without group membership raises an error."""
     group_options: GroupOptions = field(default_factory=GroupOptions)
@@ -98,6 +110,8 @@ class ConsumerOptions:
             raise ValueError("auto_commit needs a group")
         if self.max_records is not None and self.max_records < 0:
             raise ValueError("max_records must not be negative")
+        if self.on_unreadable not in ("error", "skip") and not callable(self.on_unreadable):
+            raise ValueError("on_unreadable must be error, skip or a function")
         check_start_position(self.from_)
 
     @property
@@ -219,7 +233,8 @@ class Consumer:
         return self._messages[index]
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Iterate over lists of messages, one per stored batch; cheaper per message than iterating over messages."""
+        """Iterate over lists of messages, one per stored batch and several for a large one; cheaper per message than
+        iterating over messages."""
         while batch := await self._take_batch():
             yield batch
 
@@ -281,6 +296,11 @@ class Consumer:
             if batch is not None:
                 if self._set_current_batch(batch):
                     return True
+                if batch.unreadable is not None and batch.state.is_active and not batch.state.is_revoking:
+                    await self._report(batch, batch.unreadable)
+                if self._loop.time() - self._polled_at > DECODING_S_MAX:
+                    await asyncio.sleep(0)
+                    self._polled_at = self._loop.time()
                 continue
             completed = self._fetcher.pop()
             if completed is None:
@@ -306,6 +326,24 @@ class Consumer:
                 self._fetcher.rewind(self._decoding_state)
             raise
 
+    async def _report(self, batch: MessageBatch, unreadable: UnreadableOffsets) -> None:
+        """Report records that cannot be read as `on_unreadable` requires. Raises `UnreadableRecords`."""
+        error = UnreadableRecords.at(
+            *batch.state.partition, unreadable.first, unreadable.last, unreadable.reason
+        )
+        report = self._options.on_unreadable
+        if report == "error":
+            self._batch, self._messages, self._index, self._batch_start = batch, [], 0, None
+            self._poll_event.clear()
+            raise copied(error)
+        if report == "skip":
+            logger.warning("%s; skipped", error.message)
+        else:
+            outcome = report(error)
+            if inspect.isawaitable(outcome):
+                await outcome
+        batch.state.consumed_offset = batch.next_offset
+
     # -- current batch --------
 
     def _set_delivered_counter(self, count: Callable[[], int] | None) -> None:
@@ -317,6 +355,8 @@ class Consumer:
         if not batch.state.is_active or batch.state.is_revoking:
             return False
         messages = batch.messages
+        if batch.unreadable is not None:
+            return False
         if not messages:
             batch.state.consumed_offset = batch.next_offset
             return False
@@ -370,7 +410,8 @@ class Consumer:
         batch = self._batch
         if batch is not None and batch.state.is_active:
             index = self._delivered_in_batch() if include_current else self._processed_in_batch()
-            found[batch.state.partition] = self._position_in_batch(batch, index)
+            if batch.unreadable is None or include_current:
+                found[batch.state.partition] = self._position_in_batch(batch, index)
         return found
 
     def assignment(self) -> set[TopicPartition]:
@@ -595,6 +636,11 @@ class Consumer:
         except MansioError as error:
             logger.warning("group %s: the last commit failed: %s", self._options.group, error)
         finally:
+            if self._delivered_counter is not None:
+                delivered = self._delivered_counter()
+                self._delivered_counter = lambda: (
+                    delivered
+                )  # a closed consumer does not refer to its blocking proxy
             await self._fetcher.close()
             if self._membership is not None:
                 await self._membership.leave()

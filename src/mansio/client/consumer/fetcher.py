@@ -31,6 +31,7 @@ from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
 from mansio.net.retry import DEFAULT_BACKOFF, client_error_for_code
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
@@ -271,7 +272,7 @@ class Fetcher:
 
     def report_error(self, error: MansioError) -> None:
         """Store an error that is not retried; `pop` raises the error when no completed fetch is left."""
-        self._failure = self._failure or error
+        self._failure = self._failure or without_traceback(error)
         self._change_event.set()
 
     def pop(self) -> CompletedFetch | None:
@@ -289,7 +290,7 @@ class Fetcher:
             return completed
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise failure
+            raise copied(failure)
         return None
 
     async def wait_for_change(self) -> None:
@@ -411,7 +412,7 @@ class Fetcher:
             timeout_ms = connection.options.request_timeout_ms + limits.wait_ms
             connection.begin_exchange((framed,), correlation_id, reply, timeout_ms=timeout_ms)
         except MansioError as error:
-            reply.set_exception(error)
+            reply.set_exception(copied(error))
         except BaseException:
             reply.ignore()
             self._release(request)
@@ -425,7 +426,7 @@ class Fetcher:
         """
         try:
             if error is not None:
-                raise error
+                raise copied(error)
             received = 0
             for state, offset, result in request.read(frame):
                 received += self._handle_result(state, offset, result)

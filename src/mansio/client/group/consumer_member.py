@@ -34,6 +34,7 @@ from mansio.errors import (
 )
 from mansio.net.cluster import check_top_level_error
 from mansio.net.retry import client_error_for_code
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
@@ -251,7 +252,7 @@ class ConsumerMember:
             self._unreleased_since = now
             logger.warning("group %s: %s; waiting for its session to time out", self.group, error)
         if (now - self._unreleased_since) * 1000 > INSTANCE_RELEASE_WAIT_MS_MAX:
-            raise error
+            raise copied(error)
 
     async def _wait_until_heartbeat_due(self, seconds: float) -> None:
         try:

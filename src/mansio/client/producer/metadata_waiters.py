@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mansio.client.tasks import BackgroundTasks, log_client_failure
 from mansio.errors import ConnectionLost, MansioError
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     import asyncio
@@ -93,7 +94,7 @@ class MetadataWaiters:
         try:
             waiting.outcome = await self._cluster.topic(topic)
         except MansioError as error:
-            waiting.outcome = error
+            waiting.outcome = without_traceback(error)
         if not waiting.waiter_count and self._by_topic.get(topic) is waiting:
             del self._by_topic[topic]  # all waiters were cancelled
         waiting.notify()
@@ -101,5 +102,5 @@ class MetadataWaiters:
     def _complete_all(self, error: MansioError) -> None:
         by_topic, self._by_topic = self._by_topic, {}
         for waiting in by_topic.values():
-            waiting.outcome = waiting.outcome or error
+            waiting.outcome = waiting.outcome or without_traceback(error)
             waiting.notify()

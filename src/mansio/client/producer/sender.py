@@ -49,6 +49,7 @@ from mansio.errors import (
 from mansio.net.cluster import check_top_level_error
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code
+from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult
 from mansio.wire.batch.compression import Codec
@@ -348,7 +349,7 @@ class Sender:
                 self._identity = NO_IDENTITY  # InitProducerId is sent before the next batch
 
     def _on_leader_error(self, queue: PartitionQueue, error: MansioError) -> None:
-        queue.last_error = error
+        queue.last_error = without_traceback(error)
         self._back_off(queue)
         if not error.retriable:
             self._fail_queue(queue, error)
@@ -483,7 +484,7 @@ class Sender:
             return
         self._cluster.mark_stale((queue.topic,))
         queue.requeue(batch)
-        queue.last_error = error
+        queue.last_error = without_traceback(error)
         self._back_off(queue)
 
     def _is_sequence_repairable(self, batch: Batch) -> bool:
@@ -509,7 +510,7 @@ class Sender:
         self._complete(batch, error)
 
     def _complete(self, batch: Batch, error: MansioError | None) -> None:
-        batch.error = error
+        batch.error = without_traceback(error)
         if error is not None and self._transaction is not None:
             self._transaction.manager.fail(error)
             self._schedule_dispatch()  # fails the other batches

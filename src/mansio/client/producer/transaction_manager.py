@@ -27,6 +27,7 @@ from typing import Final
 
 from mansio.client.producer.accumulator import NO_IDENTITY, ProducerIdentity
 from mansio.errors import InvalidProducerEpoch, InvalidTxnState, MansioError, ProducerFenced
+from mansio.tracebacks import copied
 
 BUMPING_VERSION: Final = 2
 """Level of the feature `transaction.version` from which each end of a transaction bumps the epoch (KIP-890)."""
@@ -146,7 +147,7 @@ class TransactionManager:
         if isinstance(error, ProducerFenced | InvalidProducerEpoch) and self.phase in IN_TRANSACTION:
             self.fence()
         elif self.phase in WRITABLE:
-            self.phase, self.error = TransactionPhase.FAILED, error
+            self.phase, self.error = TransactionPhase.FAILED, copied(error)
 
     def fence(self) -> None:
         """End this producer: another one has its transactional id."""

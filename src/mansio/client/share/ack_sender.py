@@ -55,6 +55,7 @@ from mansio.errors import (
 )
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import acknowledge_records
 from mansio.wire.apis.acknowledge_records import AcknowledgeBatch
@@ -297,12 +298,19 @@ class AckSender:
             self._in_flight_records.on_not_renewed(message)
 
     def acknowledge_range(
-        self, partition: TopicPartition, ack_type: int, first_offset: int, last_offset: int
+        self,
+        partition: TopicPartition,
+        ack_type: int,
+        first_offset: int,
+        last_offset: int,
+        *,
+        reason: str = "",
     ) -> None:
         """Acknowledge a range of acquired offsets that have no messages, without waiting."""
         now = self._loop.time()
         self._append_pending(
-            partition, PendingAck(ack_type, first_offset, last_offset, now, now + ACK_EXPIRY_S_MIN)
+            partition,
+            PendingAck(ack_type, first_offset, last_offset, now, now + ACK_EXPIRY_S_MIN, reason=reason),
         )
         self._flush_soon()
 
@@ -408,7 +416,7 @@ class AckSender:
             timeout_ms = min(connection.options.request_timeout_ms, REQUEST_TIMEOUT_MS_MAX)
             connection.begin_exchange((framed,), number, reply, timeout_ms=timeout_ms)
         except MansioError as error:
-            reply.set_exception(error)
+            reply.set_exception(copied(error))
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and later acknowledgements are still sent
             reply.set_exception(log_client_failure(error))
 
@@ -422,7 +430,7 @@ class AckSender:
                     answer = acknowledge_records.decode_response(frame)
                     raise_for_code(answer.error_code, answer.error_message)
                 except MansioError as refused:
-                    error = refused
+                    error = without_traceback(refused)
                 else:
                     broker.failure_count = 0
                     self._apply_response(acks, answer)
@@ -711,7 +719,7 @@ class AckSender:
             which = f"offsets {pending.first_offset} to {pending.last_offset} of {name} are"
         why = f": {error.message}" if error is not None else ""
         lost = LeaseLost(f"{which} not leased by this member any more{why}")
-        lost.__cause__ = error
+        lost.__cause__ = without_traceback(error)
         pending.on_completed(lost)
 
     def _update_idle(self) -> None:

@@ -40,6 +40,7 @@ from mansio.errors import (
     UnsupportedVersion,
 )
 from mansio.net.retry import raise_for_code
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class HandlerRunner:
             self._in_flight_records.lost_listeners.remove(self._on_lost)
         for error in (*ended, self._final_refusal):
             if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
-                raise error
+                raise copied(error)
 
     # -- key queues --------
 
@@ -326,10 +327,10 @@ class HandlerRunner:
             self._in_flight_records.mark_lost(message)  # it is delivered again when its lease ends
         if error is self._last_refusal:
             return  # one request may concern many messages
-        self._last_refusal = error
+        self._last_refusal = without_traceback(error)
         self.refusal_count += 1
         if self.refusal_count >= CONSECUTIVE_REFUSALS_MAX and self._final_refusal is None:
-            self._final_refusal = error
+            self._final_refusal = without_traceback(error)
             self.stop()
 
     async def _wait_until_stopped(self, seconds: float) -> bool:

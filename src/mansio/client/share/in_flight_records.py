@@ -24,7 +24,6 @@ from collections import deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.client.consumer.batch_decoder import RECORD_MEMORY_BYTES_MIN
 from mansio.client.share.leased import (
     ACKNOWLEDGED,
     ACKNOWLEDGING,
@@ -32,16 +31,18 @@ from mansio.client.share.leased import (
     HELD,
     LOST,
     NO_RENEWAL,
+    REJECT,
     RELEASE,
     RENEWAL_QUEUED,
     Lease,
     Leased,
 )
-from mansio.errors import InvalidRecord
 from mansio.net.earliest_timer import EarliestTimer
+from mansio.wire.batch.compression import estimate_decompressed_bytes
 from mansio.wire.batch.isolation_filter import visible_batches
 from mansio.wire.batch.priority_header import PRIORITY_HEADER
-from mansio.wire.batch.record_reader import read_record_tuples
+from mansio.wire.batch.record_batch import HEADER_BYTES
+from mansio.wire.batch.unreadable import UnreadableOffsets, read_or_skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -120,7 +121,7 @@ class InFlightRecords:
         records: memoryview,
         acquired: Sequence[tuple[int, int, int]],
         lease_s: float,
-    ) -> list[tuple[int, int, int]]:
+    ) -> list[WithoutRecords]:
         """Decode and add the records that broker `node` leased for `lease_s` seconds.
 
         Returns the acquired ranges without records and raises errors as `AcquiredRecordReader.read` does. If it raises,
@@ -457,17 +458,68 @@ def contiguous_runs(messages: Sequence[Leased]) -> list[list[Leased]]:
 
 
 UNREAD_BYTES_MAX: Final = 8 << 20
-"""Maximum total size, in bytes, of the batches whose decoded records `AcquiredRecordReader` keeps."""
+"""Maximum total size, in bytes, of the records that `AcquiredRecordReader` keeps, of all batches but one."""
 
 
-class _UnreadBatch(NamedTuple):
-    """Decoded records of one batch, in offset order, that the broker has not leased to this member yet. Base offset and
-    CRC identify the batch."""
+class WithoutRecords(NamedTuple):
+    """Acquired offsets that have no message, both inclusive, and how to acknowledge them: `GAP` where the log has no
+    record (after compaction), `RELEASE` where the response lacks the bytes of the record, `REJECT`, with the reason,
+    where the record cannot be read."""
 
-    base_offset: int
-    crc: int
-    size_bytes: int
-    records: list[Leased]
+    first: int
+    last: int
+    ack_type: int
+    reason: str = ""
+
+
+class _OpenBatch:
+    """A batch of which the broker has leased only some records to this member. Base offset and CRC identify it.
+
+    `next_offset`: records below are not kept. `rows`: decoded records from there on; `parts` has those behind them.
+    """
+
+    __slots__ = (
+        "base_offset",
+        "crc",
+        "next_offset",
+        "parts",
+        "remaining",
+        "rows",
+        "size_bytes",
+        "unreadable",
+    )
+
+    def __init__(self, header: BatchHeader, parts: Iterator[list[Leased] | UnreadableOffsets]) -> None:
+        self.base_offset = self.next_offset = header.base_offset
+        self.crc = header.crc
+        self.parts = parts
+        self.remaining = header.record_count
+        """Number of records that are not decoded: the decompressed batch is kept for them."""
+        self.rows: list[Leased] = []
+        self.size_bytes = 0
+        self.unreadable: UnreadableOffsets | None = None
+
+    def read(self, first: int, last: int) -> list[Leased]:
+        """The records with offsets from `first` to `last`. The ones before `first` are forgotten."""
+        self.rows = self.rows[bisect_left(self.rows, first, key=_get_offset) :]
+        is_known = True
+        while not self.rows or self.rows[-1].offset < last:
+            part = next(self.parts, None)
+            if part is None:
+                break
+            if isinstance(part, UnreadableOffsets):
+                self.unreadable = part
+                self.remaining = 0
+                break
+            is_known = False
+            self.remaining -= len(part)
+            self.rows += part[bisect_left(part, first, key=_get_offset) :]
+        end = bisect_right(self.rows, last, key=_get_offset)
+        found, self.rows = self.rows[:end], self.rows[end:]
+        self.next_offset = last + 1
+        if not is_known or not self.rows:
+            self.size_bytes = _size_bytes(self.rows)
+        return found
 
 
 class AcquiredRecordReader:
@@ -475,28 +527,27 @@ class AcquiredRecordReader:
 
     A broker returns whole batches. If it has leased only some records of a batch, it returns the same batch again with
     the lease of the other records. The reader keeps decoded records that are not leased yet, so that it decodes a large
-    batch once and not once per fetch. It keeps one batch per partition and at most `UNREAD_BYTES_MAX` bytes in all.
+    batch once and not once per fetch. It keeps one batch per partition: one of any size, of the others at most
+    `UNREAD_BYTES_MAX` bytes in all.
     """
 
     def __init__(self, batch_bytes_max: int) -> None:
         self._batch_bytes_max = batch_bytes_max
-        self._unread_batches: dict[TopicPartition, _UnreadBatch] = {}
-        self._unread_bytes = 0
+        self._open_batches: dict[TopicPartition, _OpenBatch] = {}
+        self._large: tuple[TopicPartition, _OpenBatch] | None = None
 
     def read(
         self, partition: TopicPartition, records: memoryview, acquired: Acquired
-    ) -> tuple[list[Leased], list[tuple[int, int, int]]]:
+    ) -> tuple[list[Leased], list[WithoutRecords]]:
         """Decode the acquired records of a response.
 
         `acquired`: ranges (first offset, last offset, delivery count). Returns the records, and the acquired ranges
-        without records as (first offset, last offset, type of acknowledgement): `GAP` where the log has no record
-        (after compaction), `RELEASE` where the response lacks the bytes of the record.
-
-        Raises `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` for records that cannot be decoded.
+        without records. Raises `CorruptMessage` for a wrong CRC or order of offsets.
         """
         firsts = [first for first, _, _ in acquired]
         last_acquired_offset = acquired[-1][1]
         found: list[Leased] = []
+        unreadable: list[UnreadableOffsets] = []
         end = -1
         for position, header, is_visible in visible_batches(
             records, partition, firsts[0], read_committed=False
@@ -504,48 +555,57 @@ class AcquiredRecordReader:
             end = header.last_offset
             if not is_visible or header.base_offset > last_acquired_offset:
                 continue
-            rows = self._rows(partition, header, records[position : position + header.size], firsts[0])
+            batch = self._take(partition, header, records[position : position + header.size], firsts[0])
+            rows = batch.read(firsts[0], last_acquired_offset)
             if rows:
                 begin = max(bisect_right(firsts, rows[0].offset) - 1, 0)
                 _append_acquired(rows, acquired[begin : bisect_right(firsts, header.last_offset)], found)
-            self._keep_unread(partition, header, rows, last_acquired_offset)
+            if batch.unreadable is not None:
+                unreadable.append(batch.unreadable)
+            if header.last_offset > last_acquired_offset:
+                self._keep(partition, batch)
         if len(found) == sum(last - first + 1 for first, last, _ in acquired):
             return found, []
-        return found, _ranges_without_records([message.offset for message in found], acquired, end)
+        holes = _ranges_without_records([message.offset for message in found], acquired, end)
+        return found, _with_rejections(holes, unreadable)
 
-    def _rows(
+    def _take(
         self, partition: TopicPartition, header: BatchHeader, batch: memoryview, first: int
-    ) -> list[Leased]:
-        """Return the records of a batch from offset `first` on, in offset order. Earlier records may be included."""
-        unread = self._unread_batches.get(partition)
-        is_kept = unread is not None and (unread.base_offset, unread.crc) == (header.base_offset, header.crc)
-        if unread is not None and is_kept and unread.records[0].offset <= first:
-            return unread.records[bisect_left(unread.records, first, key=_get_offset) :]
-        if header.codec and header.record_count * RECORD_MEMORY_BYTES_MIN > self._batch_bytes_max:
-            raise InvalidRecord(
-                f"{partition.topic}-{partition.partition} at offset {header.base_offset}: {header.record_count} records"
-                f" in one batch are more than batch_bytes_max ({self._batch_bytes_max}) allows"
-            )
-        limit = max(header.size, self._batch_bytes_max)
-        return read_record_tuples(batch, Leased, *partition, output_bytes_max=limit)
+    ) -> _OpenBatch:
+        """Return a batch to read from offset `first` on, which is not kept any more."""
+        known = self._open_batches.pop(partition, None)
+        if self._large is not None and self._large[0] == partition:
+            known, self._large = self._large[1], None
+        if (
+            known is not None
+            and (known.base_offset, known.crc) == (header.base_offset, header.crc)
+            and known.next_offset <= first
+        ):
+            return known
+        if self._large is not None and (
+            estimate_decompressed_bytes(header.codec, batch[HEADER_BYTES:], self._batch_bytes_max)
+            > UNREAD_BYTES_MAX
+        ):
+            self._large = None  # two large batches are not in memory at a time
+        limit = self._batch_bytes_max
+        parts = read_or_skip(batch, header, Leased, *partition, output_bytes_max=limit)
+        return _OpenBatch(header, parts)
 
-    def _keep_unread(
-        self, partition: TopicPartition, header: BatchHeader, rows: list[Leased], last_acquired_offset: int
-    ) -> None:
-        old = self._unread_batches.pop(partition, None)
-        if old is not None:
-            self._unread_bytes -= old.size_bytes
-        unread = rows[bisect_right(rows, last_acquired_offset, key=_get_offset) :]
-        if not unread or header.size > UNREAD_BYTES_MAX:
+    def _keep(self, partition: TopicPartition, batch: _OpenBatch) -> None:
+        if batch.remaining or batch.size_bytes > UNREAD_BYTES_MAX:
+            self._large = partition, batch
             return
-        if self._unread_bytes + header.size > UNREAD_BYTES_MAX:
-            self._unread_batches.clear()
-            self._unread_bytes = 0
-        self._unread_batches[partition] = _UnreadBatch(header.base_offset, header.crc, header.size, unread)
-        self._unread_bytes += header.size
+        kept = sum(each.size_bytes for each in self._open_batches.values())
+        if kept + batch.size_bytes > UNREAD_BYTES_MAX:
+            self._open_batches.clear()
+        self._open_batches[partition] = batch
 
 
 _get_offset = itemgetter(2)
+
+
+def _size_bytes(rows: Sequence[Leased]) -> int:
+    return sum(len(row.key or b"") + len(row.value or b"") for row in rows)
 
 
 def _append_acquired(rows: list[Leased], acquired: Acquired, found: list[Leased]) -> None:
@@ -562,22 +622,45 @@ def _append_acquired(rows: list[Leased], acquired: Acquired, found: list[Leased]
         at = end
 
 
-def _ranges_without_records(
-    offsets: Sequence[int], acquired: Acquired, end: int
-) -> list[tuple[int, int, int]]:
+def _ranges_without_records(offsets: Sequence[int], acquired: Acquired, end: int) -> list[WithoutRecords]:
     """Return the acquired ranges without records, each with its type of acknowledgement. `end`: last offset of the
     response."""
-    holes: list[tuple[int, int, int]] = []
+    holes: list[WithoutRecords] = []
     at = 0
     for first, last, _ in acquired:
         expected = first
         while at < len(offsets) and offsets[at] <= last:
             if offsets[at] > expected:
-                holes.append((expected, offsets[at] - 1, GAP))
+                holes.append(WithoutRecords(expected, offsets[at] - 1, GAP))
             expected = offsets[at] + 1
             at += 1
         if expected <= min(last, end):
-            holes.append((expected, min(last, end), GAP))
+            holes.append(WithoutRecords(expected, min(last, end), GAP))
         if (missing := max(expected, end + 1)) <= last:
-            holes.append((missing, last, RELEASE))
+            holes.append(WithoutRecords(missing, last, RELEASE))
     return holes
+
+
+def _with_rejections(
+    holes: list[WithoutRecords], unreadable: Sequence[UnreadableOffsets]
+) -> list[WithoutRecords]:
+    """Return the ranges in which the unreadable offsets, in the order of `holes`, are rejected instead of skipped."""
+    if not unreadable:
+        return holes
+    found: list[WithoutRecords] = []
+    for hole in holes:
+        if hole.ack_type != GAP:
+            found.append(hole)
+            continue
+        first = hole.first
+        for each in unreadable:
+            part = each.within(first, hole.last + 1)
+            if part is None:
+                continue
+            if first < part.first:
+                found.append(WithoutRecords(first, part.first - 1, GAP))
+            found.append(WithoutRecords(part.first, part.last, REJECT, part.reason))
+            first = part.last + 1
+        if first <= hole.last:
+            found.append(WithoutRecords(first, hole.last, GAP))
+    return found

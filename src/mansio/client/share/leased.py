@@ -21,6 +21,7 @@ from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX
 from mansio.client.types import Message
 from mansio.errors import InvalidRequest
 from mansio.net.retry import DEFAULT_BACKOFF
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,7 @@ class ReceiveOptions:
     prefetch_bytes_max: int = 32 << 20
     batch_bytes_max: int = BATCH_BYTES_MAX
     lease_ms: int | None = None
+    keeps_leases: bool = False
     close_ms_max: float = 5_000
     """Maximum time for which closing the receiver waits for brokers, in milliseconds."""
     backoff: Backoff = DEFAULT_BACKOFF
@@ -211,10 +213,10 @@ class AckFuture:
     def on_completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
         """Record the result of `messages`."""
         self._remaining -= len(messages)
-        self._error = self._error or error
+        self._error = self._error or without_traceback(error)
         if self._remaining or self._future.done():
             return
         if self._error is None:
             self._future.set_result(None)
         else:
-            self._future.set_exception(self._error)
+            self._future.set_exception(copied(self._error))

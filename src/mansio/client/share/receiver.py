@@ -38,6 +38,7 @@ from mansio.client.share.share_fetcher import ShareFetcher
 from mansio.client.share.share_member import ShareMember
 from mansio.client.tasks import BackgroundTasks
 from mansio.errors import InvalidRequest, MansioError
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -163,7 +164,7 @@ class Receiver:
         if failure is not None:
             if not self._is_fatal:
                 self._failure = None
-            raise failure
+            raise copied(failure)
 
     def _raise_if_fatal(self) -> None:
         if self._is_fatal:
@@ -291,7 +292,7 @@ class Receiver:
             await self._member.run()
         except MansioError as error:
             self._is_fatal = True
-            self._failure = error
+            self._failure = without_traceback(error)
             self._in_flight_records.record_available.set()
 
     def _on_assigned(self, partitions: dict[Any, bytes]) -> None:
@@ -299,7 +300,7 @@ class Receiver:
 
     def _on_error(self, error: MansioError) -> None:
         if not self._is_fatal:
-            self._failure = self._failure or error
+            self._failure = self._failure or without_traceback(error)
         self._in_flight_records.record_available.set()
 
     def _on_internal_error(self, error: Exception) -> None:

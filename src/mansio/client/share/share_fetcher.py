@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.share.ack_sender import merge_contiguous
+from mansio.client.share.in_flight_records import WithoutRecords
 from mansio.client.share.leased import RELEASE, RENEW
 from mansio.client.tasks import log_client_failure
 from mansio.errors import (
@@ -33,10 +34,12 @@ from mansio.errors import (
     MansioError,
     ShareSessionLimitReached,
     ShareSessionNotFound,
+    UnreadableRecords,
     UnsupportedVersion,
 )
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
@@ -337,16 +340,24 @@ class ShareSession:
 class ShareRequests:
     """Sends the ShareFetch and ShareAcknowledge requests of one member. `ids`: partition -> topic id, for all
     partitions that were ever assigned; `bytes_max`: maximum size of the records in a response; `lease_ms`: duration of
-    the leases, None for the group's."""
+    the leases, None for the group's; `keeps_leases`: whether they outlive a connection."""
 
     def __init__(
-        self, group: str, member_id: str, ids: TopicIds, *, bytes_max: int, lease_ms: int | None
+        self,
+        group: str,
+        member_id: str,
+        ids: TopicIds,
+        *,
+        bytes_max: int,
+        lease_ms: int | None,
+        keeps_leases: bool = False,
     ) -> None:
         self._group = group
         self._member_id = member_id
         self._topic_ids = ids
         self._bytes_max = bytes_max
         self._lease_ms = -1 if lease_ms is None else lease_ms
+        self._keeps_leases = keeps_leases
 
     def begin_fetch(
         self,
@@ -398,6 +409,7 @@ class ShareRequests:
             acquire_mode=share_fetch.RECORD_LIMIT,
             forgotten_topics=_forgotten_topics(gone) if session.epoch else (),
             lease_ms=self._lease_ms,
+            keeps_leases=self._keeps_leases,
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
         connection.begin_exchange((framed,), correlation_id, reply, timeout_ms=timeout_ms)
@@ -541,6 +553,7 @@ class ShareSessions:
             ack_sender.topic_ids,
             bytes_max=options.fetch_bytes_max,
             lease_ms=options.lease_ms,
+            keeps_leases=options.keeps_leases,
         )
         self._is_closed = False
         self._channel = f"share {next(_CHANNEL_NUMBERS)}"
@@ -639,7 +652,7 @@ class ShareSessions:
                 reply=reply,
             )
         except MansioError as error:
-            reply.set_exception(error)
+            reply.set_exception(copied(error))
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and the session continues
             reply.set_exception(log_client_failure(error))
 
@@ -656,7 +669,7 @@ class ShareSessions:
                         connection, session, requested.next_partitions, frame
                     )
                 except MansioError as refused:
-                    error = refused
+                    error = without_traceback(refused)
             if response is not None:
                 session.on_response()
                 self._apply_response(node, session, response, acks)
@@ -751,11 +764,16 @@ class ShareSessions:
         records = data.records[0] if data.records else memoryview(b"")
         try:
             holes = self._in_flight_records.add_acquired(partition, node, records, data.acquired, lease_s)
-        except MansioError as error:  # other members may be able to decode it; otherwise it is dead-lettered
-            holes = [(first, last, RELEASE) for first, last, _ in data.acquired]
+        except MansioError as error:  # damaged on its way: the next delivery may be intact
+            holes = [WithoutRecords(first, last, RELEASE) for first, last, _ in data.acquired]
             self._fail(error)
-        for first, last, ack_type in holes:
-            self._ack_sender.acknowledge_range(partition, ack_type, first, last)
+        for hole in holes:
+            if hole.reason:
+                unreadable = UnreadableRecords.at(*partition, hole.first, hole.last, hole.reason)
+                logger.warning("share group %s: %s; rejected", self._options.group, unreadable.message)
+            self._ack_sender.acknowledge_range(
+                partition, hole.ack_type, hole.first, hole.last, reason=hole.reason
+            )
 
     # -- the end --------
 

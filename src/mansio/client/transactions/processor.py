@@ -15,9 +15,10 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from mansio.client.types import Message, OutgoingRecord, Publishable
+from mansio.client.types import Message, OutgoingRecord, Publishable, TopicPartition
 from mansio.errors import (
     FencedMemberEpoch,
     IllegalGeneration,
@@ -35,6 +36,7 @@ from mansio.errors import (
     Unavailable,
     UnknownMember,
     UnknownProducerId,
+    UnreadableRecords,
 )
 from mansio.net.retry import DEFAULT_BACKOFF
 
@@ -143,7 +145,13 @@ class Processor:
             left_s = end_s - self._loop.time()
             if left_s <= 0:
                 break
-            more = await consumer.poll(left_s * 1000)
+            try:
+                more = await consumer.poll(left_s * 1000)
+            except UnreadableRecords as error:
+                # The messages before them are processed first; the next poll raises the error again.
+                with suppress(InvalidRequest):  # the partition was revoked
+                    await consumer.seek(TopicPartition(error.topic, error.partition), error.first_offset)
+                break
             if not more:
                 break
             taken += more

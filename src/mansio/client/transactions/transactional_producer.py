@@ -34,6 +34,7 @@ from mansio.errors import (
     TransactionOutcomeUnknown,
     TransactionTimedOut,
 )
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
@@ -137,7 +138,7 @@ class TransactionalProducer:
         except MansioError:
             error = await self._current_error()
             await self.abort()
-            raise error from None
+            raise copied(error) from None
         except BaseException:
             await self.abort()
             raise
@@ -188,7 +189,7 @@ class TransactionalProducer:
                 refusal = await self._current_error()
                 self._end_consumers(is_commit=False)
                 if not may_be_ended or isinstance(refusal, TransactionTimedOut):
-                    raise refusal from None
+                    raise copied(refusal) from None
             elif may_be_ended:
                 self._end_consumers(is_commit=False)
                 manager.abandon()

@@ -28,6 +28,7 @@ from mansio.metadata.etcd.channel import (
 )
 from mansio.metadata.etcd.messages import AUTHENTICATE, STATUS
 from mansio.metadata.metadata_store import AmbiguousOutcome, StoreCounts
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from mansio.metadata.etcd.call_outcome import Failure
@@ -183,17 +184,17 @@ class EtcdClient:
         """
         self._failure_counts[failure.outcome.name.lower()] += 1
         if failure.outcome is CallOutcome.REFUSED:
-            raise failure.error
+            raise copied(failure.error)
         if failure.outcome is CallOutcome.STALE_TOKEN:
             if self._config.user is None or not attempts.may_request_token():
-                raise failure.error
+                raise copied(failure.error)
             if self._token == token:
                 self._token = None
             return
         if failure.try_other_endpoint:
             self._switch_endpoint(endpoint, failure)
         if not await attempts.pause():
-            raise failure.error
+            raise copied(failure.error)
 
     def record_success(self, endpoint: Endpoint) -> None:
         """Record that `endpoint` responded."""
@@ -222,7 +223,7 @@ class EtcdClient:
                 is_denied = failed.failure.outcome is CallOutcome.STALE_TOKEN and self._config.user is None
                 is_refused = failed.failure.outcome is CallOutcome.REFUSED
                 if is_denied or is_refused or isinstance(failed.failure.error, EtcdUnsupported):
-                    raise failed.failure.error from failed
+                    raise copied(failed.failure.error) from failed
                 reasons.append(failed.failure.error.message)
             else:
                 self._current = number

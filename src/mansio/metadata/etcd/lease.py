@@ -23,6 +23,7 @@ from mansio.metadata.etcd.channel import CALL_DEADLINE_S, CHANNEL_OPTIONS, REQUI
 from mansio.metadata.etcd.config import host_and_port
 from mansio.metadata.etcd.messages import AUTHENTICATE, GRANT, KEEP_ALIVE, REVOKE, Method
 from mansio.metadata.metadata_store import LeaseExpired
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from mansio.metadata.etcd.client import EtcdClient
@@ -83,7 +84,7 @@ class ThreadKeepAlive:
             if failure.outcome is not CallOutcome.REFUSED:
                 self._use_next_endpoint()
             break
-        raise failure.error
+        raise copied(failure.error)
 
     def close(self) -> None:
         """Close the channel. Idempotent."""

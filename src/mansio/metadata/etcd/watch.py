@@ -32,6 +32,7 @@ from mansio.metadata.etcd.channel import CallFailed
 from mansio.metadata.etcd.client import Attempts, StreamFailed
 from mansio.metadata.etcd.messages import RANGE, WATCH, decode_events, prefix_range
 from mansio.metadata.metadata_store import RevisionCompacted
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -84,7 +85,7 @@ class Watch:
                 elif self._is_stopped:
                     return
                 elif self._failure is not None:
-                    raise self._failure
+                    raise copied(self._failure)
                 else:
                     if self._reader_task is None:
                         self._reader_task = asyncio.create_task(self._run(), name="etcd watch")

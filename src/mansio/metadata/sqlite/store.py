@@ -49,6 +49,7 @@ from mansio.metadata.sqlite.format import (
     verify_entry_row,
     verify_event_row,
 )
+from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -228,11 +229,11 @@ class SqliteStore:
             if error is None:
                 promise.set_result(result)
             else:
-                promise.set_exception(error)
+                promise.set_exception(copied(error))
 
         self._background.submit(lambda: work(*arguments), done)
         try:
-            answer: T = await promise
+            answer: T = await result_of(promise)
         except sqlite3.Error as error:
             raise to_storage_error(error, self._path) from error
         except MetadataCorrupt as error:
@@ -261,7 +262,7 @@ class SqliteStore:
         self, compares: tuple[Compare, ...], operations: tuple[Put | Delete, ...]
     ) -> TransactionResult:
         if self._failure is not None:
-            raise self._failure
+            raise copied(self._failure)
         database = self._database
         try:
             database.execute("BEGIN IMMEDIATE")

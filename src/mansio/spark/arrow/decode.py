@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from mansio.errors import CorruptMessage, InvalidRecord
 from mansio.spark.arrow.binary import BinaryColumnBuilder, concatenate
-from mansio.spark.arrow.record_index import PADDING_BYTES, BatchBuffer, RecordIndex, build_record_index
+from mansio.spark.arrow.record_index import (
+    PADDING_BYTES,
+    BatchBuffer,
+    RecordIndex,
+    build_record_index,
+    record_end,
+)
 from mansio.spark.arrow.schema import (
     DEFAULT_COLUMNS,
     HEADERS_TYPE,
@@ -29,9 +35,9 @@ from mansio.spark.arrow.schema import (
     record_schema,
 )
 from mansio.spark.arrow.varints import read_varints
-from mansio.wire.batch.compression import decompress
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, decompress
 from mansio.wire.batch.isolation_filter import visible_batches
-from mansio.wire.batch.record_batch import HEADER_BYTES, TimestampType
+from mansio.wire.batch.record_batch import HEADER_BYTES, RECORD_BYTES_MIN, TimestampType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 OFFSET_MAX: Final = (1 << 63) - 1
-DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+RESULT_BYTES_MAX: Final = 64 << 20
 """Default of the decompressed size at which a result is complete."""
 
 _RECORD_OVERHEAD_BYTES: Final = 64
@@ -60,15 +66,15 @@ def decode_batches(
     *,
     aborted: Sequence[tuple[int, int]] = (),
     read_committed: bool = True,
-    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+    decompressed_bytes_max: int = RESULT_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """The records of one Fetch response with offsets in [start, end), as Arrow record batches of `columns`.
 
     A small response may decompress to a large one: a result is yielded as soon as its batches have
-    `decompressed_bytes_max` bytes, decompressed. Yields nothing if there are no rows. `aborted`: (producer id, first
-    offset) of the aborted transactions in the response. An incomplete batch at the end of `buffer` is ignored. Raises
-    `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` and `UnsupportedMessageFormat`, with topic, partition
-    and offset where they are known.
+    `decompressed_bytes_max` bytes, decompressed; a batch of many small records is yielded in several. Yields nothing if
+    there are no rows. `aborted`: (producer id, first offset) of the aborted transactions in the response. An incomplete
+    batch at the end of `buffer` is ignored. Raises `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` and
+    `UnsupportedMessageFormat`, with topic, partition and offset where they are known.
     """
     view = memoryview(buffer)
     # Only the last field of a record, its headers, is read up to the end of the record.
@@ -82,7 +88,16 @@ def decode_batches(
         if not is_visible:
             continue
         try:
-            layout.add(position, header, decompressed_bytes_max)
+            if header.codec and header.record_count * _RECORD_OVERHEAD_BYTES > decompressed_bytes_max:
+                yield from _build_record_batch(layout, topic, partition, start, end, columns)
+                layout = _BatchLayout(view, padding_bytes)
+                records_max = decompressed_bytes_max // _RECORD_OVERHEAD_BYTES
+                for body, part in _split(_decompressed(view, position, header), header, records_max):
+                    layout.add_body(body, part)
+                    yield from _build_record_batch(layout, topic, partition, start, end, columns)
+                    layout = _BatchLayout(view, padding_bytes)
+            else:
+                layout.add(position, header)
         except (InvalidRecord, CorruptMessage) as error:
             raise type(error)(f"{topic}-{partition} at offset {header.base_offset}: {error}") from error
         if layout.bytes >= decompressed_bytes_max:
@@ -105,21 +120,23 @@ class _BatchLayout:
         self._bodies: list[bytes | memoryview] | None = None
         """Batch bodies for the next concatenated buffer; None while batches are decoded in the response."""
 
-    def add(self, position: int, header: BatchHeader, decompressed_bytes_max: int) -> None:
+    def add(self, position: int, header: BatchHeader) -> None:
         """Add one visible batch, decompressed. Raises `InvalidRecord`, `CorruptMessage`, `UnsupportedCompression`."""
-        begin, stop, count = position + HEADER_BYTES, position + header.size, header.record_count
-        length, codec = stop - begin, header.codec
-        body: bytes | memoryview | None = None
-        is_in_place = not codec and stop <= self._in_place_end
-        if not is_in_place:
-            body = self._view[begin:stop]
-            if codec:
-                if count * _RECORD_OVERHEAD_BYTES > decompressed_bytes_max:
-                    raise InvalidRecord(
-                        f"{count} records in one batch are more than {decompressed_bytes_max} bytes of memory allow"
-                    )
-                body = decompress(codec, body, max(decompressed_bytes_max, header.size))
-            length = len(body)
+        begin, stop = position + HEADER_BYTES, position + header.size
+        if header.codec:
+            self.add_body(_decompressed(self._view, position, header), header)
+        elif stop <= self._in_place_end:
+            self._add(None, header, begin, stop)
+        else:
+            self.add_body(self._view[begin:stop], header)
+
+    def add_body(self, body: bytes | memoryview, header: BatchHeader) -> None:
+        """Add the decompressed records of one visible batch. Raises `InvalidRecord`, `CorruptMessage`."""
+        self._add(body, header, 0, len(body))
+
+    def _add(self, body: bytes | memoryview | None, header: BatchHeader, begin: int, stop: int) -> None:
+        """Add the records [begin, stop) of `body`; None: of the response."""
+        count, length, is_in_place = header.record_count, stop - begin, body is None
         if header.base_offset > OFFSET_MAX - header.last_offset_delta:
             raise CorruptMessage("an offset of more than 63 bits")
         if count <= 0:
@@ -147,6 +164,29 @@ class _BatchLayout:
             data = self._view if self._bodies is None else b"".join((*self._bodies, bytes(PADDING_BYTES)))
             self._batch_buffers.append(BatchBuffer(data, self._spans, self._headers))
             self._spans, self._headers = [], []
+            self._bodies = None if self._bodies is None else []
+
+
+def _decompressed(view: memoryview, position: int, header: BatchHeader) -> bytes:
+    """The decompressed records of the batch at `position`."""
+    body = view[position + HEADER_BYTES : position + header.size]
+    return decompress(header.codec, body, max(DECOMPRESSED_BYTES_MAX, header.size))
+
+
+def _split(body: bytes, header: BatchHeader, records_max: int) -> Iterator[tuple[bytes, BatchHeader]]:
+    """The records of a batch in parts of at most `records_max`, each with a header that has their number."""
+    begin, remaining = 0, header.record_count
+    if remaining * RECORD_BYTES_MIN > len(body):
+        raise InvalidRecord(f"{remaining} records do not fit in {len(body)} bytes")
+    while remaining:
+        count = min(records_max, remaining)
+        remaining -= count
+        try:
+            stop = record_end(body, begin, count) if remaining else len(body)
+        except IndexError as error:
+            raise InvalidRecord("a record is longer than its batch") from error
+        yield body[begin:stop], header._replace(record_count=count)
+        begin = stop
 
 
 def _build_record_batch(

@@ -146,10 +146,13 @@ def _find_records(
     spans = batches.spans
     parts = _candidate_starts(batches, data)
     starts = np.concatenate(parts)
-    starts += np.repeat(np.array([begin for begin, _ in spans], np.int64), counts)
-    stops = np.array([stop for _, stop in spans], np.int64)
+    begins, stops = np.array(spans, np.int64).T
+    starts += np.repeat(begins, counts)
+    first = last - counts + 1
     try:
         body, end, mismatched = _record_ends(data, starts, last, stops)
+        # Bytes before the first candidate belong to a record, too.
+        mismatched = np.append(mismatched, first[starts[first] != begins])
     except (InvalidRecord, IndexError):  # a wrong candidate need not be a valid varint
         mismatched = np.arange(len(starts))
     if mismatched.size:
@@ -266,6 +269,16 @@ def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
     if position != len(data):
         raise InvalidRecord("the records of a batch do not end where it ends")
     return starts
+
+
+def record_end(data: bytes, position: int, count: int) -> int:
+    """The end of the last of `count` records from `position`. Raises `IndexError` beyond the end of `data`, and
+    `InvalidRecord`."""
+    for begin in range(0, count, _WALK_RECORDS_MAX):
+        _, position = _walk_chunk(data, position, min(_WALK_RECORDS_MAX, count - begin))
+    if position > len(data):
+        raise InvalidRecord("a record is longer than its batch")
+    return position
 
 
 def _equal_length_run(

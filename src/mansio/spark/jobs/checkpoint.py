@@ -22,6 +22,7 @@ from mansio.spark.cluster.problems import MARKER_PREFIX
 from mansio.spark.jobs.pipeline_progress import NO_BATCH
 from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import FIRST_BATCH_START
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -226,7 +227,7 @@ class ConnectDirectory:
 def _raise_unless_missing(error: AnalysisException) -> None:
     """Raise an error of a query again, unless the path does not exist."""
     if error.getCondition() != "PATH_NOT_FOUND":
-        raise error
+        raise copied(error)
 
 
 class HadoopDirectory:

@@ -35,7 +35,7 @@ import pyarrow as pa
 from mansio.errors import ConcurrentTransactions, InvalidRequest, PolicyViolation, UnknownTopicOrPartition
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
 from mansio.net.retry import raise_for_code
-from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import HEADERS_TYPE
 from mansio.spark.arrow.schema import TIMESTAMP_TYPE as TIME
 from mansio.spark.iceberg.table_format import PARTITION_COLUMN, TIMESTAMP_COLUMN
@@ -308,10 +308,12 @@ def _read_target(
     end = client.run(_stable_end(client.cluster, one))
     if start >= end:
         return
+    readable = ReadableRows(view.name, partition, end, COMPARED_COLUMNS)
     for fetched in fetch_range(client, one, start, end, topic_id=view.topic_id):
-        yield from decode_batches(
-            fetched.records, view.name, partition, start, end, COMPARED_COLUMNS, aborted=fetched.aborted
-        )
+        for rows in readable.read(fetched.records, fetched.aborted, start):
+            # What cannot be read was not written by a replay.
+            if not isinstance(rows, UnreadableRows):
+                yield rows
 
 
 async def _stable_end(cluster: Cluster, partition: TopicPartition) -> int:

@@ -39,10 +39,11 @@ from mansio.errors import (
     TopicRecreated,
     TransactionAbortable,
     UnknownTopicOrPartition,
+    UnreadableRecords,
 )
 from mansio.logs import fields
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, commit_offsets, list_offsets
-from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import HEADERS_TYPE, TIMESTAMP_TYPE
 from mansio.spark.jobs.pipeline_progress import (
     NO_BATCH,
@@ -71,6 +72,7 @@ from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
+from mansio.tracebacks import copied
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
@@ -489,7 +491,7 @@ class _Session:
             f" {start - 1} before they were mirrored. Continue without them with --accept-loss"
         )
         if not self._job.accept_loss:
-            raise loss
+            raise copied(loss)
         logger.warning("mirror_records_lost", extra=fields(pipeline=self._job.name, error=loss.message))
         state.next_offset = start
 
@@ -560,22 +562,24 @@ class _Session:
             fetch_bytes=FETCH_BYTES,
             topic_id=copy.view.topic_id,
         )
+        readable = ReadableRows(place.source, place.partition, end, SOURCE_COLUMNS)
         for fetched in responses:
-            for rows in decode_batches(
-                fetched.records,
-                place.source,
-                place.partition,
-                start,
-                end,
-                SOURCE_COLUMNS,
-                aborted=fetched.aborted,
-            ):
+            for rows in readable.read(fetched.records, fetched.aborted, start):
+                if isinstance(rows, UnreadableRows):
+                    self._skip_unreadable(place, rows)
+                    continue
                 for at in range(0, rows.num_rows, ROWS_PER_ROUND):
                     if pending is not None:
                         yield pending, pending.column("offset")[-1].as_py() + 1
                     pending = rows.slice(at, ROWS_PER_ROUND)
-        # What follows the last record are markers and aborted records.
+        # What follows the last record are markers, aborted and unreadable records.
         yield pending, end
+
+    def _skip_unreadable(self, place: MirroredPartition, rows: UnreadableRows) -> None:
+        error = UnreadableRecords.at(place.source, place.partition, rows.first, rows.last, rows.reason)
+        logger.warning(
+            "mirror_records_unreadable", extra=fields(pipeline=self._job.name, error=error.message)
+        )
 
     def _write(self, copy: _Copy, pieces: Mapping[MirroredPartition, Piece]) -> int:
         """Write one transaction; returns the number of copies in it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from mansio.spark.schemas.errors import MalformedValue
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ def decode_objects(
             try:
                 objects[row] = decode(value)
             except MalformedValue as error:
-                errors[row] = error
+                errors[row] = without_traceback(error)
     return objects, errors
 
 

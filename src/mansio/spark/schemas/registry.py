@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import ConfigError
 from mansio.spark.schemas.errors import MalformedValue, SchemaNotFound, SchemaRegistryError
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -245,7 +246,7 @@ class SchemaRegistry:
                         f"the schema registry {self.url} refuses {path}: {problem}"
                     ) from None
             except (OSError, HTTPException) as error:
-                cause = error.reason if isinstance(error, urllib.error.URLError) else error
+                cause = error.reason if isinstance(error, urllib.error.URLError) else without_traceback(error)
                 problem = f"{type(cause).__name__}: {cause}"
             except ValueError as error:
                 raise SchemaRegistryError(

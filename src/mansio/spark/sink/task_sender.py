@@ -27,6 +27,7 @@ from mansio.net.offsets import STALE_METADATA_ERRORS
 from mansio.net.retry import client_error_for_code
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
 from mansio.spark.sink.sink_transaction import NEEDS_MANSIO, DirectTransaction, SinkTransaction
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
 from mansio.wire.batch.compression import Codec
@@ -256,7 +257,7 @@ class TaskSender:
             if isinstance(response, MansioError):
                 failures.append(response)
             elif isinstance(response, BaseException):
-                raise response
+                raise copied(response)
             else:
                 for partition, result in response.items():
                     failures += self._record_result(unacknowledged, partition, result)

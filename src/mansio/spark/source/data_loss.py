@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from mansio.errors import DataLoss, TopicRecreated
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from mansio.wire.topic_partition import TopicPartition
@@ -21,7 +22,7 @@ CONTINUE_HINT = "or set failOnDataLoss to false to continue without them"
 def raise_or_log(loss: DataLoss, *, fail: bool) -> None:
     """Raise the error if `fail` is true; otherwise log it as a warning."""
     if fail:
-        raise loss
+        raise copied(loss)
     logger.warning("records are missing, and the query continues (failOnDataLoss is false): %s", loss.message)
 
 

@@ -27,6 +27,7 @@ from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, READ_COMMITTED, STALE_METADATA_ERRORS, list_offsets
 from mansio.net.retry import client_error_for_code
 from mansio.spark.source import data_loss
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
@@ -224,7 +225,7 @@ class _RangeFetcher:
                 f"{self._name} cannot be read at offset {offset}: {error.message}. Run `mansio data check` on the"
                 " broker's data, or start after this offset with startingOffsets"
             )
-        return error
+        return copied(error)
 
     def _empty_response_error(self, offset: int, part: fetch.FetchedPartition, size: int) -> MansioError:
         readable = part.last_stable_offset if self._isolation == READ_COMMITTED else part.high_watermark

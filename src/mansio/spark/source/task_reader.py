@@ -6,28 +6,20 @@ per invalid record, or one row per damaged batch with the whole batch as its val
 
 Invariants:
 * Rows are in offset order, and no record is returned twice.
-* Memory is a few times `batchBytes`, independent of the length of the range.
-* A batch is decoded twice only if its response contains unreadable records.
+* Memory is a few times `batchBytes`, or one decompressed batch if that is larger, independent of the length of the
+  range.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mansio.errors import (
-    CorruptMessage,
-    DataLoss,
-    InvalidRecord,
-    MansioError,
-    UnreadableRecords,
-    UnsupportedCompression,
-    UnsupportedMessageFormat,
-)
+from mansio.errors import DataLoss, UnreadableRecords
 from mansio.net.offsets import READ_COMMITTED
-from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import record_schema
 from mansio.spark.options import (
     ERROR_COLUMN,
@@ -40,18 +32,12 @@ from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.spark.source.fetch import FetchedBatches, fetch_range
 from mansio.spark.sync_client import sync_client
 from mansio.spark.task_memory import keep_freed_memory
-from mansio.wire.batch.record_batch import iterate_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from mansio.errors import MansioError
     from mansio.spark.options import SourceOptions
     from mansio.spark.source.read_plan import TaskRange
-    from mansio.wire.batch.record_batch import BatchHeader
-
-    Decode = Callable[[Sequence[str], int, int], list[pa.RecordBatch]]
-    """Function (columns, start offset, end offset (exclusive)) -> rows. Raises one of `UNREADABLE_ERRORS`."""
 
 logger = logging.getLogger(__name__)
 
@@ -120,14 +106,21 @@ class _TaskReader:
         self._names = tuple(names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        task_range = self._range
+        rows = ReadableRows(
+            task_range.topic,
+            task_range.partition,
+            task_range.end,
+            self._columns,
+            read_committed=self._options.isolation_level == READ_COMMITTED,
+            decompressed_bytes=self._options.batch_bytes,
+        )
         for response in self._responses():
-            rows = 0
-            try:
-                for batch in self._decode(response.records, response.aborted):
-                    rows += batch.num_rows
-                    yield self._with_error(batch)
-            except UNREADABLE_ERRORS:
-                yield from self._decode_batch_by_batch(response, rows)
+            for piece in rows.read(response.records, response.aborted, self._start):
+                if isinstance(piece, UnreadableRows):
+                    yield from self._unreadable(rows, piece)
+                else:
+                    yield self._with_error(piece)
 
     def _responses(self) -> Iterator[FetchedBatches]:
         """The batches of the range, by response. If records are lost and `failOnDataLoss` is off, the reader continues
@@ -153,73 +146,24 @@ class _TaskReader:
             else:
                 return
 
-    def _decode(
-        self,
-        records: memoryview,
-        aborted: Sequence[tuple[int, int]],
-        columns: Sequence[str] | None = None,
-        start: int | None = None,
-        end: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        task_range = self._range
-        return decode_batches(
-            records,
-            task_range.topic,
-            task_range.partition,
-            self._start if start is None else start,
-            task_range.end if end is None else end,
-            self._columns if columns is None else columns,
-            aborted=aborted,
-            read_committed=self._options.isolation_level == READ_COMMITTED,
-            decompressed_bytes_max=self._options.batch_bytes,
+    def _unreadable(self, rows: ReadableRows, damaged: UnreadableRows) -> Iterator[pa.RecordBatch]:
+        """Raise, omit or return unreadable records as `onUnreadable` requires."""
+        self._report_damage(damaged)
+        if self._options.on_unreadable != ON_UNREADABLE_DEAD_LETTER:
+            return
+        kept = (
+            []
+            if damaged.is_whole_batch
+            else rows.decode(damaged.batch, DEAD_LETTER_COLUMNS, damaged.first, damaged.last)
         )
+        for row in (row for batch in kept for row in batch.to_pylist()):
+            yield self._dead_letter(row, row["offset"], damaged.reason)
+        if not kept:
+            yield self._dead_letter(
+                {"offset": damaged.first, "value": bytes(damaged.batch)}, damaged.last, damaged.reason
+            )
 
-    def _decode_batch_by_batch(self, response: FetchedBatches, rows_done: int) -> Iterator[pa.RecordBatch]:
-        """Decode a response with unreadable records batch by batch, without its first `rows_done` rows."""
-        aborted = list(response.aborted)
-        for position, header in iterate_batches(response.records):
-            batch = response.records[position : position + header.size]
-            try:
-                for rows in self._decode(batch, aborted):
-                    skipped = min(rows_done, rows.num_rows)
-                    rows_done -= skipped
-                    if skipped < rows.num_rows:
-                        yield self._with_error(rows.slice(skipped))
-            except UNREADABLE_ERRORS:
-                yield from self._isolate_damage(header, batch, aborted)
-            if header.is_control:  # the marker ended its transaction (KIP-98)
-                aborted = [
-                    (producer, first)
-                    for producer, first in aborted
-                    if producer != header.producer_id or first > header.last_offset
-                ]
-
-    def _isolate_damage(
-        self, header: BatchHeader, batch: memoryview, aborted: Sequence[tuple[int, int]]
-    ) -> Iterator[pa.RecordBatch]:
-        """The readable records of one batch; the others are raised, omitted or returned as `onUnreadable` requires."""
-
-        def decode(columns: Sequence[str], start: int, end: int) -> list[pa.RecordBatch]:
-            return list(self._decode(batch, aborted, columns, start, end))
-
-        first, last = max(header.base_offset, self._start), min(header.last_offset, self._range.end - 1)
-        for piece in isolate_unreadable_records(decode, self._columns, first, last + 1):
-            if not isinstance(piece, DamagedRange):
-                yield self._with_error(piece)
-                continue
-            self._report_damage(piece)
-            if self._options.on_unreadable == ON_UNREADABLE_DEAD_LETTER:
-                kept = (
-                    [] if piece.is_whole_batch else decode(DEAD_LETTER_COLUMNS, piece.first, piece.last + 1)
-                )
-                for row in (row for rows in kept for row in rows.to_pylist()):
-                    yield self._dead_letter(row, row["offset"], piece.error)
-                if not kept:
-                    yield self._dead_letter(
-                        {"offset": piece.first, "value": bytes(batch)}, piece.last, piece.error
-                    )
-
-    def _report_damage(self, damaged: DamagedRange) -> None:
+    def _report_damage(self, damaged: UnreadableRows) -> None:
         """Raise `UnreadableRecords` with `onUnreadable=suspend`; otherwise log the offsets and the reason."""
         task_range, mode = self._range, self._options.on_unreadable
         where = (
@@ -227,14 +171,12 @@ class _TaskReader:
             f"of partition {task_range.partition} of topic {task_range.topic}"
         )
         if mode == ON_UNREADABLE_SUSPEND:
-            raise UnreadableRecords(
-                f"{where} cannot be read: {damaged.error.message}. {ON_UNREADABLE_HINT}"
-            ) from damaged.error
-        logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.error.message)
+            raise UnreadableRecords(f"{where} cannot be read: {damaged.reason}. {ON_UNREADABLE_HINT}")
+        logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.reason)
 
-    def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
+    def _dead_letter(self, row: dict[str, Any], last: int, reason: str) -> pa.RecordBatch:
         """The dead-letter row of the offsets from `row["offset"]` to `last`."""
-        error_message = unreadable_offsets_text(row["offset"], last, error)
+        error_message = unreadable_offsets_text(row["offset"], last, reason)
         row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: error_message}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
 
@@ -256,54 +198,3 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
     return pa.schema(
         [pa.field(ERROR_COLUMN, pa.string()) if name == ERROR_COLUMN else fields[name] for name in names]
     )
-
-
-# -- unreadable records --------
-
-
-UNREADABLE_ERRORS: Final = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
-"""Errors that decoding raises for unreadable records."""
-
-ISOLATION_ATTEMPTS_MAX: Final = 512
-"""Maximum number of times a batch is decoded to find its invalid records: enough for thirty among a thousand."""
-
-
-class DamagedRange(NamedTuple):
-    """First and last offset of unreadable records, both inclusive, and the reason. `is_whole_batch`: the batch itself
-    is damaged, so none of its records can be decoded.
-    """
-
-    first: int
-    last: int
-    error: MansioError
-    is_whole_batch: bool
-
-
-def isolate_unreadable_records(
-    decode: Decode, columns: Sequence[str], start: int, end: int
-) -> Iterator[pa.RecordBatch | DamagedRange]:
-    """The readable rows and damaged ranges of one batch with offsets in [start, end), in offset order.
-
-    If the batch itself is damaged (CRC, lengths, compression), all its records are unreadable. If only the content of
-    records is invalid (a header name, a timestamp out of range), the invalid records are found by bisection. After
-    `ISOLATION_ATTEMPTS_MAX` decodings, every range that fails counts as damaged as a whole.
-    """
-    try:
-        found = decode(("offset",), start, end)
-    except UNREADABLE_ERRORS as error:
-        yield DamagedRange(start, end - 1, error, is_whole_batch=True)
-        return
-    offsets = [offset for rows in found for offset in rows.column(0).to_pylist()]
-    pending = [(0, len(offsets))] if offsets else []
-    attempts = ISOLATION_ATTEMPTS_MAX
-    while pending:
-        low, high = pending.pop()
-        attempts -= 1
-        try:
-            yield from decode(columns, offsets[low], offsets[high - 1] + 1)
-        except UNREADABLE_ERRORS as error:
-            if high - low == 1 or attempts <= 0:
-                yield DamagedRange(offsets[low], offsets[high - 1], error, is_whole_batch=False)
-            else:
-                middle = (low + high) // 2
-                pending += [(middle, high), (low, middle)]

@@ -59,6 +59,7 @@ from mansio.state.classic_group.types import (
     Sync,
     SyncResponse,
 )
+from mansio.tracebacks import without_traceback
 from mansio.wire.internal_records.offset_and_group_records import GroupMetadata
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ class ClassicGroup:
             if member is not None and member.join_waiter is waiter and self.state is STABLE:
                 self.members.take_join_waiter(member)
                 member.extend_session(now_ms)
-                return [Response(waiter, answer if error is None else error)]
+                return [Response(waiter, answer if error is None else without_traceback(error))]
         return []
 
     def delete(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.errors import FencedInstanceId, RebalanceInProgress, UnknownMember
 from mansio.state.classic_group.types import JoinedMember, Member, Response
+from mansio.tracebacks import without_traceback
 from mansio.wire.internal_records.offset_and_group_records import MemberMetadata
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class GroupMembers:
             del self.static_members[member.instance_id]
         if self.leader == member.member_id:
             self.leader = next(iter(self.by_id), None)
-        return [Response(waiter, error) for waiter in waiters if waiter is not None]
+        return [Response(waiter, without_traceback(error)) for waiter in waiters if waiter is not None]
 
     def update(self, member: Member, request: Join) -> None:
         """Update a member that joins again, possibly with other protocols and timeouts."""
@@ -153,7 +154,7 @@ class GroupMembers:
         for member in self.by_id.values():
             if (waiter := member.take_sync_waiter()) is not None:
                 member.extend_session(now_ms)
-                responses.append(Response(waiter, error))
+                responses.append(Response(waiter, without_traceback(error)))
         return responses
 
     # ------------------------------------------------------------------ views

@@ -10,7 +10,7 @@ earlier incarnation of the member.
 
 Invariants: a member of a group has at most one session. There are at most `sessions_max` sessions, with at most
 `partitions_max` partitions each and `all_partitions_max` in total. A refused request changes nothing. The caller that
-ends a session releases the leases of its member.
+ends a session releases the leases of its member, unless the session `keeps_leases` and its connection was lost.
 
 Source: KIP-932, as Apache Kafka's SharePartitionManager.
 """
@@ -45,17 +45,33 @@ _EPOCH_MAX: Final = 2**31 - 1
 
 class ShareSession:
     """Share session of one member. `replaces_older`: this session has just replaced an older one of the member, whose
-    leases the caller has to release."""
+    leases the caller has to release unless the member `keeps_leases`: then leases end with their duration, or when the
+    member ends its session, and not with a connection."""
 
-    __slots__ = ("_partitions", "_rotation", "connection", "epoch", "group", "member", "replaces_older")
+    __slots__ = (
+        "_partitions",
+        "_rotation",
+        "connection",
+        "epoch",
+        "group",
+        "is_disconnected",
+        "keeps_leases",
+        "member",
+        "replaces_older",
+    )
 
-    def __init__(self, group: str, member: str, connection: Any, *, replaces_older: bool) -> None:
+    def __init__(
+        self, group: str, member: str, connection: Any, *, replaces_older: bool, keeps_leases: bool = False
+    ) -> None:
         self.group = group
         self.member = member
         self.connection = connection
         self.epoch = 1
         """Epoch that the next request must have."""
         self.replaces_older = replaces_older
+        self.keeps_leases = keeps_leases
+        self.is_disconnected = False
+        """Whether the session has ended with its connection."""
         self._partitions: dict[TopicPartition, None] = {}
         self._rotation = 0
 
@@ -75,6 +91,11 @@ class ShareSession:
     def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Return those of the given partitions that are not in the session."""
         return [each for each in partitions if each not in self._partitions]
+
+    @property
+    def releases_leases(self) -> bool:
+        """Whether the end of this session releases the leases of its member."""
+        return not (self.keeps_leases and self.is_disconnected)
 
     def change(self, add: Iterable[TopicPartition], forget: Iterable[TopicPartition]) -> None:
         """Add partitions to the session, and remove others from it."""
@@ -116,6 +137,7 @@ class ShareSessions:
         *,
         has_acks: bool,
         connection: Any,
+        keeps_leases: bool = False,
     ) -> ShareSession:
         """Handle a ShareFetch with this session epoch; returns its session. The epoch -1 ends the session; `add` and
         `forget` are then ignored.
@@ -139,7 +161,9 @@ class ShareSessions:
         replaces_older = (group, member) in self._sessions
         if not replaces_older and len(self._sessions) >= self.sessions_max:
             raise ShareSessionLimitReached(f"the limit of {len(self._sessions)} share sessions is reached")
-        session = ShareSession(group, member, connection, replaces_older=replaces_older)
+        session = ShareSession(
+            group, member, connection, replaces_older=replaces_older, keeps_leases=keeps_leases
+        )
         before = self._sessions.get((group, member))
         self._check_limits(session, add, removed_count=0 if before is None else len(before))
         if before is not None:
@@ -177,6 +201,7 @@ class ShareSessions:
         """End the sessions of a closed connection and return them; the caller releases the leases of their members."""
         ended = [session for session in self._sessions.values() if session.connection is connection]
         for session in ended:
+            session.is_disconnected = True
             self._remove(session)
         return ended
 

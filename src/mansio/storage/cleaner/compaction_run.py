@@ -11,12 +11,11 @@ until the intent is on disk; after that it has to be completed, by recovery if n
 
 from __future__ import annotations
 
-import errno
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import StorageError
-from mansio.ports import DISK_FULL_ERRNOS
+from mansio.ports import TRANSIENT_ERRNOS
 from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, matches_no_batch
 from mansio.storage.cleaner.compaction import (
     CleanedSegment,
@@ -32,6 +31,7 @@ from mansio.storage.cleaner.compaction_state import (
     swap_files,
     write_state,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 
-TRANSIENT_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
 """Errors that mean a lack of disk space or of descriptors, which may be temporary: the log does not fail."""
 
 
@@ -125,7 +124,6 @@ def begin_compaction(
         delete_retention_ms=settings.delete_retention_ms,
         delete_horizon_end_offset=segment_swap.state.sparse_end_offset,
         map_end_offset=0,
-        output_bytes_max=log.settings.decompressed_batch_bytes_max,
         tombstone_floor=tombstone_floor,
         is_aborted=is_aborted or matches_no_batch,
         is_obsolete_marker=is_obsolete_marker or matches_no_batch,
@@ -318,7 +316,7 @@ class CompactionRun:
         if isinstance(error, DirectoryNotSynced) or (stage is _Stage.SWAP and not transient):
             log.fail(error, f"cannot compact {log.directory}")
             log.resume_after_compaction()
-            self.error = error
+            self.error = without_traceback(error)
             self.outcome = CompactionOutcome.FAILED
             return None
         if stage is _Stage.SWAP:
@@ -331,7 +329,7 @@ class CompactionRun:
         if transient:
             self._outcome_if_abandoned = CompactionOutcome.DISK_FULL
         elif not log.closed and not segment_swap.is_any_trimmed(self._compaction.task.segments):
-            self.error = error
+            self.error = without_traceback(error)
             self._outcome_if_abandoned = CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon
@@ -340,6 +338,6 @@ class CompactionRun:
         if is_transient(error):
             self._outcome_if_abandoned = CompactionOutcome.DISK_FULL
         else:
-            self.error, self._outcome_if_abandoned = error, CompactionOutcome.FAILED
+            self.error, self._outcome_if_abandoned = without_traceback(error), CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon

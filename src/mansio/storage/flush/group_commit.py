@@ -24,6 +24,7 @@ from mansio.errors import StorageError
 from mansio.logs import fields
 from mansio.storage.flush.flush_state import FlushJob, LogDiskFull, MaintenanceJob, run_maintenance
 from mansio.storage.recovery.batch_sync import SYNC_ALL_FILES_MIN
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -299,14 +300,14 @@ class GroupCommit:
             try:
                 job.write_epochs(self._disk, durable=not shared)
             except (OSError, LogDiskFull) as error:
-                outcomes.append(JobOutcome(log, job, error))
+                outcomes.append(JobOutcome(log, job, without_traceback(error)))
             else:
                 ready.append((log, job))
         if shared and ready:
             try:
                 synced = self._sync_all()
             except OSError as error:  # syncfs does not report the file: all logs have failed
-                return outcomes + [JobOutcome(log, job, error) for log, job in ready]
+                return outcomes + [JobOutcome(log, job, without_traceback(error)) for log, job in ready]
             if synced:
                 self.file_system_sync_count += 1
                 return outcomes + [JobOutcome(log, job, None) for log, job in ready]
@@ -317,7 +318,7 @@ class GroupCommit:
                     job.write_epochs(self._disk, durable=True)
                 job.sync(self._disk)
             except (OSError, LogDiskFull) as error:
-                failed = error
+                failed = without_traceback(error)
             outcomes.append(JobOutcome(log, job, failed))
         return outcomes
 
@@ -351,7 +352,9 @@ class GroupCommit:
     ) -> None:
         self.sync_count += 1
         self._finish_jobs(
-            outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs]
+            outcomes
+            if outcomes is not None
+            else [JobOutcome(log, job, without_traceback(error)) for log, job in jobs]
         )
 
     def _finish_maintenance(
@@ -361,7 +364,9 @@ class GroupCommit:
         error: BaseException | None,
     ) -> None:
         self._finish_jobs(
-            outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs]
+            outcomes
+            if outcomes is not None
+            else [JobOutcome(log, job, without_traceback(error)) for log, job in jobs]
         )
 
     def _finish_jobs(self, outcomes: Sequence[JobOutcome]) -> None:
@@ -392,7 +397,10 @@ class GroupCommit:
         if self._dirty_logs or self._maintenance_now or (syncs and self._scheduler is None):
             self._start_next_job()
         if defect is not None:
-            raise defect
+            try:
+                raise defect  # with its traceback
+            finally:
+                del defect
 
     def _plan_maintenance(self, log: Log, *, disk_full: bool, synced: bool) -> None:
         """Schedule the maintenance of a log after a job, or a retry of a job that stopped on a full disk."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from mansio.errors import StorageError
 from mansio.logs import fields
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ def run_batch(disk: Disk, root: str, tasks: Sequence[SyncSteps[T]]) -> list[T | 
             except StopIteration as end:
                 ended[number] = end.value
             except (OSError, StorageError) as error:
-                ended[number] = error
+                ended[number] = without_traceback(error)
         ended.update(_sync_steps(disk, root, written))
         running = {number: steps for number, steps in running.items() if number not in ended}
     return [ended[number] for number in range(len(tasks))]
@@ -103,5 +104,5 @@ def _sync_steps(
         try:
             (step() if again else due).sync(disk)
         except (OSError, StorageError) as error:
-            failed[number] = error
+            failed[number] = without_traceback(error)
     return failed

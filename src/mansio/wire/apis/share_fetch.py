@@ -8,7 +8,7 @@ Invariants:
 * Records are not accessed; only their length is used.
 * Decoding malformed bytes raises `WireError` and nothing else.
 * A message has at most `ENTRIES_MAX` topics, partitions, ranges and endpoints.
-* No tagged fields are written but `LEASE_TAG`, and all others are skipped when reading.
+* No tagged fields are written but `LEASE_TAG` and `KEEP_TAG`, and all others are skipped when reading.
 """
 
 from __future__ import annotations
@@ -264,15 +264,22 @@ _FETCH_FIELDS_AND_MODE: Final = Struct(">iiiiiibb")  # and acquire mode, is rene
 LEASE_TAG: Final = 20000
 """Tag of Mansio's own field of a request: duration of the leases in ms, 64 bits. Kafka's brokers skip it."""
 
+KEEP_TAG: Final = 20001
+"""Tag of Mansio's own field of a request: a boolean, whether leases outlive the connection of the share session that a
+request opens. Kafka's brokers skip it."""
+
 _LONG: Final = Struct(">q")
-_LEASE_FIELD_START: Final = b"\x01\xa0\x9c\x01\x08"
-"""One tagged field with `LEASE_TAG`, of eight bytes."""
+_LEASE_FIELD_START: Final = b"\xa0\x9c\x01\x08"
+"""Beginning of a tagged field with `LEASE_TAG`, of eight bytes."""
+_KEEP_FIELD: Final = b"\xa1\x9c\x01\x01\x01"
+"""Tagged field with `KEEP_TAG` and the value true."""
 
 
 class ShareFetchRequest(NamedTuple):
     """Request. `topics` are (topic id, [AckPartition]): partitions to add to the share session, with acknowledgements;
     `forgotten_topics` are (topic id, [partition]) to remove from it. `batch_size`: preferred number of records in an
-    acquired batch; `lease_ms`: duration of the leases, -1 for the group's."""
+    acquired batch; `lease_ms`: duration of the leases, -1 for the group's; `keeps_leases`: whether they
+    outlive the connection of the session."""
 
     group_id: str | None
     member_id: str | None
@@ -287,6 +294,7 @@ class ShareFetchRequest(NamedTuple):
     topics: list[Topic]
     forgotten_topics: list[ForgottenTopic]
     lease_ms: int = -1
+    keeps_leases: bool = False
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> ShareFetchRequest:
@@ -324,7 +332,7 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Sha
             raise WireError("the message ends within the forgotten partitions")
         position = skip_tags(frame, end)
         forgotten.append((topic_id, indexes))
-    lease_ms, position = _read_lease(frame, position)
+    lease_ms, keeps_leases, position = _read_own_fields(frame, position)
     request = ShareFetchRequest(
         group_id,
         member_id,
@@ -339,16 +347,18 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Sha
         topics,
         forgotten,
         lease_ms,
+        keeps_leases,
     )
     return request, position
 
 
-def _read_lease(frame: memoryview, position: int) -> tuple[int, int]:
-    """Return the value of the field `LEASE_TAG`, -1 if it is missing, and the position after the tagged fields."""
+def _read_own_fields(frame: memoryview, position: int) -> tuple[int, bool, int]:
+    """Return the values of the fields `LEASE_TAG` (-1 if it is missing) and `KEEP_TAG`, and the position after all
+    tagged fields."""
     if frame[position] == 0:
-        return -1, position + 1
+        return -1, False, position + 1
     count, position = read_unsigned_varint(frame, position)
-    lease_ms = -1
+    lease_ms, keeps_leases = -1, False
     for _ in range(count):
         tag, position = read_unsigned_varint(frame, position)
         length, position = read_unsigned_varint(frame, position)
@@ -359,8 +369,12 @@ def _read_lease(frame: memoryview, position: int) -> tuple[int, int]:
             if length != _LONG.size:
                 raise WireError("the duration of a lease has 8 bytes")
             (lease_ms,) = _LONG.unpack_from(frame, position)
+        elif tag == KEEP_TAG:
+            if length != 1:
+                raise WireError("whether leases are kept has 1 byte")
+            keeps_leases = frame[position] != 0
         position = end
-    return lease_ms, position
+    return lease_ms, keeps_leases, position
 
 
 def encode_request(
@@ -381,6 +395,7 @@ def encode_request(
     is_renew_ack: bool = False,
     forgotten_topics: Sequence[ForgottenTopic] = (),
     lease_ms: int = -1,
+    keeps_leases: bool = False,
 ) -> bytes:
     """Encode a request frame: length, header, body. Fields that `version` lacks are dropped."""
     limits = (session_epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size)
@@ -397,7 +412,11 @@ def encode_request(
         parts += (topic_id, pack_compact_count(len(indexes)))
         parts += [_INT.pack(index) for index in indexes]
         parts.append(b"\x00")
-    parts.append(b"\x00" if lease_ms < 0 else _LEASE_FIELD_START + _LONG.pack(lease_ms))
+    parts.append(bytes(((lease_ms >= 0) + keeps_leases,)))
+    if lease_ms >= 0:
+        parts.append(_LEASE_FIELD_START + _LONG.pack(lease_ms))
+    if keeps_leases:
+        parts.append(_KEEP_FIELD)
     body = b"".join(parts)
     return _INT.pack(len(body)) + body
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
+from mansio.tracebacks import copied
 from mansio.wire.batch.record_batch import read_varint, varint
 from mansio.wire.batch.record_reader import decompress_batch, header_bounds, record_bounds
 
@@ -41,9 +42,6 @@ RECORDS_MAX: Final = 100_000
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
 
-DECOMPRESSED_BYTES_MAX: Final = 32 << 20
-"""Maximum decompressed size of a batch, because it is decoded on the event loop."""
-
 _NAME: Final = PRIORITY_HEADER.encode()
 _NAME_AND_LENGTH: Final = varint(len(_NAME)) + _NAME
 _VALUES: Final = {name.encode(): priority for name, priority in PRIORITY_NAMES.items()}
@@ -63,7 +61,7 @@ def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[Prior
     `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records whose headers are
     invalid, and `MessageTooLarge` for more than `RECORDS_MAX` records. Otherwise such records have normal priority.
     `name` of the partition is for errors."""
-    header, data = decompress_batch(batch, max(DECOMPRESSED_BYTES_MAX, len(batch)))
+    header, data = decompress_batch(batch)
     found = data.find(_NAME)
     if found < 0:
         return ()
@@ -96,7 +94,7 @@ def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[Prior
     if errors and strict:
         rejection = InvalidRecord(f"{name}: {errors[0][1]} (record {errors[0][0]} of the batch)")
         rejection.record_errors = tuple(errors[:REPORTED_RECORDS_MAX])
-        raise rejection
+        raise copied(rejection)
     return runs
 
 

@@ -1,6 +1,7 @@
 """Decoder of the records in a batch.
 
-`read_record_tuples` decodes a consumer's records into any type of named tuple, `read_records` into `Record`s.
+`read_record_tuples` decodes a consumer's records into any type of named tuple, `read_records` into `Record`s;
+`read_record_slices` decodes large batches a list at a time.
 `scan_records` only locates records and their keys, for compaction, which keeps most of them unchanged.
 
 Invariants:
@@ -15,7 +16,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedMessageFormat
-from mansio.wire.batch.compression import decompress
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, decompress
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     MAGIC,
@@ -34,10 +35,19 @@ if TYPE_CHECKING:
 
     Row = TypeVar("Row", bound=tuple[Any, ...])
 
+SLICE_RECORDS_MAX: Final = 16_384
+"""Number of records of a batch that are decoded at a time."""
+
 UNIFORM_RECORDS_MIN: Final = 16
 _OFFSET_DELTA_LIMITS: Final = (1 << 6, 1 << 13)
 """An offset delta below the first limit takes one byte, below the second two bytes. Records with larger deltas are
 decoded one by one."""
+_LONG_RUN: Final = 8
+"""Number of records of one length from which on `check_records` searches for the next run of them at once."""
+_WALKED_RECORDS: Final = 32
+"""Number of records that `check_records` reads one by one after a shorter run."""
+_SHORTEST_LENGTH: Final = 2 * (RECORD_BYTES_MIN - 1)
+"""The length of the shortest record, as it is encoded."""
 _NULL_KEY_LENGTH: Final = b"\x01"
 _ZIGZAG_DECODED: Final = tuple((number >> 1) ^ -(number & 1) for number in range(0x80))
 
@@ -52,11 +62,19 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
-def decompress_batch(batch: Buffer, output_bytes_max: int) -> tuple[BatchHeader, bytes]:
-    """(header, decompressed records) of one complete batch. The CRC is not checked.
+def decompress_batch(batch: Buffer, output_bytes_max: int | None = None) -> tuple[BatchHeader, bytes]:
+    """(header, decompressed records) of one complete batch. The CRC is not checked. `output_bytes_max`: None for the
+    limit up to which every reader reads (`DECOMPRESSED_BYTES_MAX`, or the size of an uncompressed batch).
 
     Raises `InvalidRecord` if the records take more than `output_bytes_max`, or too few bytes for the record count of
     the header; `CorruptMessage`, `UnsupportedMessageFormat`, `UnsupportedCompression`."""
+    header, data = _decompress_any_count(batch, output_bytes_max)
+    if header.record_count * RECORD_BYTES_MIN > len(data):
+        raise InvalidRecord(f"{header.record_count} records do not fit in {len(data)} bytes")
+    return header, data
+
+
+def _decompress_any_count(batch: Buffer, output_bytes_max: int | None) -> tuple[BatchHeader, bytes]:
     if len(batch) < HEADER_BYTES:
         raise CorruptMessage(f"{len(batch)} bytes are too few for a record batch")
     header = read_header(batch)
@@ -64,14 +82,69 @@ def decompress_batch(batch: Buffer, output_bytes_max: int) -> tuple[BatchHeader,
         raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is accepted")
     if not HEADER_BYTES <= header.size <= len(batch):
         raise CorruptMessage(f"a batch of {header.size} bytes in {len(batch)} bytes")
-    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], output_bytes_max)
-    if header.record_count < 0 or header.record_count * RECORD_BYTES_MIN > len(data):
-        raise InvalidRecord(f"{header.record_count} records do not fit in {len(data)} bytes")
-    return header, data
+    if header.record_count < 0:
+        raise InvalidRecord(f"a batch of {header.record_count} records")
+    if output_bytes_max is None:
+        output_bytes_max = max(DECOMPRESSED_BYTES_MAX, header.size)
+    return header, decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], output_bytes_max)
 
 
-def read_records(batch: Buffer, *, output_bytes_max: int) -> list[Record]:
-    """All records of one complete batch, which take at most `output_bytes_max` decompressed. The CRC is not checked.
+def check_content(
+    batch: Buffer, header: BatchHeader, output_bytes_max: int, *, scratch: bytearray | None = None
+) -> None:
+    """Decompress the records of one complete batch, and check them with `check_records`. Nothing is kept.
+    `scratch`: as in `decompress`.
+
+    Raises `DecompressedTooLarge` if they take more than `output_bytes_max`, `DecompressionFailed`, `InvalidRecord`."""
+    data = decompress(
+        header.codec, memoryview(batch)[HEADER_BYTES : header.size], output_bytes_max, scratch=scratch
+    )
+    check_records(data, header.record_count)
+
+
+def check_records(data: bytes, record_count: int) -> None:
+    """Check that `data` is exactly so many records, by their lengths; what is in the records is not read.
+
+    Raises `InvalidRecord`."""
+    position, left = 0, record_count
+    try:
+        while left > 0:
+            # Records of one length follow at the same distance: the bytes of their lengths are columns of equal bytes.
+            begin = position
+            number, position = _read_number(data, begin)
+            if number < _SHORTEST_LENGTH or number & 1:
+                raise InvalidRecord(f"a record of {(number >> 1) ^ -(number & 1)} bytes")
+            stride = position - begin + (number >> 1)
+            end = begin + left * stride
+            run = left
+            for column in range(begin, position):
+                found = data[column:end:stride]
+                run = min(run, len(found) - len(found.lstrip(found[:1])))
+            position, left = begin + run * stride, left - run
+            if run >= _LONG_RUN:
+                continue
+            for _ in repeat(None, min(left, _WALKED_RECORDS)):
+                number = data[position]
+                if _SHORTEST_LENGTH <= number < 0x80:
+                    position += 1
+                elif number >= 0x80 > (second := data[position + 1]):
+                    number = number & 0x7F | second << 7
+                    position += 2
+                else:
+                    number, position = _read_number(data, position)
+                if number < _SHORTEST_LENGTH or number & 1:
+                    raise InvalidRecord(f"a record of {(number >> 1) ^ -(number & 1)} bytes")
+                position += number >> 1
+                left -= 1
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+    if position != len(data):
+        raise InvalidRecord(f"{record_count} records do not take the {len(data)} bytes of the batch")
+
+
+def read_records(batch: Buffer, *, output_bytes_max: int | None = None) -> list[Record]:
+    """All records of one complete batch, which take at most `output_bytes_max` decompressed (None: as in
+    `decompress_batch`). The CRC is not checked.
 
     Raises `InvalidRecord` or `CorruptMessage`.
     """
@@ -81,27 +154,45 @@ def read_records(batch: Buffer, *, output_bytes_max: int) -> list[Record]:
 
 
 def read_record_tuples(
-    batch: Buffer, kind: type[Row], topic: str, partition: int, *, output_bytes_max: int
+    batch: Buffer, kind: type[Row], topic: str, partition: int, *, output_bytes_max: int | None = None
 ) -> list[Row]:
     """`kind(topic, partition, offset, timestamp_ms, key, value, headers)` of every record of one complete batch.
 
     `kind` is a class of named tuples with these seven fields; creating its objects here saves a conversion per record.
+    Raises the errors of `read_record_slices`.
+    """
+    slices = list(read_record_slices(batch, kind, topic, partition, output_bytes_max=output_bytes_max))
+    return slices[0] if len(slices) == 1 else [row for rows in slices for row in rows]
+
+
+def read_record_slices(
+    batch: Buffer,
+    kind: type[Row],
+    topic: str,
+    partition: int,
+    *,
+    output_bytes_max: int | None = None,
+    records_max: int = SLICE_RECORDS_MAX,
+) -> Iterator[list[Row]]:
+    """The rows of `read_record_tuples` in lists of at most `records_max`, or one run of uniform records: the memory of
+    a batch of many small records is that of its decompressed bytes and of one list.
+
     Records of identical layout are decoded many at a time (`read_uniform_records`); of the others, numbers of one or
     two bytes are decoded inline. The CRC is not checked.
 
-    Raises `InvalidRecord` if the records are inconsistent or take more than `output_bytes_max`, `CorruptMessage`.
+    Raises, after the last record that can be read, `InvalidRecord` if the records are inconsistent or take more than
+    `output_bytes_max`, or an error of `decompress_batch`.
     """
-    header, data = decompress_batch(batch, output_bytes_max)
-    size, count = len(data), header.record_count
+    header, data = _decompress_any_count(batch, output_bytes_max)
+    size, remaining = len(data), header.record_count
     base_offset, last_delta_max = header.base_offset, header.last_offset_delta
     base_ms, is_fixed = header.base_timestamp_ms, False
     if header.timestamp_type is TimestampType.LOG_APPEND:
         base_ms, is_fixed = header.max_timestamp_ms, True
     new_row = tuple.__new__  # half the time of the named tuple's own constructor
     rows: list[Row] = []
-    append = rows.append
     position, last_delta = 0, -1
-    while (run := read_uniform_records(data, position, last_delta + 1, count - len(rows))) is not None:
+    while (run := read_uniform_records(data, position, last_delta + 1, remaining)) is not None:
         if last_delta + run.record_count > last_delta_max:
             break  # the loop below finds the invalid record
         offsets = range(base_offset + last_delta + 1, base_offset + last_delta + 1 + run.record_count)
@@ -118,73 +209,91 @@ def read_record_tuples(
         )
         rows += map(partial(new_row, kind), columns)
         position, last_delta = run.end, last_delta + run.record_count
-    try:
-        for _ in range(count - len(rows)):
-            number = data[position]
-            if number < 0x80:
-                position += 1
-            elif (second := data[position + 1]) < 0x80:
-                number = number & 0x7F | second << 7
-                position += 2
-            else:
-                number, position = _read_number(data, position)
-            end = position + ((number >> 1) ^ -(number & 1))
-            if end - position < RECORD_BYTES_MIN - 1 or end > size:
-                raise InvalidRecord(
-                    f"a record of {end - position} bytes with {size - position} left in the batch"
+        remaining -= run.record_count
+    wrong = ""
+    while not wrong:
+        append = rows.append
+        known = len(rows)
+        try:
+            for _ in range(min(remaining, max(records_max - known, 0))):
+                number = data[position]
+                if number < 0x80:
+                    position += 1
+                elif (second := data[position + 1]) < 0x80:
+                    number = number & 0x7F | second << 7
+                    position += 2
+                else:
+                    number, position = _read_number(data, position)
+                end = position + ((number >> 1) ^ -(number & 1))
+                if end - position < RECORD_BYTES_MIN - 1 or end > size:
+                    raise InvalidRecord(
+                        f"a record of {end - position} bytes with {size - position} left in the batch"
+                    )
+                number = data[position + 1]  # one byte of attributes, unused
+                if number < 0x80:
+                    position += 2
+                else:
+                    number, position = _read_number(data, position + 1)
+                timestamp_ms = base_ms if is_fixed else base_ms + ((number >> 1) ^ -(number & 1))
+                number = data[position]
+                if number < 0x80:
+                    position += 1
+                elif (second := data[position + 1]) < 0x80:
+                    number = number & 0x7F | second << 7
+                    position += 2
+                else:
+                    number, position = _read_number(data, position)
+                delta = (number >> 1) ^ -(number & 1)
+                if data[position] == 1:
+                    key, position = None, position + 1
+                else:
+                    key, position = _read_bytes(data, position)
+                number = data[position]
+                if number < 0x80:
+                    start = position + 1
+                elif (second := data[position + 1]) < 0x80:
+                    number = number & 0x7F | second << 7
+                    start = position + 2
+                else:
+                    number, start = _read_number(data, position)
+                if number & 1:
+                    value, position = _read_bytes(data, position)
+                else:
+                    position = start + (number >> 1)
+                    if position > size:
+                        raise InvalidRecord("a key, value or header is longer than its batch")
+                    value = data[start:position]
+                if data[position]:
+                    headers, position = _read_headers(data, position, end)
+                else:
+                    headers = ()
+                    position += 1
+                if position != end:
+                    raise InvalidRecord("a record's length does not match its content")
+                if not last_delta < delta <= last_delta_max:
+                    raise InvalidRecord(f"offset delta {delta} after {last_delta} of {last_delta_max}")
+                last_delta = delta
+                append(
+                    new_row(kind, (topic, partition, base_offset + delta, timestamp_ms, key, value, headers))
                 )
-            number = data[position + 1]  # one byte of attributes, unused
-            if number < 0x80:
-                position += 2
-            else:
-                number, position = _read_number(data, position + 1)
-            timestamp_ms = base_ms if is_fixed else base_ms + ((number >> 1) ^ -(number & 1))
-            number = data[position]
-            if number < 0x80:
-                position += 1
-            elif (second := data[position + 1]) < 0x80:
-                number = number & 0x7F | second << 7
-                position += 2
-            else:
-                number, position = _read_number(data, position)
-            delta = (number >> 1) ^ -(number & 1)
-            if data[position] == 1:
-                key, position = None, position + 1
-            else:
-                key, position = _read_bytes(data, position)
-            number = data[position]
-            if number < 0x80:
-                start = position + 1
-            elif (second := data[position + 1]) < 0x80:
-                number = number & 0x7F | second << 7
-                start = position + 2
-            else:
-                number, start = _read_number(data, position)
-            if number & 1:
-                value, position = _read_bytes(data, position)
-            else:
-                position = start + (number >> 1)
-                if position > size:
-                    raise InvalidRecord("a key, value or header is longer than its batch")
-                value = data[start:position]
-            if data[position]:
-                headers, position = _read_headers(data, position, end)
-            else:
-                headers = ()
-                position += 1
-            if position != end:
-                raise InvalidRecord("a record's length does not match its content")
-            if not last_delta < delta <= last_delta_max:
-                raise InvalidRecord(f"offset delta {delta} after {last_delta} of {last_delta_max}")
-            last_delta = delta
-            append(new_row(kind, (topic, partition, base_offset + delta, timestamp_ms, key, value, headers)))
-    except IndexError as error:
-        raise InvalidRecord("a record is longer than its batch") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRecord("the name of a record header is not UTF-8") from error
-    if position != size:
-        raise InvalidRecord(f"{size - position} bytes after the last record")
-    return rows
+        except InvalidRecord as error:
+            wrong = error.message
+        except IndexError:
+            wrong = "a record is longer than its batch"
+        except UnicodeDecodeError:
+            wrong = "the name of a record header is not UTF-8"
+        remaining -= len(rows) - known
+        if not (remaining or wrong) and position != size:
+            wrong = f"{size - position} bytes after the last record"
+        if not remaining:
+            data = b""  # a single large record: the caller has its value
+        if rows or not (remaining or wrong):
+            yield rows
+        if not remaining:
+            break
+        rows = []
+    if wrong:
+        raise InvalidRecord(wrong)
 
 
 def _read_number(data: bytes, position: int) -> tuple[int, int]:
@@ -408,7 +517,7 @@ def scan_records(data: bytes, record_count: int, last_offset_delta: int) -> Iter
         raise InvalidRecord(f"{len(data) - position} bytes after the last record")
 
 
-def read_keys(batch: Buffer, *, output_bytes_max: int) -> Iterator[tuple[int, bytes | None]]:
+def read_keys(batch: Buffer, *, output_bytes_max: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """Yield offset and key of each record of one complete batch; values and headers are not decoded. The CRC is not
     checked.
 

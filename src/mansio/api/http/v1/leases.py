@@ -24,6 +24,7 @@ from mansio.state.share_partition.types import (
     RENEW,
     REQUESTED_DELAY_MS_MAX,
 )
+from mansio.tracebacks import copied
 
 RECORDS_MAX: Final = 1_000
 TOPICS_MAX: Final = 100
@@ -145,7 +146,7 @@ async def _acknowledge(
     results = await call.services.leases.acknowledge(call.path("group"), acknowledgements)
     failed = [(position, error) for position, error in enumerate(results) if error is not None]
     if failed and len(receipts) == 1:
-        raise failed[0][1]
+        raise copied(failed[0][1])
     errors = [{"position": position, **error_value(error)} for position, error in failed]
     return {"acknowledged": len(receipts) - len(failed), "errors": errors}
 

@@ -14,8 +14,15 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.values import Record, ValueFormat, encode_headers, encode_key, encode_value
-from mansio.broker.services.routed.read_records import BYTES_MAX, RECORDS_MAX, WAIT_MS_MAX, read_records
-from mansio.errors import MansioError, UnknownTopicOrPartition
+from mansio.broker.services.routed.read_records import (
+    BYTES_MAX,
+    RECORDS_MAX,
+    WAIT_MS_MAX,
+    read_records,
+    too_large,
+)
+from mansio.errors import MansioError, UnknownTopicOrPartition, UnreadableRecords
+from mansio.wire.batch.unreadable import UnreadableOffsets
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -28,6 +35,8 @@ STREAMS_MAX: Final = 32
 """Maximum number of event streams of a broker."""
 
 STREAM_PREFETCH_BYTES: Final = 1 << 20
+STREAM_PIECE_BYTES: Final = 1 << 20
+"""Size of keys and values that are encoded at a time."""
 KEEP_ALIVE_MS: Final = 15_000
 """Interval of comments in an event stream without records."""
 
@@ -50,11 +59,22 @@ class ReadParameters(Body):
     values: ValueFormat = "auto"
 
 
+class Unreadable(Body):
+    """Offsets, both inclusive, of records that cannot be returned."""
+
+    first_offset: int
+    last_offset: int
+    reason: str
+
+
 class Records(Body):
     """Records in the order of their offsets. `next_offset`: where the next request continues."""
 
     records: list[Record]
     next_offset: int
+    unreadable: list[Unreadable] = Field(
+        description="Records before `next_offset` that cannot be read, or are larger than 64 MiB."
+    )
 
 
 class OffsetParameters(Body):
@@ -92,6 +112,11 @@ def record_value(message: Message, as_: ValueFormat) -> dict[str, Any]:
     }
 
 
+def unreadable_value(offsets: UnreadableOffsets) -> dict[str, Any]:
+    """Return unreadable offsets in JSON."""
+    return {"first_offset": offsets.first, "last_offset": offsets.last, "reason": offsets.reason}
+
+
 async def read(call: Call) -> dict[str, Any]:
     query: ReadParameters = call.query
     partition = call.partition
@@ -112,6 +137,7 @@ async def read(call: Call) -> dict[str, Any]:
     return {
         "records": [record_value(each, query.values) for each in found.records],
         "next_offset": found.next_offset,
+        "unreadable": [unreadable_value(each) for each in found.unreadable],
     }
 
 
@@ -178,17 +204,37 @@ async def _events(
     call: Call, partitions: list[TopicPartition], start: dict[TopicPartition, int], as_: ValueFormat
 ) -> AsyncIterator[bytes]:
     positions = {partition.partition: start[partition] for partition in partitions}
+    topic = partitions[0].topic
+
+    def unreadable_event(partition: int, offsets: UnreadableOffsets) -> bytes:
+        positions[partition] = offsets.last + 1
+        value = {"topic": topic, "partition": partition, **unreadable_value(offsets)}
+        return b"event: unreadable\nid: %b\ndata: %b\n\n" % (_event_id(positions), to_json(value))
+
     try:
         yield b"retry: 1000\n\n"
         async with call.client.consume(
             partitions, from_=start, prefetch_bytes_max=STREAM_PREFETCH_BYTES, on_out_of_range="earliest"
         ) as consumer:
             while True:
-                messages = await consumer.poll(timeout_ms=KEEP_ALIVE_MS)
+                try:
+                    messages = await consumer.poll(timeout_ms=KEEP_ALIVE_MS)
+                except UnreadableRecords as error:
+                    found = UnreadableOffsets(error.first_offset, error.last_offset, error.reason)
+                    yield unreadable_event(error.partition, found)
+                    continue
                 if not messages:
                     yield b": no records\n\n"
                 lines: list[bytes] = []
+                size_bytes = 0
                 for message in messages:
+                    if (large := too_large(message)) is not None:
+                        lines.append(unreadable_event(message.partition, large))
+                        continue
+                    if size_bytes > STREAM_PIECE_BYTES:
+                        yield b"".join(lines)
+                        lines, size_bytes = [], 0
+                    size_bytes += len(message.key or b"") + len(message.value or b"")
                     positions[message.partition] = message.offset + 1
                     lines += (
                         b"id: ",

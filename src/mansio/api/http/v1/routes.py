@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pydantic_core import to_json
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 
+from mansio.api.http.path_route import PathRoute
+from mansio.api.http.request_label import request_label
 from mansio.api.http.v1 import (
     cluster,
     delays,
@@ -42,12 +44,15 @@ _FREQUENT: Final = (*publish.OPERATIONS, *leases.OPERATIONS)
 """Operations whose routes are tried first."""
 
 
-def routes(context: ApiContext) -> list[Route]:
+def routes(context: ApiContext) -> list[PathRoute]:
     """Return the routes of the API of one broker."""
 
     def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def call(request: Request) -> Response:
-            return await operation(context, request)
+            holds = context.loop_holds()
+            if holds is None:
+                return await operation(context, request)
+            return await holds.measured(operation(context, request), "http", partial(request_label, request))
 
         return call
 
@@ -59,9 +64,9 @@ def routes(context: ApiContext) -> list[Route]:
 
     return [
         *(
-            Route(openapi.PREFIX + each.path, endpoint(each), methods=[each.method])
+            PathRoute(openapi.PREFIX + each.path, endpoint(each), methods=[each.method])
             for each in sorted(OPERATIONS, key=lambda each: each not in _FREQUENT)
         ),
-        Route(f"{openapi.PREFIX}/openapi.json", description),
-        Route(f"{openapi.PREFIX}/docs", page),
+        PathRoute(f"{openapi.PREFIX}/openapi.json", description),
+        PathRoute(f"{openapi.PREFIX}/docs", page),
     ]

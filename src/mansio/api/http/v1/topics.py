@@ -11,6 +11,7 @@ from pydantic import Field
 
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField
+from mansio.tracebacks import copied
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ async def _describe(call: Call, name: str) -> dict[str, Any]:
         return_exceptions=True,
     )
     if isinstance(config, BaseException):
-        raise config
+        raise copied(config)
     return {
         "name": name,
         "id": found.topic_id.hex(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER
@@ -88,6 +89,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
         ]
     else:
         may_create = version < 4 or request.allow_auto_topic_creation
+        may_create = may_create and len(request.topics) <= ITEMS_MAX
         topics = []
         for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
             try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mansio.broker.services.fetch import FetchResult
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import CorruptLog, CorruptMessage, MansioError
+from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch as wire
 
@@ -53,7 +54,12 @@ def fetch(
                 peer, request.replica_id, request.replica_epoch, connection.client_host
             )
         except MansioError as error:
-            return _encode(service, connection, header, FetchResult.for_rejected_request(request, error))
+            return _encode(
+                service,
+                connection,
+                header,
+                FetchResult.for_rejected_request(request, without_traceback(error)),
+            )
     sampled = follower is None and not fetches.counters.fetches & SAMPLE_MASK
     stopwatch = service.statistics.start_stopwatch(service.statistics.fetch_latency) if sampled else None
     result, is_final = fetches.begin_fetch(request, header.client_id, follower)

@@ -28,6 +28,7 @@ from mansio.broker.services.produce import (
     RecompressionRequired,
 )
 from mansio.errors import InvalidRequiredAcks, MansioError
+from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
 from mansio.wire.headers import read_request_header
@@ -214,7 +215,7 @@ def _raise_if_failed(service: BrokerServices, results: Sequence[TopicResults]) -
                 service.statistics.count_error(API_KEY, result.error.kafka_code)
                 last = result.error
     if last is not None:
-        raise last
+        raise copied(last)
 
 
 def _respond(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.records import ListedOffset, OffsetQuery, RecordsToDelete
 from mansio.errors import MansioError
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
@@ -134,7 +135,7 @@ def _authorization_error(
             peer, request.replica_id, -1 if peer is None else peer.broker_epoch, context.client_host
         )
     except MansioError as error:
-        return error
+        return without_traceback(error)
     return None
 
 
@@ -143,7 +144,7 @@ def _epoch_end_offset_fields(
 ) -> dict[str, Any]:
     try:
         if refusal is not None:
-            raise refusal
+            raise copied(refusal)
         end = service.records.offset_for_leader_epoch(
             topic,
             None,

@@ -28,6 +28,7 @@ from mansio.errors import (
     TransactionAbortable,
     TransactionalIdNotFound,
 )
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
@@ -153,7 +154,7 @@ async def _add(
         else:
             errors = await service.transactions.add_partitions(*named)
     except MansioError as error:
-        errors = [error] * len(partitions)
+        errors = [without_traceback(error)] * len(partitions)
     return [_code(each, version, fenced_from=2, abortable_from=5) for each in errors]
 
 

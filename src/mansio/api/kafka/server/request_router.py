@@ -77,7 +77,11 @@ class RequestRouter:
                 ):
                     pending_response.reject(error)  # invalid bytes, which only the handler can detect
                     return
-                fields = _error_fields(error, context)
+                rejection = _error_fields(error, context)
+                if rejection is None:
+                    pending_response.reject(error)
+                    return
+                fields = rejection
             if not isinstance(fields, bytes):
                 self._service.statistics.count_errors(context.api_key, fields)
             pending_response.answer([self._encode(fields, context)])
@@ -111,8 +115,8 @@ class RequestRouter:
         )
 
 
-def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]:
-    """Return the fields of a response that rejects the whole request."""
+def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any] | None:
+    """Return the fields of a response that rejects the whole request; None if the API has an error per item only."""
     logger.warning(
         "request_rejected",
         extra=fields_of_event(
@@ -124,8 +128,8 @@ def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]
         ),
     )
     names = messages.merged_schema(context.api_key, messages.RESPONSE).defaults
-    if "error_code" not in names:  # such an API has an error per item, which its handler has to return
-        raise error
+    if "error_code" not in names:
+        return None
     return {
         "error_code": error.kafka_code,
         **({"error_message": error.message} if "error_message" in names else {}),

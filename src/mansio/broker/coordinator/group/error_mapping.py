@@ -22,6 +22,7 @@ from mansio.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +45,8 @@ def check_offsets_group_id(group_id: str | None) -> None:
 
 
 def as_coordinator_error(error: MansioError) -> MansioError:
-    """Convert an error of an internal topic into the coordinator error that clients receive; other errors are returned
-    unchanged."""
+    """Convert an error of an internal topic into the coordinator error that clients receive; of other errors it
+    returns a copy."""
     if isinstance(error, StorageError | NotLeaderOrFollower | FencedLeaderEpoch):
         return NotCoordinator(error.message)
     if isinstance(
@@ -53,7 +54,7 @@ def as_coordinator_error(error: MansioError) -> MansioError:
         NotEnoughReplicas | NotEnoughReplicasAfterAppend | RequestTimedOut | UnknownTopicOrPartition,
     ):
         return CoordinatorNotAvailable(error.message)
-    return error
+    return copied(error)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from mansio.logs import fields
 from mansio.state.classic_group.group import ClassicGroup
 from mansio.state.classic_group.types import Response
 from mansio.state.share_group.group import ShareGroup
+from mansio.tracebacks import result_of, without_traceback
 from mansio.wire.internal_records.offset_and_group_records import (
     GroupKey,
     encode_group_key,
@@ -114,7 +115,7 @@ class GroupActions:
             _complete(promise, NotCoordinator("the broker is stopping"))
         try:
             self.perform(entry, effects)
-            return await promise
+            return await result_of(promise)
         finally:
             del self.waiting[promise]
 
@@ -136,7 +137,9 @@ class GroupActions:
         try:
             promise = self._store.append(group_id, [(encode_group_key(GroupKey(group_id)), value)])
         except MansioError as error:
-            self._scheduler.call_soon(self._report_persisted, entry, group, effect.token, error)
+            self._scheduler.call_soon(
+                self._report_persisted, entry, group, effect.token, without_traceback(error)
+            )
             return
 
         def done(committed: Any) -> None:

@@ -37,6 +37,7 @@ from mansio.logs import fields
 from mansio.state.classic_group.group import EMPTY, STABLE, ClassicGroup
 from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.state.share_group.group import ShareGroup
+from mansio.tracebacks import result_of
 from mansio.wire.internal_records.offset_and_group_records import (
     CommittedOffset,
     GroupKey,
@@ -321,7 +322,7 @@ class OffsetManager:
         if deletions:
             promise = self._store.append(group_id, tombstones(entry, partitions=deletions))
             self._store.remove_if_empty(entry)
-            await promise
+            await result_of(promise)
         return results
 
     def delete_offsets_of_topic(self, topic: str) -> Coroutine[Any, Any, None]:

@@ -164,7 +164,7 @@ def compile_pattern(pattern: str) -> Callable[[str], Any]:
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
-        reason = error.args[0] if error.args else error
+        reason = error.args[0] if error.args else str(error)
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise InvalidRegularExpression(f"{pattern[:80]!r} is not a valid RE2 expression: {text}") from error
     # An expression of only 400 characters, `.*` two hundred times, takes milliseconds per name.

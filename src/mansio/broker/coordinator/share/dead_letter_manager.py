@@ -30,6 +30,7 @@ from uuid import UUID
 
 from mansio.broker.coordinator.share import dead_letter_copies as copying
 from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
+from mansio.config.topic_names import unified_name
 from mansio.errors import (
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
@@ -42,6 +43,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.share_partition.dead_letters import RETRY_MS_MAX, RETRY_MS_MIN, DeadLetterQueue, Phase
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -316,7 +318,7 @@ class DeadLetterWriter:
         target = await self._targets.find(key.group, source, key.partition)
         task.ensure_not_ended()
         if target.topic_id == batch.topic_id:  # it was missing only temporarily
-            raise error
+            raise copied(error)
         self.record_failure(task, error)
         await self._reserve(task, task.queue.reserve_in_new_target(target.topic_id, target.partition))
 
@@ -406,12 +408,12 @@ class DeadLetterManager:
 
     def handle_topic_change(self, change: TopicChange) -> None:
         """Retry failed tasks of a dead-letter topic whose metadata or settings changed."""
-        names = [topic.name for topic in (change.before, change.after) if topic is not None]
+        names = {unified_name(topic.name) for topic in (change.before, change.after) if topic is not None}
         for task in self._tasks.values():
-            if (
-                task.last_error
-                and self._targets.dead_letter_topic_name(task.share_partition.key.group, task.topic) in names
-            ):
+            if not task.last_error:
+                continue
+            name = self._targets.dead_letter_topic_name(task.share_partition.key.group, task.topic)
+            if unified_name(name) in names:
                 task.retry_now()
 
     def handle_settings_change(self, group: str) -> None:

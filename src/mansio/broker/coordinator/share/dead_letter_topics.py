@@ -20,6 +20,7 @@ from mansio.broker.services.topics import NewTopic
 from mansio.config.config_def import INT32_MAX
 from mansio.config.share_group_config import DEAD_LETTER_COPY_ENABLE, DEAD_LETTER_TOPIC, effective_value
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
+from mansio.config.topic_names import dead_letter_topic_of
 from mansio.errors import (
     InvalidTopic,
     LeaderNotAvailable,
@@ -32,6 +33,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.net.retry import client_error_for_code
+from mansio.tracebacks import copied, result_of
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import iterate_batches
 
@@ -114,8 +116,8 @@ class DeadLetterTopics:
 
     def dead_letter_topic_name(self, group: str, topic: str) -> str:
         """Return the name of the dead-letter topic of a group for records of a topic."""
-        return effective_value(DEAD_LETTER_TOPIC, self._overrides(group)) or (
-            f"{self._topic_name_prefix}{topic}"
+        return effective_value(DEAD_LETTER_TOPIC, self._overrides(group)) or dead_letter_topic_of(
+            topic, self._topic_name_prefix
         )
 
     async def find(self, group: str, source_topic: Topic, source_partition: int) -> DeadLetterPartition:
@@ -131,18 +133,29 @@ class DeadLetterTopics:
             )
         while name in self._creating:
             await self._wait_until_created(name)
-        topic = self._topics.state.topics.get(name) or await self._create_once(name, source_topic)
+        topic = self._find_existing(name) or await self._create_once(name, source_topic)
         if not self.is_dead_letter_topic(topic):
             raise PolicyViolation(
                 f"topic {name} does not accept dead letters: set {DEAD_LETTER_TOPIC_ENABLE}=true"
             )
         partition = source_partition % len(topic.partitions)
-        return DeadLetterPartition(name, topic.topic_id.bytes, partition, self._bytes_max(topic))
+        return DeadLetterPartition(topic.name, topic.topic_id.bytes, partition, self._bytes_max(topic))
+
+    def _find_existing(self, name: str) -> Topic | None:
+        """Return the topic of this name, or a dead-letter topic whose name differs in `.` and `_` only: beside it none
+        can be created, and topics with such names that were created by an earlier version have dead letters, too."""
+        state = self._topics.state
+        if (topic := state.topics.get(name)) is not None:
+            return topic
+        others = state.colliding_topics(name)
+        return next(
+            (each for each in others if each.name in state.topics and self.is_dead_letter_topic(each)), None
+        )
 
     async def _wait_until_created(self, name: str) -> None:
         promise: Promise[None] = self._scheduler.promise()
         self._creating[name].append(promise)
-        await promise
+        await result_of(promise)
 
     async def _create_once(self, name: str, source: Topic) -> Topic:
         """Create the topic once, even if several share partitions need it at the same time."""
@@ -214,12 +227,12 @@ class DeadLetterTopics:
             if promise.done():
                 return  # the caller was cancelled
             if isinstance(outcome, MansioError):
-                promise.set_exception(outcome)
+                promise.set_exception(copied(outcome))
             else:
                 promise.set_result(outcome)
 
         self._partitions.recompressor.append(partition, data, urgent=True, on_appended=on_appended)
-        return await promise
+        return await result_of(promise)
 
     def is_unknown_producer(self, batch: DeadLetterBatch) -> bool:
         """Return whether this broker leads the dead-letter partition and has no state of the batch's producer in it.
@@ -315,7 +328,7 @@ class DeadLetterTopics:
                 try:
                     limited.set_result(outcome.result())
                 except Exception as error:  # noqa: BLE001 - it is handed on
-                    limited.set_exception(error)
+                    limited.set_exception(copied(error))
 
         def end() -> None:
             if not limited.done():
@@ -326,7 +339,7 @@ class DeadLetterTopics:
         promise.add_done_callback(complete)
         timer = self._scheduler.call_later(WRITE_TIMEOUT_MS, end)
         try:
-            await limited
+            await result_of(limited)
         finally:
             timer.cancel()
 

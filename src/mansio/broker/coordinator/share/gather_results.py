@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import CoordinatorNotAvailable, MansioError
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -46,5 +47,5 @@ async def _await_outcome(coroutine: Coroutine[Any, Any, None]) -> MansioError | 
     try:
         await coroutine
     except MansioError as error:
-        return error
+        return without_traceback(error)
     return None

@@ -29,6 +29,7 @@ from mansio.errors import (
     Unavailable,
     error_for_code,
 )
+from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import acknowledge_records
 from mansio.wire.apis.acknowledge_records import AcknowledgeBatch
@@ -188,7 +189,7 @@ class LeaseForwarder:
         promise: Promise[bool] = self._scheduler.promise()
         callers.append(promise)
         try:
-            return await promise
+            return await result_of(promise)
         finally:
             if promise in callers:
                 callers.remove(promise)
@@ -218,12 +219,14 @@ class LeaseForwarder:
                     if not promise.done():
                         promise.set_result(response.is_available)
         except MansioError as failure:
-            error = failure
+            error = without_traceback(failure)
         finally:
             del self._waits[key]
             for promise in callers:
                 if not promise.done():
-                    promise.set_exception(error or Unavailable("the wait for records was interrupted"))
+                    promise.set_exception(
+                        copied(error) if error else Unavailable("the wait for records was interrupted")
+                    )
 
     async def release(self, node_id: int, group_id: str, member_id: str) -> None:
         """Release all leases of a member on a broker. Raises `ConnectionLost`."""
@@ -332,7 +335,7 @@ class _Connections:
         self._queue.append(promise)
         is_taken = False
         try:
-            peers = await promise
+            peers = await result_of(promise)
             is_taken = True
             return peers
         finally:

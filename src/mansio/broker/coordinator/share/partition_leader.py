@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.broker.partition.partition import READ_COMMITTED, READ_UNCOMMITTED
 from mansio.errors import (
+    UNREADABLE_CONTENT,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     DamagedRange,
@@ -34,6 +35,7 @@ from mansio.errors import (
     NotCoordinator,
     NotLeaderOrFollower,
     StorageError,
+    Unavailable,
     VerificationPending,
 )
 from mansio.logs import fields
@@ -43,9 +45,10 @@ from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, Shar
 from mansio.state.share_partition.priority_shares import PriorityShares
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import RENEW, LoadedState
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.priority_header import Priority
-from mansio.wire.batch.record_batch import check_stored_batch
+from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_keys
 
 if TYPE_CHECKING:
@@ -80,9 +83,6 @@ STATE_UNAVAILABLE: Final = (NotCoordinator, CoordinatorNotAvailable, Coordinator
 
 SCANNED_RECORDS_MAX: Final = 2_000
 """Number of records whose keys are read in one turn of the event loop; a batch may exceed it."""
-
-DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""Maximum decompressed size of a batch whose keys are read on the event loop."""
 
 _LARGEST_BELOW_ONE: Final = 1 - 2**-53
 
@@ -138,9 +138,10 @@ class NoDeadLetters:
 class ShareDependencies:
     """Dependencies shared by all share partitions of a broker.
 
-    `settings`: returns the settings of a group for a partition. `initial_offset`: returns the offset at which a group
-    without state starts in a partition. `normal_start`: returns the start offset of the share partition of normal
-    priority, which begins the one of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
+    `settings`: returns the settings of a group for a partition. `refresh_settings`: waits until these contain all
+    changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
+    partition. `normal_start`: returns the start offset of the share partition of normal priority, which begins the one
+    of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -148,6 +149,7 @@ class ShareDependencies:
     scheduler: Scheduler
     random: Random
     settings: Callable[[str, Partition], ShareSettings]
+    refresh_settings: Callable[[str], Awaitable[None]]
     initial_offset: Callable[[str, Partition], int]
     normal_start: Callable[[ShareKey], Awaitable[int]]
     dead_letters: DeadLetterSink
@@ -181,12 +183,18 @@ class _KeyReader:
             return False
         try:
             batch = next(self._partition.log.batches(begin))
-            header = check_stored_batch(batch)
-            found = () if header.is_control else read_keys(batch, output_bytes_max=DECOMPRESSED_BYTES_MAX)
-            keys = {offset: hash(key) for offset, key in found if key is not None}
+            header = read_header(batch)
+            keys: dict[int, int] = {}
+            try:
+                if not check_stored_batch(batch).is_control:
+                    keys = {offset: hash(key) for offset, key in read_keys(batch) if key is not None}
+            except (
+                UNREADABLE_CONTENT
+            ) as error:  # its records are offered without a key, and rejected when they are read
+                self._partition.report_damage(begin, error)
         except MansioError as error:
             self._partition.report_damage(begin, error)
-            self.error = error
+            self.error = without_traceback(error)
             return False
         machine.add_keys(header.last_offset + 1, keys)
         self._records_left -= header.last_offset + 1 - begin
@@ -284,6 +292,14 @@ class SharePartitionLeader:
             self._set_timer()
             self.wake()
 
+    async def _refresh_settings(self) -> None:
+        try:
+            await self._dependencies.refresh_settings(self.key.group)
+        except Unavailable as error:
+            raise CoordinatorNotAvailable(
+                f"the settings of group {self.key.group!r} cannot be read: {error.message}"
+            ) from error
+
     async def _load(self) -> None:
         dependencies, partition = self._dependencies, self.partition
         settings = dependencies.settings(self.key.group, partition)
@@ -297,6 +313,9 @@ class SharePartitionLeader:
             found if found is None or self.known_state is None else with_known_state(found, self.known_state)
         )
         if state is None:
+            # A client may have set where the group starts just before it subscribed, on another broker.
+            await self._refresh_settings()
+            settings = dependencies.settings(self.key.group, partition)
             partition.ensure_high_watermark_known()
             if self.key.priority is Priority.NORMAL:
                 start = dependencies.initial_offset(self.key.group, partition)
@@ -341,7 +360,7 @@ class SharePartitionLeader:
             await dependencies.persister.write(self.key, self._state_epoch, self.leader_epoch, update)
             self.ensure_leader()
             if self.end_error is not None:
-                raise self.end_error
+                raise copied(self.end_error)
             ready.mark_persisted(update.token)
             self._state_machine = ready
         self.known_state = None
@@ -351,7 +370,7 @@ class SharePartitionLeader:
         """End this object; requests that wait for it continue with a new object for the share partition."""
         if self.end_error is not None:
             return
-        self.end_error = error
+        self.end_error = copied(error)  # the caller may raise `error`
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -367,7 +386,7 @@ class SharePartitionLeader:
         logger.error("share_partition_failed", extra=known, exc_info=error)
         ended = CoordinatorNotAvailable(f"share partition of {self.partition.name} failed: {error}")
         self.end(ended)
-        return ended
+        return copied(ended)
 
     def ensure_leader(self) -> None:
         """Raise `NotLeaderOrFollower` unless this broker certainly leads in the leader epoch of the loaded state."""
@@ -393,7 +412,7 @@ class SharePartitionLeader:
         """Wait until the state is loaded; return the state machine. Raises `end_error` if this object has ended."""
         while self._state_machine is None:
             if self.end_error is not None:
-                raise self.end_error
+                raise copied(self.end_error)
             promise = self._dependencies.scheduler.promise()
 
             def wake(promise: Promise[None] = promise) -> None:
@@ -406,7 +425,7 @@ class SharePartitionLeader:
             finally:
                 self.unpark(wake)
         if self.end_error is not None:
-            raise self.end_error
+            raise copied(self.end_error)
         return self._state_machine
 
     def call_machine_and_set_timer(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
@@ -521,7 +540,7 @@ class SharePartitionLeader:
         )
         if not acquired and update is None:
             if damage:
-                raise damage[0]
+                raise copied(damage[0])
             self._end_key_search(keys)
             return None
         if len(slices) > 1 or not acquired:  # drop slices without leased records
@@ -552,7 +571,7 @@ class SharePartitionLeader:
         """Continue a search for keys that found no record to offer in a later turn of the event loop. Raises its
         error."""
         if keys.error is not None:
-            raise keys.error
+            raise copied(keys.error)
         if keys.is_interrupted:
             self._dependencies.scheduler.call_soon(self.wake)
 
@@ -577,7 +596,7 @@ class SharePartitionLeader:
                     part = partition.log.read_range(start, last, space, limit) if space > 0 else None
                 except DamagedRange as error:
                     partition.report_damage(start, error)
-                    damage.append(error)
+                    damage.append(without_traceback(error))
                     next_offset = error.end_offset
                     continue
                 except (StorageError, VerificationPending) as error:
@@ -604,7 +623,11 @@ class SharePartitionLeader:
         machine = self.ready_state_machine()
         self.ensure_leader()
         if machine is None:
-            raise self.end_error or NotLeaderOrFollower(f"{self.partition.name} is not led here")
+            raise (
+                copied(self.end_error)
+                if self.end_error
+                else NotLeaderOrFollower(f"{self.partition.name} is not led here")
+            )
         # A renewal takes effect at once; its deadline is earlier than the old one if the lease duration was reduced.
         is_renewal = any(RENEW in each.types for each in batches)
         call = self.call_machine_and_set_timer if is_renewal else self.call_machine
@@ -617,7 +640,11 @@ class SharePartitionLeader:
         machine = self.ready_state_machine()
         self.ensure_leader()
         if machine is None:
-            raise self.end_error or NotLeaderOrFollower(f"{self.partition.name} is not led here")
+            raise (
+                copied(self.end_error)
+                if self.end_error
+                else NotLeaderOrFollower(f"{self.partition.name} is not led here")
+            )
         machine.check_acknowledgements(member, batches)
 
     async def wait_for_change(self, timeout_ms: float) -> None:
@@ -672,13 +699,13 @@ class SharePartitionLeader:
             if turn.promise is not None:
                 await turn.promise
             if self.end_error is not None:
-                raise self.end_error
+                raise copied(self.end_error)
             await self._dependencies.persister.write(
                 self.key, self._state_epoch, self.leader_epoch, combine_updates(turn.updates)
             )
             stored = True
             if self.end_error is not None:
-                raise self.end_error
+                raise copied(self.end_error)
             self._mark_persisted(turn.updates)
         except MansioError as error:
             self._end_after_failed_write(error)
@@ -708,7 +735,7 @@ class SharePartitionLeader:
         """Wait for the combined write that contains the updates."""
         stored = await joined
         if self.end_error is not None:
-            raise self.end_error
+            raise copied(self.end_error)
         if not stored:
             raise CoordinatorNotAvailable(f"the state of {self.partition.name} was not stored: interrupted")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mansio.errors import CoordinatorLoadInProgress, MansioError
 from mansio.state.share_partition.priority_shares import free_locks
 from mansio.storage.segment_list import LogSlice
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def acquire_by_priority(
     `strict`, whole batches are leased of the first priority only: of the others, no more than their parts."""
     for leader in leaders.values():
         if leader.end_error is not None:
-            raise leader.end_error
+            raise copied(leader.end_error)
         if not leader.is_ready:
             raise CoordinatorLoadInProgress(
                 f"{leader.partition.name}: the state of a priority is being loaded"
@@ -54,7 +55,7 @@ def acquire_by_priority(
             try:
                 available[priority] = leader.count_available(member, min(max_records, locks))
             except MansioError as error:
-                failure = error
+                failure = without_traceback(error)
     found: list[tuple[SharePartitionLeader, AcquiredRecords]] = []
     delivered: dict[Priority, int] = {}
     left, space = max_records, max_bytes
@@ -80,7 +81,7 @@ def acquire_by_priority(
                     lease_ms=lease_ms,
                 )
             except MansioError as error:
-                failure, acquired = error, None
+                failure, acquired = without_traceback(error), None
                 available[priority] = 0
             is_first_limit = False
             if acquired is not None:
@@ -95,7 +96,7 @@ def acquire_by_priority(
             space -= acquired.size_bytes
     shares.record(delivered, available)
     if failure is not None and not found:
-        raise failure
+        raise copied(failure)
     return found
 
 

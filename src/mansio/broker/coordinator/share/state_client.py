@@ -42,6 +42,7 @@ from mansio.errors import (
     MansioError,
     NotCoordinator,
 )
+from mansio.tracebacks import result_of
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class LocalStateClient:
         if promise is None:
             return
         try:
-            await promise
+            await result_of(promise)
         except MansioError as error:
             raise as_coordinator_error(error) from error
 
@@ -379,7 +380,7 @@ class RequestQueue:
         if not self._running:
             self._running = True
             self._scheduler.spawn(self._run(), name=f"share states of broker {self._node_id}")
-        result = await promise
+        result = await result_of(promise)
         if result.error_code:
             error = _ERRORS.get(result.error_code, CoordinatorNotAvailable)
             raise error(result.message or f"broker {self._node_id} returned error {result.error_code}")

@@ -38,6 +38,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.ports import Backoff
 from mansio.state.transactions import batch_decision
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.internal_records.batch_decision_records import encode_decision_key
 
 if TYPE_CHECKING:
@@ -285,10 +286,10 @@ class BatchCommitter:
                     await self._finish_once(entry, entry.decision)
                     continue
                 except MansioError as error:
-                    reason: Exception = error
+                    reason: Exception = without_traceback(error)
                 except Exception as error:
                     logger.exception("batch_commit_failed")
-                    reason = error
+                    reason = without_traceback(error)
                 failures += 1
                 known = fields(query=entry.query_id, batch=entry.decision.batch_id, reason=reason)
                 is_aborting = entry.decision.is_finished
@@ -337,7 +338,7 @@ class BatchCommitter:
                 replaced.append(transaction)
         self._check_age(entry, decision, replaced)
         if failure is not None:
-            raise failure
+            raise copied(failure)
 
     def _check_age(
         self, entry: DecisionEntry, decision: BatchDecision, replaced: Sequence[TaskTransaction]

@@ -25,6 +25,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.ports import Backoff
 from mansio.state.transactions.transaction import BUMPING_VERSION
+from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
@@ -198,7 +199,7 @@ class MarkerSender:
         try:
             errors = await self._local.write(marker, partitions)
         except MansioError as error:
-            errors = [error] * len(partitions)
+            errors = [without_traceback(error)] * len(partitions)
         finally:
             if not promise.done():
                 promise.set_result(errors)
@@ -233,7 +234,11 @@ class _BrokerQueue(RequestQueue[_Waiting]):
         return [(item.marker.producer_id, *partition) for partition in item.partitions]
 
     def failure(self, reason: Exception | None) -> MansioError:
-        return reason if isinstance(reason, MansioError) else ConnectionLost(str(reason or "interrupted"))
+        return (
+            without_traceback(reason)
+            if isinstance(reason, MansioError)
+            else ConnectionLost(str(reason or "interrupted"))
+        )
 
     async def request(self, items: Sequence[_Waiting]) -> dict[Hashable, int]:
         request = messages.encode_request(

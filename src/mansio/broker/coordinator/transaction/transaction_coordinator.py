@@ -45,6 +45,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.ports import Backoff
 from mansio.state.transactions import transaction as machine
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import EndMarker
 from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
@@ -468,10 +469,10 @@ class TransactionCoordinator:
                         return
                     reason = "another coordinator has written markers"
                 except MansioError as error:
-                    reason = error
+                    reason = without_traceback(error)
                 except Exception as error:
                     logger.exception("transaction_completion_failed")
-                    reason = error
+                    reason = without_traceback(error)
                 if not (self._is_coordinated(entry) and entry.transaction.is_prepared):
                     return
                 failures += 1

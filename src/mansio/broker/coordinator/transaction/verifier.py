@@ -14,6 +14,7 @@ from mansio.broker.coordinator.transaction.coordinator_route import coordinator_
 from mansio.broker.coordinator.transaction.request_queue import RequestQueue
 from mansio.errors import CoordinatorNotAvailable, MansioError, error_for_code
 from mansio.state.transactions.transaction import BUMPING_VERSION
+from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
@@ -90,7 +91,7 @@ class RoutedVerifier:
             if leader == self._node_id:
                 return await self._verify_locally(asked)
         except MansioError as error:
-            return [error] * len(asked.partitions)
+            return [without_traceback(error)] * len(asked.partitions)
         assert self._peers is not None
         queue = self._queues.get(leader)
         if queue is None:

@@ -20,6 +20,7 @@ from mansio.broker.services.queues.queue_errors import (
 )
 from mansio.broker.services.queues.queue_service import NewMessage
 from mansio.errors import MansioError
+from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
     from mansio.broker.services.queues.messages import Message
@@ -154,6 +155,6 @@ class MessageMover:
             )
             (result,) = await self._queues.send(destination, [new])
             if isinstance(result, MansioError):
-                raise result
+                raise copied(result)
             await self._queues.delete_messages(source, [message.receipt_handle])
             task.moved += 1

@@ -55,6 +55,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.state.share_partition.types import ACCEPT, RELEASE, RENEW
+from mansio.tracebacks import without_traceback
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -387,7 +388,7 @@ class QueueService:
                 records.append(_record(queue.attributes, message, has_window=has_window))
                 positions.append(position)
             except MansioError as error:
-                results[position] = error
+                results[position] = without_traceback(error)
         if records:
             published = await publish_records(
                 self._services, self._own_client, queue.name, records, caller=caller

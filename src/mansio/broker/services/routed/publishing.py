@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.services.publish_records import PublishedRecord, ranges_of
 from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
 from mansio.errors import ConnectionLost, InvalidRecord, MansioError, NotLeaderOrFollower
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +112,7 @@ async def _send(client: Client, topic: str, record: RecordToPublish, partition: 
             priority=record.priority,
         )
     except MansioError as error:
-        return PublishedRecord(partition, error=error)
+        return PublishedRecord(partition, error=without_traceback(error))
     except (ValueError, OverflowError) as error:
         return PublishedRecord(partition, error=InvalidRecord(str(error)))
     return PublishedRecord(stored.partition, stored.offset, stored.timestamp_ms)

@@ -1,6 +1,10 @@
 """Read service: decoded records of a partition by offset or time, for protocols whose clients do not fetch batches.
 
 It reads through the broker's own client, so that every broker of a cluster answers for every partition.
+
+Invariants:
+* Records that cannot be read, or are too large to be returned, end nothing: they are listed, and reading continues.
+* The memory of a call is that of one decompressed batch and of the records that are returned.
 """
 
 from __future__ import annotations
@@ -8,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from mansio.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition, UnreadableRecords
+from mansio.wire.batch.unreadable import UnreadableOffsets
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,14 +27,30 @@ RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 8 << 20
 WAIT_MS_MAX: Final = 30_000
 POLL_MS: Final = 500
+RECORD_BYTES_MAX: Final = 64 << 20
+"""Maximum size of a record that is returned: its encoded form takes several times as much memory."""
+UNREADABLE_MAX: Final = 100
+"""Maximum number of ranges of unreadable offsets in one result."""
 _PREFETCH_BYTES_MIN: Final = 1 << 16
 
 
 class ReadResult(NamedTuple):
-    """Records in the order of their offsets. `next_offset`: where the next call continues."""
+    """Records in the order of their offsets. `next_offset`: where the next call continues. `unreadable`: the offsets
+    before it of records that cannot be returned, with the reason."""
 
     records: list[Message]
     next_offset: int
+    unreadable: list[UnreadableOffsets]
+
+
+def too_large(message: Message) -> UnreadableOffsets | None:
+    """Return the offset of a record that is too large to be returned by these protocols; None for any other."""
+    size_bytes = len(message.key or b"") + len(message.value or b"")
+    size_bytes += sum(len(value or b"") for _, value in message.headers)
+    if size_bytes <= RECORD_BYTES_MAX:
+        return None
+    reason = f"a record of {size_bytes} bytes, more than the {RECORD_BYTES_MAX} that are returned"
+    return UnreadableOffsets(message.offset, message.offset, reason)
 
 
 async def read_records(
@@ -42,7 +63,8 @@ async def read_records(
     wait_ms: int,
 ) -> ReadResult:
     """Read records from an offset, time or position on: at most `max_records`, and `max_bytes` of keys and values, at
-    least one. While there are none, wait for at most `wait_ms`.
+    least one. While there are none, wait for at most `wait_ms`. Records that cannot be read, or have more than
+    `RECORD_BYTES_MAX`, are skipped and listed; after `UNREADABLE_MAX` of these ranges the call returns.
 
     Raises `UnknownTopicOrPartition`, `OffsetOutOfRange`, and `InvalidRequest` for a limit out of range."""
     if not (1 <= max_records <= RECORDS_MAX and 1 <= max_bytes <= BYTES_MAX and 0 <= wait_ms <= WAIT_MS_MAX):
@@ -53,7 +75,9 @@ async def read_records(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_ms / 1000
     found: list[Message] = []
+    unreadable: list[UnreadableOffsets] = []
     size_bytes = 0
+    next_offset: int | None = None
     async with asyncio.timeout((wait_ms + WAIT_MS_MAX) / 1000):
         async with client.consume(
             [partition],
@@ -63,20 +87,35 @@ async def read_records(
             on_out_of_range="error",
             prefetch_bytes_max=max(max_bytes, _PREFETCH_BYTES_MIN),
         ) as consumer:
-            while len(found) < max_records and size_bytes < max_bytes and not consumer.is_finished:
-                if found and wait_ms:
-                    break  # available records are returned at once
+            while (
+                len(found) < max_records
+                and size_bytes < max_bytes
+                and len(unreadable) < UNREADABLE_MAX
+                and not consumer.is_finished
+            ):
+                if (found or unreadable) and wait_ms:
+                    break  # what is available is returned at once
                 left_ms = (deadline - loop.time()) * 1000 if wait_ms else POLL_MS
-                messages = await consumer.poll(timeout_ms=max(left_ms, 0))
+                try:
+                    messages = await consumer.poll(timeout_ms=max(left_ms, 0))
+                except UnreadableRecords as error:
+                    unreadable.append(UnreadableOffsets(error.first_offset, error.last_offset, error.reason))
+                    continue
                 if not messages and wait_ms and left_ms <= 0:
                     break
                 for message in messages:
+                    if (large := too_large(message)) is not None:
+                        unreadable.append(large)
+                        continue
                     size_bytes += len(message.key or b"") + len(message.value or b"")
-                    if found and size_bytes > max_bytes:
+                    if len(unreadable) >= UNREADABLE_MAX or (found and size_bytes > max_bytes):
+                        next_offset = message.offset
+                        size_bytes = max(size_bytes, max_bytes)
                         break
                     found.append(message)
-            position = consumer.positions().get(partition, -1)
-    return ReadResult(found, found[-1].offset + 1 if found and size_bytes > max_bytes else position)
+            if next_offset is None:
+                next_offset = consumer.positions().get(partition, -1)
+    return ReadResult(found, next_offset, unreadable)
 
 
 async def _check_start(client: Client, partition: TopicPartition, offset: int | None) -> None:

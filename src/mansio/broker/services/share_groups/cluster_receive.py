@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.share.lease_forwarder import REQUEST_TIMEOUT_MS
 from mansio.broker.coordinator.share.received_records import ReceiveResult
 from mansio.errors import BrokerUnreachable, ConnectionLost, LeaderNotAvailable, MansioError
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -141,7 +142,7 @@ class ClusterReceive:
             try:
                 self._add(await self._ask(node_id, self._timeout_ms(deadline)))
             except MansioError as error:
-                self._errors.update(dict.fromkeys(leaders[node_id], error))
+                self._errors.update(dict.fromkeys(leaders[node_id], without_traceback(error)))
 
     def _timeout_ms(self, deadline: float) -> float:
         """Return the time that the next broker has to answer."""

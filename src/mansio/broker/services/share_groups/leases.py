@@ -46,6 +46,7 @@ from mansio.state.share_partition.types import (
     REQUESTED_DELAY_MS_MAX,
     AcknowledgementBatch,
 )
+from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Sequence
@@ -278,10 +279,10 @@ class LeaseService:
                 await work
                 error = None
             except MansioError as expected:
-                error = expected
+                error = without_traceback(expected)
             finally:
                 if not done.done() and error is not None:
-                    done.set_exception(error)
+                    done.set_exception(copied(error))
                 elif not done.done():
                     done.set_result(None)
 
@@ -366,14 +367,14 @@ class LeaseService:
                 known.add(acknowledgement.receipt)
                 receipt = Receipt.decode(acknowledgement.receipt)
             except MansioError as error:
-                results[position] = error
+                results[position] = without_traceback(error)
                 continue
             key = receipt.member_id, receipt.topic_id, receipt.partition
             by_partition[key].append((receipt, acknowledgement, position))
         works = [self._acknowledge_partition(group_id, members, results) for members in by_partition.values()]
         for raised in await gather_results(self._scheduler, works, name="acknowledge records"):
             if raised is not None:
-                raise raised
+                raise copied(raised)
 
     async def _acknowledge_partition(
         self,
@@ -398,7 +399,7 @@ class LeaseService:
             works = [acknowledge_one(each) for each in group[begin : begin + at_once]]
             for raised in await gather_results(self._scheduler, works, name="acknowledge records one by one"):
                 if raised is not None:
-                    raise raised
+                    raise copied(raised)
 
     async def _acknowledge(
         self, group_id: str, group: Sequence[tuple[Receipt, Acknowledgement, int]]
@@ -417,7 +418,7 @@ class LeaseService:
                         _merge(group),
                     )
             except Unavailable as error:
-                return error
+                return without_traceback(error)
         part = PartitionAcknowledgements(receipt.topic_id, receipt.partition, _merge(group))
         (result,) = await self._share_service.acknowledge(group_id, receipt.member_id, [part])
         return result.error

@@ -45,6 +45,7 @@ from mansio.state.share_partition.types import (
     ShareKey,
     merge_counts,
 )
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class ShareService:
             self._apply_by_priority(leaders, member_id, part, result)
             await self.store_acknowledgements([result])
             if result.error is not None:
-                raise result.error
+                raise copied(result.error)
             return
         update = leader.acknowledge(member_id, part.batches)
         result.leader = leader
@@ -262,7 +263,7 @@ class ShareService:
                 if leader.partition.priorities is not None:
                     await self._load_priorities(leader)
             except MansioError as error:
-                result.error = error
+                result.error = without_traceback(error)
             else:
                 loaded.append((result, leader, part))
         # No await from here on: the caller starts to store the changes in the same iteration of the event loop.
@@ -277,7 +278,7 @@ class ShareService:
                 if update is not None:
                     result.updates.append((leader, update))
             except MansioError as error:
-                result.error = error
+                result.error = without_traceback(error)
         return results
 
     async def _load_priorities(self, normal: SharePartitionLeader) -> Mapping[Priority, SharePartitionLeader]:
@@ -352,7 +353,7 @@ class ShareService:
                 if leader.partition.priorities is not None:
                     leaders = [*(await self._load_priorities(leader)).values()]
             except MansioError as error:
-                found[position] = SharePartitionDescription(topic_id, index, error)
+                found[position] = SharePartitionDescription(topic_id, index, without_traceback(error))
             else:
                 found[position] = self._describe_share_partition(leaders, ranges_max)
 
@@ -597,7 +598,7 @@ class ReceiveOperation:
                 is_unavailable = True
                 continue
             except MansioError as error:
-                received[topic_id, index] = ReceivedPartition(error)
+                received[topic_id, index] = ReceivedPartition(without_traceback(error))
                 continue
             if acquired is not None:
                 found.append((leader, acquired))
@@ -630,7 +631,7 @@ class ReceiveOperation:
             acquired_records = change.acquired
             if acquired_records is not None and acquired_records.acquired and self._is_connected():
                 self._add_result(change.leader, acquired_records, error, received)
-            # else: a member without a connection has no share session, and its leases are released
+            # else: a member without a connection has no share session, and its leases are released, or end
 
     def _add_result(
         self,
@@ -644,11 +645,11 @@ class ReceiveOperation:
         before = received.get(key)  # records of another priority
         try:
             if error is not None:
-                raise error
+                raise copied(error)
             leader.ensure_leader()
         except MansioError as refused:
             if not isinstance(refused, TRANSIENT_ERRORS) and before is None:
-                received[key] = ReceivedPartition(refused)
+                received[key] = ReceivedPartition(without_traceback(refused))
             return
         if self._lease_ms >= 0:
             self.lock_ms = self._lease_ms

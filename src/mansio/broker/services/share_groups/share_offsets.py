@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error, check_group_id
 from mansio.errors import InvalidRequest, MansioError, NonEmptyGroup, UnknownTopicOrPartition
 from mansio.state.share_partition.types import ShareKey
+from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class ShareOffsetService:
                 _check_partition(topic, name, index)
                 offsets.append(await self._describe_partition(name, ShareKey(group_id, topic_id, index)))
             except MansioError as error:
-                offsets.append(ShareOffset(index, error=error))
+                offsets.append(ShareOffset(index, error=without_traceback(error)))
         return TopicShareOffsets(name, topic_id, offsets)
 
     async def _describe_partition(self, name: str, key: ShareKey) -> ShareOffset:
@@ -276,4 +277,4 @@ def _check_empty(group: ShareGroup) -> None:
 
 def _to_coordinator_error(error: MansioError) -> MansioError:
     """Convert an error of a log that belongs to the coordinator into the coordinator error that clients expect."""
-    return error if isinstance(error, UnknownTopicOrPartition) else as_coordinator_error(error)
+    return copied(error) if isinstance(error, UnknownTopicOrPartition) else as_coordinator_error(error)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import InvalidProducerEpoch, InvalidTxnState, MansioError, TransactionCoordinatorFenced
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +78,7 @@ class TransactionMarkerService:
             try:
                 await one
             except MansioError as error:
-                results.append(error)
+                results.append(without_traceback(error))
                 continue
             if topic == OFFSETS_TOPIC and self.on_offsets_marker is not None:
                 self.on_offsets_marker(index, marker)
@@ -124,4 +125,4 @@ class TransactionMarkerService:
                 self.before_offsets_marker(index, marker.producer_id)
             return partition.commit_promise(partition.append_marker(marker).end_offset)
         except MansioError as error:
-            return error
+            return without_traceback(error)

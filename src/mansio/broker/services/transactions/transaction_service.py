@@ -13,6 +13,7 @@ from mansio.broker.coordinator.group.error_mapping import check_group_id, coordi
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.broker.coordinator.group.topic_resolver import compile_pattern
 from mansio.state.transactions.transaction import NO_EPOCH, NO_ID, TransactionState
+from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class TransactionService:
         for error in errors:
             if error is not None:
                 with coordinator_errors():
-                    raise error
+                    raise copied(error)
 
     async def end(
         self,

@@ -123,6 +123,7 @@ class _ShareFetch:
             forget,
             has_acks=bool(parts),
             connection=self._connection,
+            keeps_leases=request.keeps_leases,
         )
         receive = None
         if wants_records:
@@ -140,7 +141,7 @@ class _ShareFetch:
                 strict=request.acquire_mode == RECORD_LIMIT,
                 lease_ms=request.lease_ms,
             )
-        if session.replaces_older:
+        if session.replaces_older and not session.keeps_leases:
             await shares.release_leases(group, member)
         results = await share.apply_acknowledgements(
             group, member, parts, allows_renewal=request.is_renew_ack
@@ -150,7 +151,7 @@ class _ShareFetch:
             received = await receive.run(results)
         else:
             await share.store_acknowledgements(results)
-        if not shares.sessions.has_session(group, member):
+        if session.releases_leases and not shares.sessions.has_session(group, member):
             await shares.release_leases(group, member)
         leaders = LeaderHints(service)
         lock_ms = receive.lock_ms if receive is not None else 0
@@ -335,12 +336,12 @@ async def _acknowledge(
     try:
         group, member = validate_ids(request.group_id, request.member_id)
         check_partitions_unique(parts)
-        sessions.acknowledge(group, member, request.session_epoch, connection=connection)
+        session = sessions.acknowledge(group, member, request.session_epoch, connection=connection)
     except MansioError as error:
         return ShareAcknowledgeResponse(0, error.kafka_code, error.message, 0, [], [])
     results = await share.apply_acknowledgements(group, member, parts, allows_renewal=request.is_renew_ack)
     await share.store_acknowledgements(results)
-    if not sessions.has_session(group, member):
+    if session.releases_leases and not sessions.has_session(group, member):
         await service.share_partition_manager.release_leases(group, member)
     topics: dict[bytes, list[AckResult]] = {}
     leaders = LeaderHints(service)
