@@ -59,9 +59,9 @@ class Admin:
         """Descriptions of all topics, sorted by name, without internal topics unless `include_internal`."""
         ...
 
-    def create_topic(self, name: str, *, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None, validate_only: bool = False, timeout_ms: int = 30000) -> None:
-        """Create a topic, and wait until the brokers know it. With `validate_only` the request is checked and nothing
-        is created.
+    def create_topic(self, name: str, *, partitions: int = -1, replication_factor: int = -1, config: Mapping[str, str] | None = None, exist_ok: bool = False, validate_only: bool = False, timeout_ms: int = 30000) -> None:
+        """Create a topic, and wait until the brokers know it. With `exist_ok` a topic that exists is kept as it is,
+        whatever its partitions and settings are. With `validate_only` the request is checked and nothing is created.
 
         Raises `TopicAlreadyExists`, `InvalidTopic` or `InvalidConfig`."""
         ...
@@ -170,7 +170,7 @@ class Client:
         """Create a producer with its own acks, codec and batching. It is closed with the client, or before."""
         ...
 
-    def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, unknown_topic_ms_max: float = 30000) -> Consumer:
+    def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, start: StartAt | Mapping[TopicPartition, int] | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, unknown_topic_ms_max: float = 30000) -> Consumer:
         """Read topics, or assigned partitions (`TopicPartition`). Iterate the result, or use its `poll` or `batches`.
 
         `sources`: in a group, a text that begins with `^` is a regular expression (RE2) that must match the whole topic
@@ -181,15 +181,19 @@ class Client:
         `group_protocol`: with "consumer" the broker assigns the partitions, and those that stay with a member are read
         without interruption during a rebalance (KIP-848); if the broker does not support it, the classic protocol is
         used. With "classic" the members compute the assignment. During a migration a group may have members of both.
-        `from_`: start position (in a group: of partitions without a committed offset): "earliest", "latest", an offset,
-        a datetime, or a mapping of partitions to offsets.
+        `start`: start position (in a group: of partitions without a committed offset): "earliest" (the default),
+        "latest", an offset, a datetime, or a mapping of partitions to offsets. `from_` is an older name of it, which is
+        ignored if `start` is given.
         `to_time`, `to_end`, `max_records`: end the iteration before the first record at or after that time, at the
         current end, after that many records.
         `auto_commit` (None: enabled with a group): commit processed messages every `auto_commit_interval_ms`, before a
         rebalance and on close; never the current message. A consumer that reaches its end then commits and leaves the
         group; with False it keeps its partitions until it is closed, so that `commit()` works after the loop.
-        `session_timeout_ms`, `heartbeat_interval_ms`: classic groups only. Otherwise the group's own settings apply,
-        `consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms` (`admin.alter_group_config`).
+        `session_timeout_ms`: time without a heartbeat after which a member, such as a killed process, loses its
+        partitions to others. With the protocol "consumer" it is a setting of the whole group,
+        `consumer.session.timeout.ms`: another value than the default is stored there before the consumer joins.
+        `heartbeat_interval_ms`: classic groups only; otherwise the group's `consumer.heartbeat.interval.ms` applies
+        (`admin.alter_group_config`).
         `rebalance_timeout_ms`: time limit for revoking partitions, after which the member is removed from the group.
         `metadata_interval_ms`: interval for detecting new partitions (where the broker does not).
         `revoke_timeout_ms`: how long a revocation waits until the application has processed the current message.

@@ -271,6 +271,7 @@ class Client:
         sources: str | TopicPartition | Iterable[str | TopicPartition],
         *,
         group: str | None = None,
+        start: StartAt | Mapping[TopicPartition, int] | None = None,
         from_: StartAt | Mapping[TopicPartition, int] = "earliest",
         to_time: datetime | int | None = None,
         to_end: bool = False,
@@ -306,15 +307,19 @@ class Client:
         `group_protocol`: with "consumer" the broker assigns the partitions, and those that stay with a member are read
         without interruption during a rebalance (KIP-848); if the broker does not support it, the classic protocol is
         used. With "classic" the members compute the assignment. During a migration a group may have members of both.
-        `from_`: start position (in a group: of partitions without a committed offset): "earliest", "latest", an offset,
-        a datetime, or a mapping of partitions to offsets.
+        `start`: start position (in a group: of partitions without a committed offset): "earliest" (the default),
+        "latest", an offset, a datetime, or a mapping of partitions to offsets. `from_` is an older name of it, which is
+        ignored if `start` is given.
         `to_time`, `to_end`, `max_records`: end the iteration before the first record at or after that time, at the
         current end, after that many records.
         `auto_commit` (None: enabled with a group): commit processed messages every `auto_commit_interval_ms`, before a
         rebalance and on close; never the current message. A consumer that reaches its end then commits and leaves the
         group; with False it keeps its partitions until it is closed, so that `commit()` works after the loop.
-        `session_timeout_ms`, `heartbeat_interval_ms`: classic groups only. Otherwise the group's own settings apply,
-        `consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms` (`admin.alter_group_config`).
+        `session_timeout_ms`: time without a heartbeat after which a member, such as a killed process, loses its
+        partitions to others. With the protocol "consumer" it is a setting of the whole group,
+        `consumer.session.timeout.ms`: another value than the default is stored there before the consumer joins.
+        `heartbeat_interval_ms`: classic groups only; otherwise the group's `consumer.heartbeat.interval.ms` applies
+        (`admin.alter_group_config`).
         `rebalance_timeout_ms`: time limit for revoking partitions, after which the member is removed from the group.
         `metadata_interval_ms`: interval for detecting new partitions (where the broker does not).
         `revoke_timeout_ms`: how long a revocation waits until the application has processed the current message.
@@ -338,7 +343,7 @@ class Client:
         given = [sources] if isinstance(sources, str | TopicPartition) else list(sources)
         options = ConsumerOptions(
             group=group,
-            from_=from_,
+            from_=from_ if start is None else start,
             to_time=to_time,
             to_end=to_end,
             max_records=max_records,

@@ -168,7 +168,8 @@ class Cluster:
             connection = self._connections.get(key)
             if connection is None or connection.closed:
                 self._check_open()
-                connection = await Connection.open(host, port, self.options)
+                main = self._connections.get((host, port, "main"))
+                connection = await Connection.open(host, port, self.options, negotiated=main)
                 try:
                     self._check_open()
                 except ConnectionLost:

@@ -119,9 +119,17 @@ class Connection(asyncio.BufferedProtocol):
         self._closed = self._loop.create_future()
 
     @classmethod
-    async def open(cls, host: str, port: int, options: ConnectionOptions = DEFAULT_OPTIONS) -> Connection:
-        """Open a connection and negotiate API versions. Raises `ConnectionLost` if the broker cannot be reached or does
-        not respond within `connect_timeout_ms`."""
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        options: ConnectionOptions = DEFAULT_OPTIONS,
+        *,
+        negotiated: Connection | None = None,
+    ) -> Connection:
+        """Open a connection and negotiate API versions, or take them from `negotiated`, an open connection to the same
+        address, which saves a round trip. Raises `ConnectionLost` if the broker cannot be reached or does not respond
+        within `connect_timeout_ms`."""
         loop = asyncio.get_running_loop()
         connection: Connection | None = None
         try:
@@ -129,7 +137,10 @@ class Connection(asyncio.BufferedProtocol):
                 _, connection = await loop.create_connection(
                     lambda: cls((host, port), options), host, port, ssl=options.tls
                 )
-                await connection._negotiate()
+                if negotiated is not None and not negotiated.closed:
+                    connection.versions, connection.features = negotiated.versions, negotiated.features
+                else:
+                    await connection._negotiate()
         except TimeoutError as error:
             raise ConnectionLost(f"{host}:{port} did not respond in time") from error
         except OSError as error:

@@ -66,10 +66,16 @@ def test_unexpected_error_in_the_sender_fails_its_records_and_later_ones_are_sto
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log, batch_bytes_max=300) as (producer, _):
-            deliveries = [await producer.send("t", value, partition=0) for value in values(50)]
+            deliveries = []
+            failures: list[BaseException] = []
+            for value in values(50):
+                try:
+                    deliveries.append(await producer.send("t", value, partition=0))
+                except ClientFailed as error:  # before the record was accepted
+                    failures.append(error)
             outcomes = await asyncio.gather(*deliveries, return_exceptions=True)
             assert has_failed()
-            failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+            failures += [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
             assert failures
             assert {type(failure) for failure in failures} == {ClientFailed}
             assert "planted" in str(failures[0])

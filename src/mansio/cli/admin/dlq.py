@@ -120,7 +120,9 @@ def peek(
 ) -> None:
     """Show dead letters without changing them. JSON also has the record with all headers.
 
-    POSITION is the argument of `redrive --record`; SOURCE is the position of the original record.
+    POSITION is the argument of `redrive --record`; SOURCE is the position of the original record. DELIVERIES is how
+    often the group delivered the record. A handler that `run` calls in order may fail several times in one delivery:
+    REASON then has the number of its attempts.
     """
     wanted = _parse_filters(filters, group)
 

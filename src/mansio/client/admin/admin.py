@@ -18,7 +18,7 @@ from mansio.client.admin.shares import ShareAdmin
 from mansio.client.admin.transactions import TransactionAdmin
 from mansio.client.consumer.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
-from mansio.errors import InvalidRequest, OffsetOutOfRange
+from mansio.errors import InvalidRequest, OffsetOutOfRange, TopicAlreadyExists
 from mansio.net.offsets import (
     EARLIEST,
     LATEST,
@@ -156,11 +156,12 @@ class Admin:
         partitions: int = BROKER_DEFAULT_COUNT,
         replication_factor: int = BROKER_DEFAULT_COUNT,
         config: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
         validate_only: bool = False,
         timeout_ms: int = 30_000,
     ) -> None:
-        """Create a topic, and wait until the brokers know it. With `validate_only` the request is checked and nothing
-        is created.
+        """Create a topic, and wait until the brokers know it. With `exist_ok` a topic that exists is kept as it is,
+        whatever its partitions and settings are. With `validate_only` the request is checked and nothing is created.
 
         Raises `TopicAlreadyExists`, `InvalidTopic` or `InvalidConfig`.
         """
@@ -171,9 +172,13 @@ class Admin:
             "configs": [{"name": key, "value": value} for key, value in (config or {}).items()],
         }
         fields = {"topics": [topic], "timeout_ms": timeout_ms, "validate_only": validate_only}
-        await self._cluster.request_controller(
-            ApiKey.CREATE_TOPICS, fields, check=_check_item_errors("topics")
-        )
+        try:
+            await self._cluster.request_controller(
+                ApiKey.CREATE_TOPICS, fields, check=_check_item_errors("topics")
+            )
+        except TopicAlreadyExists:
+            if not exist_ok:
+                raise
         if not validate_only:
             self._cluster.mark_stale((name,))
             await self._cluster.topic(name)

@@ -33,6 +33,7 @@ from mansio.errors import (
     UnsupportedVersion,
 )
 from mansio.net.cluster import check_top_level_error
+from mansio.net.retry import client_error_for_code
 from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
@@ -61,6 +62,9 @@ LEAVE_TIMEOUT_MS_MAX: Final = 2_000
 INSTANCE_RELEASE_WAIT_MS_MAX: Final = 65_000
 """How long a member waits until an earlier member with the same instance id is removed from the group: slightly longer
 than the longest session timeout."""
+SESSION_TIMEOUT_CONFIG: Final = "consumer.session.timeout.ms"
+GROUP_RESOURCE: Final = 32
+ALTER_CONFIG_SET: Final = 0
 _CHANNEL_NUMBERS = itertools.count()
 
 
@@ -117,7 +121,7 @@ class ConsumerMember:
     async def run(self) -> None:
         """Join the group and take part in it until cancelled. Raises errors that are not retriable (`FencedInstanceId`,
         `UnsupportedVersion`, ...)."""
-        self._log_unused_options()
+        await self._use_options()
         try:
             while True:
                 if self._seconds_until_poll_timeout() <= 0:
@@ -384,14 +388,39 @@ class ConsumerMember:
         if removed:
             await self._listener.on_partitions_lost(removed)
 
-    def _log_unused_options(self) -> None:
+    async def _use_options(self) -> None:
+        """Store a session timeout that is not the default in the group's settings, because the coordinator takes it
+        from there. A broker that refuses it keeps its own."""
         defaults = GroupOptions()
-        for name in ("session_timeout_ms", "heartbeat_interval_ms"):
-            if getattr(self._options, name) != getattr(defaults, name):
-                logger.info(
-                    "group %s: %s applies to classic groups only; the group's own setting is used",
-                    self.group,
-                    name,
+        if self._options.heartbeat_interval_ms != defaults.heartbeat_interval_ms:
+            logger.info(
+                "group %s: heartbeat_interval_ms applies to classic groups only; the group's own setting is used",
+                self.group,
+            )
+        if self._options.session_timeout_ms == defaults.session_timeout_ms:
+            return
+        value = str(self._options.session_timeout_ms)
+        resource = {"resource_type": GROUP_RESOURCE, "resource_name": self.group}
+        described = await self._cluster.request(
+            ApiKey.DESCRIBE_CONFIGS,
+            {
+                "resources": [{**resource, "configuration_keys": [SESSION_TIMEOUT_CONFIG]}],
+                "include_synonyms": False,
+                "include_documentation": False,
+            },
+        )
+        if any(entry.value == value for result in described.results for entry in result.configs or ()):
+            return
+        change = {"name": SESSION_TIMEOUT_CONFIG, "config_operation": ALTER_CONFIG_SET, "value": value}
+        answer = await self._cluster.request_controller(
+            ApiKey.INCREMENTAL_ALTER_CONFIGS,
+            {"resources": [{**resource, "configs": [change]}], "validate_only": False},
+        )
+        for result in answer.responses:
+            if result.error_code:
+                error = client_error_for_code(result.error_code, result.error_message)
+                logger.warning(
+                    "group %s: session_timeout_ms=%s has no effect: %s", self.group, value, error.message
                 )
 
 

@@ -469,6 +469,7 @@ class Producer:
         """Request the metadata of a topic that is not cached or may have new partitions."""
         if not isinstance(topic, str):
             raise InvalidTopic(f"a topic name must be text, not {type(topic).__name__}")
+        self._sender.prepare()
         return await self._metadata_waiters.request_topic(topic)
 
     async def _ensure_setting(self, check: TopicSettingCheck, topic: str) -> None:

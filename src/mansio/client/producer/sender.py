@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -67,6 +68,9 @@ logger = logging.getLogger(__name__)
 
 REQUESTS_IN_FLIGHT_MAX = 5
 """Maximum number of Produce requests in flight to one broker."""
+RESPONSE_WAIT_MS_MAX = 10.0
+"""How long an open batch keeps filling while another one of its partition is in flight. Longer waits would cost callers
+that publish one record at a time half a round trip each, where the round trip is long."""
 EXPIRY_CHECK_INTERVAL_S = 0.5
 """Interval between checks for batches that are older than the delivery timeout."""
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
@@ -110,6 +114,7 @@ class Sender:
         self._earliest_timer = EarliestTimer(self._loop, self._schedule_dispatch)
         self._expiry: asyncio.TimerHandle | None = None
         self._identity = NO_IDENTITY
+        self._is_prepared = False
         self._is_initializing = False
         self._writer = RequestWriter(
             cluster,
@@ -136,11 +141,36 @@ class Sender:
             self._expiry = self._loop.call_later(EXPIRY_CHECK_INTERVAL_S, self._fail_expired_batches)
         if self._options.linger_ms:
             self._earliest_timer.set(batch.created_s + self._options.linger_ms / 1000)
-        elif not queue.in_flight_count:  # otherwise it is sent when the response arrives
-            if is_awaited and queue.last_waiter_count == 1 and not self._is_dispatch_scheduled:
-                self._send_requests(batch.created_s)
-            else:
-                self._schedule_dispatch()
+        elif queue.in_flight_count:  # it is sent when the response arrives, or this time has passed
+            self._earliest_timer.set(batch.created_s + RESPONSE_WAIT_MS_MAX / 1000)
+        elif is_awaited and queue.last_waiter_count == 1 and not self._is_dispatch_scheduled:
+            self._send_requests(batch.created_s)
+        else:
+            self._schedule_dispatch()
+
+    def prepare(self) -> None:
+        """Request what the first batch needs besides the metadata of its topic, which the caller is about to request:
+        the producer id and, where the leader can only be one broker, the connection to it. So these take no round trips
+        of their own. Raises `ClientFailed` after an unexpected error."""
+        if self._transaction is not None or self._is_prepared:
+            return
+        self._is_prepared = True
+        try:
+            self._request_ahead()
+        except Exception as error:
+            self._is_prepared = self._is_initializing = False
+            raise log_client_failure(error) from error
+
+    def _request_ahead(self) -> None:
+        if self._options.is_idempotent and self._identity is NO_IDENTITY and not self._is_initializing:
+            self._is_initializing = True
+            self._tasks.spawn(self._init_producer_id())
+        if len(self._cluster.nodes) == 1:
+            self._tasks.spawn(self._connect_ahead(next(iter(self._cluster.nodes))))
+
+    async def _connect_ahead(self, node: int) -> None:
+        with suppress(MansioError):  # the first batch reports it
+            await self._cluster.connection(node, PRODUCE_CHANNEL)
 
     def close_batch(self, batch: Batch) -> None:
         """Close an open batch, because it is full or flush was called, and schedule it for sending."""
@@ -295,9 +325,14 @@ class Sender:
         if queue.ready_batches:
             return queue.in_flight_count < (1 if queue.is_recovering else self._options.in_flight_batches_max)
         batch = queue.next_open_batch if queue.prioritized_batches else queue.open_batch
-        if batch is None or queue.in_flight_count:
-            return False  # an open batch keeps filling while another is in flight
-        due = batch.created_s + self._options.linger_ms / 1000
+        if batch is None:
+            return False
+        wait_ms = self._options.linger_ms
+        if queue.in_flight_count:  # an open batch keeps filling while another is in flight
+            if queue.is_recovering or queue.in_flight_count >= self._options.in_flight_batches_max:
+                return False
+            wait_ms = max(wait_ms, RESPONSE_WAIT_MS_MAX)
+        due = batch.created_s + wait_ms / 1000
         if due > now:
             self._earliest_timer.set(due)
             return False

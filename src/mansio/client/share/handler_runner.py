@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import traceback
 from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -347,8 +348,9 @@ _POSITION: Final = itemgetter(0, 1, 2)
 
 
 def _log_failure(message: Leased, error: Exception, failures: int) -> None:
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
     logger.warning(
-        "the handler failed for offset %d of %s-%d (delivery %d, attempt %d): %s: %s",
+        "the handler failed for offset %d of %s-%d (delivery %d, attempt %d): %s: %s (%s)",
         message.offset,
         message.topic,
         message.partition,
@@ -356,11 +358,12 @@ def _log_failure(message: Leased, error: Exception, failures: int) -> None:
         failures,
         type(error).__name__,
         error,
+        ", ".join(f"{each.filename}:{each.lineno} in {each.name}" for each in frames),
     )
 
 
 def _reject_reason(error: Exception, failures: int) -> str:
-    return f"{type(error).__name__}: {error} (after {failures} tries)"[:REASON_CHARACTERS_MAX]
+    return f"{type(error).__name__}: {error} ({failures} attempts in this delivery)"[:REASON_CHARACTERS_MAX]
 
 
 SHARE_ORDER_CONFIG: Final = "mansio.share.order"

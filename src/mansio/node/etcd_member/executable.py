@@ -63,8 +63,9 @@ def _path(setting: str) -> str:
         if found is not None:
             return os.path.abspath(found)
     raise ConfigError(
-        "etcd_binary: there is no etcd in PATH; install it (Debian: etcd-server, macOS: brew install etcd), "
-        "run `make setup`, or set its path"
+        "etcd_binary: there is no etcd in PATH: install it (Debian: apt install etcd-server, macOS: brew install"
+        " etcd, others: unpack a release from https://github.com/etcd-io/etcd/releases into PATH), or set etcd_binary"
+        " to the path of the program"
     )
 
 
