@@ -28,11 +28,13 @@ if TYPE_CHECKING:
         TopicDescription,
     )
     from mansio.client.admin.cluster import (
+        BrokerHealth,
         BrokerStatus,
         ClusterAdmin,
         ClusterStatus,
         ElectionResult,
         ElectionType,
+        HealthProblem,
         PartitionStatus,
     )
     from mansio.client.admin.delays import (
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
         TransactionListings,
     )
     from mansio.client.client import Client, connect
-    from mansio.client.consumer.consumer import Consumer, RebalanceCallback
+    from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.producer.producer import Producer, ProducerOptions
     from mansio.client.share.handler_runner import Handler, HandlerMode
@@ -94,6 +96,7 @@ __all__ = [
     "Admin",
     "Backoff",
     "Broker",
+    "BrokerHealth",
     "BrokerStatus",
     "CatchUp",
     "ChangedRecords",
@@ -119,6 +122,7 @@ __all__ = [
     "HangingTransaction",
     "Headers",
     "HeadersLike",
+    "HealthProblem",
     "LeaseHolder",
     "LeaseLost",
     "Leased",
@@ -161,6 +165,7 @@ __all__ = [
     "TransactionDescription",
     "TransactionListing",
     "TransactionListings",
+    "UnreadableCallback",
     "__version__",
     "blocking",
     "connect",
@@ -181,6 +186,7 @@ _LAZY = {
     "Admin": _ADMIN,
     "Backoff": "mansio.ports",
     "Broker": "mansio.node.embedded:EmbeddedBroker",
+    "BrokerHealth": _CLUSTER,
     "BrokerStatus": _CLUSTER,
     "Client": "mansio.client.client",
     "ChangedRecords": _DELAYS,
@@ -203,6 +209,7 @@ _LAZY = {
     "HandlerMode": "mansio.client.share.handler_runner",
     "Headers": _TYPES,
     "HeadersLike": _TYPES,
+    "HealthProblem": _CLUSTER,
     "LeaseHolder": _SHARES,
     "LeaseLost": "mansio.errors",
     "Leased": "mansio.client.share.leased",
@@ -248,6 +255,7 @@ _LAZY = {
     "TransactionDescription": _TRANSACTIONS,
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
+    "UnreadableCallback": "mansio.client.consumer.consumer",
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

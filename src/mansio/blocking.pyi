@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings
+from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback
 from types import TracebackType
 from typing import Literal, Self
 
@@ -170,7 +170,7 @@ class Client:
         """Create a producer with its own acks, codec and batching. It is closed with the client, or before."""
         ...
 
-    def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 67108864, unknown_topic_ms_max: float = 30000) -> Consumer:
+    def consume(self, sources: str | TopicPartition | Iterable[str | TopicPartition], *, group: str | None = None, from_: StartAt | Mapping[TopicPartition, int] = "earliest", to_time: datetime | int | None = None, to_end: bool = False, max_records: int | None = None, auto_commit: bool | None = None, auto_commit_interval_ms: float = 5000, instance_id: str | None = None, group_protocol: Literal["consumer", "classic"] = "consumer", session_timeout_ms: int = 45000, heartbeat_interval_ms: int = 3000, rebalance_timeout_ms: int = 60000, poll_interval_ms_max: int = 300000, metadata_interval_ms: int = 30000, revoke_timeout_ms: float = 3000, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed", on_out_of_range: Literal["earliest", "latest", "error"] = "earliest", on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error", on_assigned: RebalanceCallback | None = None, on_revoked: RebalanceCallback | None = None, on_lost: RebalanceCallback | None = None, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, unknown_topic_ms_max: float = 30000) -> Consumer:
         """Read topics, or assigned partitions (`TopicPartition`). Iterate the result, or use its `poll` or `batches`.
 
         `sources`: in a group, a text that begins with `^` is a regular expression (RE2) that must match the whole topic
@@ -197,16 +197,21 @@ class Client:
         joins it again at the next request for messages (Kafka's `max.poll.interval.ms`).
         `on_out_of_range`: where to continue if the position is below or above the log, because records were deleted or
         truncated: "earliest", "latest", or "error", which raises `OffsetOutOfRange`.
+        `on_unreadable`: what to do with a stored batch that cannot be read, because its content is invalid or larger
+        than `batch_bytes_max`. The readable records before it are returned in any case. "error": raise
+        `UnreadableRecords`, which has the partition, the offsets and the reason, once; the next request for messages
+        continues behind them, and `commit()` or that request counts them as processed. "skip": log a warning and
+        continue. A function is called (or awaited) with the error, and reading continues.
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`: called (or awaited) with the list of
         partitions that the member got, or has to give up and can still commit.
         `on_lost`: as `on_revoked`, but other members may read the partitions already, so that commits fail (None:
-        `on_revoked` is called). `batch_bytes_max`: a batch that is larger than this when decompressed raises
-        `InvalidRecord`. `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before
+        `on_revoked` is called). `batch_bytes_max`: a batch that is larger than this when decompressed is
+        unreadable. `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before
         the consumer raises `UnknownTopicOrPartition`. Members of a group wait without limit, as other Kafka clients do:
         the topic may be created again, and the group decides the assignment."""
         ...
 
-    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 67108864, lease_ms: int | None = None, keeps_leases: bool = False) -> Receiver:
+    def receive(self, topics: str | Iterable[str], *, group: str, max_records: int = 500, auto_extend: bool = True, extend_max_ms: float = 600000, fetch_wait_ms_max: int = 500, prefetch_bytes_max: int = 33554432, batch_bytes_max: int = 134217728, lease_ms: int | None = None, keeps_leases: bool = False) -> Receiver:
         """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
         time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
         result, or use its `poll` or `run`.
@@ -218,7 +223,8 @@ class Client:
         prefetched records and of records being processed, each for at most `extend_max_ms`; then they expire.
         `fetch_wait_ms_max`: how long a broker holds a fetch until records are available.
         `prefetch_bytes_max`: no fetch is sent while this much is buffered. `batch_bytes_max`: a batch that is larger
-        than this when decompressed is released and raises `InvalidRecord`.
+        than this when decompressed is unreadable. The records of a batch that cannot be read are rejected, with the
+        reason, and a warning is logged; the readable ones before them, and all other records, are delivered.
         `lease_ms`: duration of the leases, up to 12 hours, instead of the group's; only with Mansio's brokers, others
         raise `UnsupportedVersion`. Raises `ValueError` for another duration.
         `keeps_leases`: leases outlive a lost connection, so that no other member receives a record that this one is

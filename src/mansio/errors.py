@@ -12,7 +12,7 @@ Codes: https://kafka.apache.org/protocol.html#protocol_error_codes
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 
 class MansioError(Exception):
@@ -112,16 +112,28 @@ class CorruptMessage(RequestError):
     kafka_code = 2
 
 
+class DecompressionFailed(CorruptMessage):
+    """The records of the batch cannot be decompressed, although its checksum matches."""
+
+
 class InvalidRecord(RequestError):
     """A record in the batch is invalid; the whole batch was refused."""
 
     kafka_code = 87
 
 
+class DecompressedTooLarge(InvalidRecord):
+    """The records of the batch take too many bytes when decompressed."""
+
+
 class UnsupportedCompression(RequestError):
     """The codec is unknown, or not allowed in this version of the request."""
 
     kafka_code = 76
+
+
+UNREADABLE_CONTENT: Final = (DecompressionFailed, InvalidRecord, UnsupportedCompression)
+"""Errors of the content of a batch with a valid checksum: a client has stored it so, and the log is intact."""
 
 
 class UnsupportedMessageFormat(RequestError):
@@ -691,6 +703,14 @@ class DiskFull(StorageError):
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 507
+
+
+class DescriptorsExhausted(StorageError):
+    """The broker has no free file descriptor: nothing was written; the same request succeeds when there is one."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 503
+    retriable = True
 
 
 class LogFailed(StorageError):

@@ -26,6 +26,12 @@ T = TypeVar("T")
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """`OSError.errno` of a disk or a quota that is full."""
 
+DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""`OSError.errno` of a call that found no free file descriptor, in this process or on this machine."""
+
+TRANSIENT_ERRNOS: Final = DISK_FULL_ERRNOS | DESCRIPTOR_ERRNOS
+"""`OSError.errno` of a call that had no effect and can succeed later."""
+
 UNREADABLE_ERRNOS: Final = frozenset(
     code
     for name in ("EIO", "EBADMSG", "EILSEQ", "ENODATA", "EUCLEAN")
@@ -108,9 +114,9 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def sync_all(self, path: str) -> bool:
-        """Sync all files on the file system of `path` (syncfs). Returns False if the platform does not support this;
-        the caller then syncs each file. A write-back error is raised once per `path`, so each caller uses its own
-        path."""
+        """Sync all files on the file system of `path` (syncfs). Returns False if the platform does not support this, or
+        no descriptor is free for it; the caller then syncs each file. A write-back error is raised once per `path`, so
+        each caller uses its own path."""
 
     def free_bytes(self, path: str) -> int: ...
 

@@ -13,7 +13,7 @@ import pytest
 from celery.worker import state as worker_state
 
 import mansio.celery  # noqa: F401  # the scheme mansio://
-from mansio.celery import kept_readers
+from mansio.celery import kept_readers, queue_admin
 from mansio.client.types import TopicPartition
 from mansio.errors import MansioError
 from mansio.testing import TestBroker
@@ -293,6 +293,29 @@ def test_a_channel_that_is_closed_in_order_releases_its_messages_at_once(
         assert next_message(connection).payload == "reserved"
         connection.release()
         assert next_message(other).payload == "reserved"
+
+
+@pytest.mark.parametrize("chosen", [None, "2000000"])
+def test_messages_of_16_mib_are_delivered_also_by_queues_of_an_earlier_version(
+    broker: TestBroker, connection: kombu.Connection, chosen: str | None
+) -> None:
+    admin = broker.client().admin
+    size = {} if chosen is None else {"max.message.bytes": chosen}
+    admin.create_topic("tasks", partitions=1, config={**queue_admin.FEATURE_CONFIG, **size})
+    body = "x" * (16 << 20)
+    if chosen is not None:
+        with pytest.raises(MansioError, match=r"max\.message\.bytes"):
+            send(connection, body)
+        return
+    send(connection, "small", body, "small")
+    for expected in ("small", body, "small"):
+        message = next_message(connection)
+        assert len(message.payload) == len(expected)
+        message.ack()
+    news = queue_of_process("mine")
+    news(connection.channel()).declare()
+    publish(connection, body)
+    assert len(read(connection.channel(), news(connection.channel()), 1)[0]) == len(body)
 
 
 class RequestOfCelery(SimpleNamespace):

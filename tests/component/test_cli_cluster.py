@@ -10,7 +10,7 @@ import mansio
 from mansio.cli.admin import cluster as commands
 from mansio.client import TopicPartition
 from mansio.client.admin import cluster as admin_cluster_module
-from mansio.client.admin.cluster import BrokerStatus, ClusterStatus, PartitionStatus
+from mansio.client.admin.cluster import BrokerHealth, BrokerStatus, ClusterStatus, PartitionStatus
 from mansio.errors import UnknownTopicOrPartition
 from system.e2e.test_cli import Shell
 
@@ -43,11 +43,13 @@ def test_a_single_broker_is_described_as_one(shell: Shell, broker: mansio.Broker
         "controller": 7,
         "brokers": 1,
         "fenced": 0,
+        "no_session": 0,
         "topics": 2,
         "partitions": 5,
         "offline": 0,
         "under_min_isr": 0,
         "under_replicated": 0,
+        "faults": [],
     }
     assert "controller 7" in shell("cluster", "status")
     assert shell.json("cluster", "brokers") == [
@@ -160,11 +162,13 @@ def test_the_worst_trouble_of_a_partition_is_its_state_and_each_kind_can_be_aske
 def test_a_broker_that_is_gone_is_listed_with_what_it_keeps_and_counted_nowhere_else() -> None:
     here = [BrokerStatus(node_id, "h", 9092, None, node_id == 2, node_id == 1) for node_id in (1, 2)]
     status = ClusterStatus("id", 5, tuple(here))
-    summary = commands._summary(status, TROUBLED)
+    health = [BrokerHealth(1), BrokerHealth(2, is_session_held=False)]
+    summary = commands._summary(status, TROUBLED, health)
+    assert summary["no_session"] == 1
     assert summary["controller"] is None  # 5 is not there
     assert [summary[name] for name in ("brokers", "fenced", "offline", "under_min_isr")] == [2, 1, 1, 2]
     rows = [
-        commands._broker_row(node_id, dict(enumerate(here, 1)).get(node_id), TROUBLED)
+        commands._broker_row(node_id, dict(enumerate(here, 1)).get(node_id), None, TROUBLED)
         for node_id in (1, 2, 3)
     ]
     assert [row["state"] for row in rows] == ["fenced", "ok", "gone"]

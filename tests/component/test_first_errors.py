@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
+from mansio.cli.broker import doctor
 from mansio.cli.main import main
 from mansio.errors import ConfigError, ConnectionLost, DataDirectoryLocked, InvalidRequest
 from mansio.spark import options
@@ -311,3 +313,35 @@ def test_doctor_fails_when_the_given_broker_does_not_answer(capsys: pytest.Captu
         main(["doctor", "--bootstrap-servers", "127.0.0.1:1"])
     assert end.value.code == 1
     assert "problem  broker" in capsys.readouterr().out
+
+
+def disk_check(monkeypatch: pytest.MonkeyPatch, free_bytes: int, place: Path) -> tuple[str, str]:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: (10 << 30, 0, free_bytes))
+    found = doctor.check_disk(str(place))
+    return str(found.status), found.detail
+
+
+def test_doctor_notices_a_disk_that_is_full_or_nearly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, detail = disk_check(monkeypatch, 3_000_000, tmp_path)
+    assert status == "problem"
+    assert "it is full, and a broker can store nothing" in detail
+    status, detail = disk_check(monkeypatch, 200_000_000, tmp_path)
+    assert status == "note"
+    assert detail.endswith("0.2 of 10.7 GB free: less than 5%")
+    assert "free" in disk_check(monkeypatch, 5 << 30, tmp_path)[1]
+
+
+def test_doctor_notices_a_disk_on_which_it_cannot_write_a_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(doctor, "measure_flush_ms", fail)
+    found = doctor.check_disk(str(tmp_path))
+    assert (str(found.status), found.detail) == (
+        "problem",
+        f"{tmp_path}: the disk is full (No space left on device)",
+    )

@@ -14,10 +14,12 @@ from starlette.routing import Route
 from mansio import errors
 from mansio.api.http import connection as http_connection
 from mansio.api.http.app import assemble
-from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
+from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample
 from mansio.api.http.health import REASONS_MAX
-from mansio.api.http.monitors import EventLoopMonitor
+from mansio.api.http.monitors import STALLS_REPEATED, EventLoopMonitor
 from mansio.api.http.server import HttpServer
+from mansio.broker.services.health import Problem
+from mansio.host.file_descriptors import OTHER_CONNECTIONS_MAX
 from support.machine import scaled
 from support.waiting import eventually
 
@@ -83,7 +85,12 @@ class LoopScheduler:
 async def serving(
     view: View, *, clock: LoopClock | None = None, extra=()
 ) -> AsyncIterator[httpx.AsyncClient]:
-    watch = EventLoopMonitor(LoopScheduler(), clock or LoopClock(), stall_lag_ms_min=NO_STALL_MS)
+    watch = EventLoopMonitor(
+        LoopScheduler(),
+        clock or LoopClock(),
+        stall_lag_ms_min=NO_STALL_MS,
+        stall_retention_ms=100 * NO_STALL_MS,
+    )
     app = assemble(view, watch)
     app.router.routes.extend(extra)
     server = HttpServer(app, "127.0.0.1", 0)
@@ -151,25 +158,31 @@ def test_a_thousand_reasons_make_a_short_answer():
     assert (len(body["reasons"]), body["more"]) == (REASONS_MAX, 1000 - REASONS_MAX)
 
 
-def test_ready_reports_a_stall_that_is_over():
+def test_one_stall_makes_the_broker_unready_only_while_it_happens_and_repeated_ones_for_longer():
     clock = LoopClock()
 
-    async def story() -> tuple[int, httpx.Response]:
+    async def story() -> list[httpx.Response]:
+        answers = []
         async with serving(View(), clock=clock) as client:
-            before = (await client.get("/health/ready")).status_code
-            clock.ahead_s += 2 * NO_STALL_MS / 1000  # as if nothing on this loop had run
-            after = await client.get("/health/ready")
+            answers.append(await client.get("/health/ready"))
+            for number in range(1, STALLS_REPEATED + 1):
+                clock.ahead_s += 2 * NO_STALL_MS / 1000  # as if nothing on this loop had run
+                answers.append(await client.get("/health/ready"))
 
-            async def counted() -> bool:
-                return "mansio_event_loop_stalls_total 1.0" in (await client.get("/metrics")).text
+                async def counted(stalls: int = number) -> bool:
+                    return f"mansio_event_loop_stalls_total {stalls}.0" in (await client.get("/metrics")).text
 
-            await eventually(counted)
-            return before, after
+                await eventually(counted)
+                answers.append(await client.get("/health/ready"))
+        return answers
 
-    before, after = asyncio.run(story())
-    assert before == 200
-    assert after.status_code == 503
-    assert [reason["reason"] for reason in after.json()["reasons"]] == ["event_loop_stalled"]
+    answers = asyncio.run(story())
+    assert [each.status_code for each in answers] == [200, 503, 200, 503, 200, 503, 503]
+    during, afterwards = answers[1].json(), answers[2].json()
+    assert [each["reason"] for each in during["reasons"]] == ["event_loop_stalled"]
+    assert afterwards["ready"]
+    assert afterwards["degraded"]
+    assert [each["reason"] for each in afterwards["warnings"]] == ["event_loop_stalled"]
 
 
 def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded():
@@ -363,7 +376,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_a_probe_from_its_answer(said: b
     async def story() -> None:
         async with (
             serving(View()) as client,
-            silent_peers(client, http_connection.CONNECTIONS_MAX + 5, said) as readers,
+            silent_peers(client, OTHER_CONNECTIONS_MAX + 5, said) as readers,
         ):
             assert (await client.get("/health/live")).status_code == 200
             first = [asyncio.ensure_future(reader.read()) for reader in readers[:5]]

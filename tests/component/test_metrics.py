@@ -27,7 +27,6 @@ from mansio.api.http.broker_stats import (
     LeaderSample,
     Measurement,
     PartitionSample,
-    Problem,
     RunningBroker,
 )
 from mansio.api.http.metrics import render, take_snapshot
@@ -65,6 +64,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prometheus_client import Metric
+
+    from mansio.broker.services.health import Problem
 
 UNITS = ("_seconds", "_bytes")
 NOT_BASE_UNITS = re.compile(r"_(ms|milliseconds|us|kb|kib|mb|mib|minutes|hours|percent)(_|$)")

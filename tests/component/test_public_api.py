@@ -138,6 +138,11 @@ class Program:
         assert {type(partition) for partition in topic.partitions} == {mansio.PartitionMetadata}
         status: mansio.ClusterStatus = await done(admin.cluster.status())
         assert {type(one) for one in status.brokers} == {mansio.BrokerStatus}
+        health: list[mansio.BrokerHealth] = await done(admin.cluster.health())
+        assert [(one.is_session_held, one.session_lost_at, one.error) for one in health] == [
+            (True, None, None)
+        ]
+        assert {type(problem) for one in health for problem in one.warnings} <= {mansio.HealthProblem}
         partitions: list[mansio.PartitionStatus] = await done(admin.cluster.partitions([self.topic]))
         assert not any(
             one.is_offline or one.is_under_replicated or one.is_under_min_isr for one in partitions
@@ -158,8 +163,17 @@ class Program:
             assert message.header("kind") == dict(headers).get("kind")
         assigned: list[mansio.TopicPartition] = []
         callback: mansio.RebalanceCallback = assigned.extend
+        unreadable: list[mansio.errors.UnreadableRecords] = []
+        on_unreadable: mansio.UnreadableCallback = unreadable.append
         consumer = await done(
-            client.consume([self.topic], group=self.group, on_assigned=callback, to_end=True, **QUICK_MEMBER)
+            client.consume(
+                [self.topic],
+                group=self.group,
+                on_assigned=callback,
+                on_unreadable=on_unreadable,
+                to_end=True,
+                **QUICK_MEMBER,
+            )
         )
         assert isinstance(consumer, mansio.Consumer | mansio.blocking.Consumer)
         await done(consumer.start())
@@ -177,6 +191,7 @@ class Program:
         async for batch in items(consumer.batches()):
             assert batch
         assert consumer.is_finished
+        assert not unreadable
         await done(consumer.close())
         assert consumer.is_closed
 

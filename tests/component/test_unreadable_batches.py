@@ -163,7 +163,7 @@ def test_a_member_of_a_share_group_rejects_exactly_what_it_cannot_read(broker: T
 
 def test_http_returns_all_readable_records_and_lists_the_others(broker: TestBroker) -> None:
     write_log(broker, "over-http")
-    large = raw_batch(encoded_record(0, bytes(33 << 20)), 1)
+    large = raw_batch(encoded_record(0, bytes(65 << 20)), 1)
     store(broker, "over-http", [large, good(b"f")])
     with httpx.Client(base_url=f"{broker.http_url}/v1", timeout=scaled(30)) as http:
         path = "/topics/over-http/partitions/0/records"

@@ -16,13 +16,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUEUE_CONFIG: Final = {"mansio.delay.enable": "true", "mansio.priority.enable": "true"}
+MESSAGE_BYTES_MAX: Final = 16 << 20
+"""Size of the largest message, as RabbitMQ's `max_message_size`."""
+
+HEADER_BYTES_RESERVED: Final = 1 << 20
+"""What the headers and properties of kombu may add to that."""
+
+SIZE_CONFIG: Final = {"max.message.bytes": str(MESSAGE_BYTES_MAX + HEADER_BYTES_RESERVED)}
+
+FEATURE_CONFIG: Final = {"mansio.delay.enable": "true", "mansio.priority.enable": "true"}
+QUEUE_CONFIG: Final = {**FEATURE_CONFIG, **SIZE_CONFIG}
 
 GROUP_CONFIG: Final = {"share.auto.offset.reset": "earliest", "share.delivery.count.limit": "10"}
 """A group would start at the end, and lose the tasks that were published before its first worker."""
 
-EXCHANGE_CONFIG: Final = {"retention.ms": "3600000", "segment.ms": "600000"}
+EXCHANGE_CONFIG: Final = {"retention.ms": "3600000", "segment.ms": "600000", **SIZE_CONFIG}
 """Messages of exchanges are for processes that run: an hour is enough for all of them."""
+
+TOPIC_SOURCE: Final = "topic"
+"""Source of a setting that is set for the topic itself."""
 
 REVOKED_IDS_MAX: Final = 1_000
 """Tasks of one revocation that are searched for among the delayed ones."""
@@ -41,7 +53,8 @@ async def create_queue(
 ) -> None:
     """Create the topic and configure the share group of a queue, as far as they are not yet.
 
-    An existing topic, and a setting of the group that somebody has chosen, stay as they are."""
+    An existing topic, and a setting of the group that somebody has chosen, stay as they are, but a queue of an earlier
+    version takes larger messages from now on."""
     current = await client.admin.describe_config(topic, kind="group")
     wanted = {**GROUP_CONFIG, **(group_config or {})}
     changes = {
@@ -49,21 +62,38 @@ async def create_queue(
     }
     if changes:
         await client.admin.alter_group_config(topic, changes)
-    with contextlib.suppress(TopicAlreadyExists):
+    try:
         await client.admin.create_topic(
             topic,
             partitions=partitions,
             replication_factor=replication_factor,
             config={**QUEUE_CONFIG, **(topic_config or {})},
         )
+    except TopicAlreadyExists:
+        await _raise_size(client, topic, FEATURE_CONFIG)
+
+
+async def _raise_size(client: Client, topic: str, marks: Mapping[str, str]) -> None:
+    """Let a topic take large messages, if it has the settings with which an earlier version created it, and its size
+    was never chosen."""
+    config = await client.admin.describe_config(topic)
+    name, wanted = next(iter(SIZE_CONFIG.items()))
+    size = config[name]
+    is_own = all(
+        config[mark].source == TOPIC_SOURCE and config[mark].value == value for mark, value in marks.items()
+    )
+    if is_own and size.source != TOPIC_SOURCE and int(size.value or 0) < int(wanted):
+        await client.admin.alter_topic_config(topic, SIZE_CONFIG)
 
 
 async def create_exchange(client: Client, topic: str, *, replication_factor: int = -1) -> None:
     """Create the topic of an exchange if it does not exist."""
-    with contextlib.suppress(TopicAlreadyExists):
+    try:
         await client.admin.create_topic(
             topic, partitions=1, replication_factor=replication_factor, config=EXCHANGE_CONFIG
         )
+    except TopicAlreadyExists:
+        await _raise_size(client, topic, {"retention.ms": EXCHANGE_CONFIG["retention.ms"]})
 
 
 async def has_queue(client: Client, topic: str) -> bool:

@@ -32,15 +32,14 @@ from mansio.net.connection import ConnectionOptions
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime, timedelta
     from types import TracebackType
 
-    from mansio.client.consumer.consumer import RebalanceCallback
+    from mansio.client.consumer.consumer import RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.transactions.processor import ProcessHandler
     from mansio.client.types import HeadersLike, Publishable, RecordMetadata, StartAt
-    from mansio.errors import UnreadableRecords
 
 
 def connect(
@@ -288,7 +287,7 @@ class Client:
         revoke_timeout_ms: float = 3_000,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_out_of_range: Literal["earliest", "latest", "error"] = "earliest",
-        on_unreadable: Literal["error", "skip"] | Callable[[UnreadableRecords], object] = "error",
+        on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error",
         on_assigned: RebalanceCallback | None = None,
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,

@@ -215,6 +215,18 @@ class Settings:
         maximum=INT32_MAX,
         is_kafka_setting=True,
     )
+    max_decompressed_bytes: int = _bytes(
+        128 * MIB,
+        "Maximum size of a batch of records when decompressed, for every kind of topic; a larger one is refused with "
+        "MESSAGE_TOO_LARGE. Applies to new batches.",
+        maximum=128 * MIB,
+    )
+    check_compressed_batches: bool = _setting(
+        True,
+        "Decompress each compressed batch at produce and count its records; refuse it if that fails. False: store it "
+        "unread, for less processor time, unless a feature of the topic reads it. Readers step over what they cannot "
+        "read in any case.",
+    )
     in_flight_requests_per_connection_max: int = _count(
         128,
         "Maximum number of requests of one connection in progress; with more the connection is not read.",
@@ -258,7 +270,12 @@ class Settings:
         minimum=10,
         is_kafka_setting=True,
     )
-    open_files_max: int = _count(4096, "Maximum number of open segment files.", minimum=16)
+    open_files_max: int = _count(
+        0,
+        "Maximum number of open segment files. 0: about half of the limit of descriptors (ulimit -n), which is the "
+        "maximum of other values, too.",
+        minimum=0,
+    )
     log_retention_check_interval_ms: int = _ms(
         5 * MINUTE_MS,
         "Interval at which every partition is checked for segments that retention.ms or retention.bytes delete.",

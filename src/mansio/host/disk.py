@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mansio.errors import DataDirectoryLocked
+from mansio.ports import DESCRIPTOR_ERRNOS
 
 try:
     import fcntl
@@ -265,7 +266,13 @@ class HostDisk:
         descriptor = self._sync_roots.get(path)
         if descriptor is None:
             # Kept open: the kernel reports each write-back error once per open descriptor.
-            descriptor = self._sync_roots[path] = os.open(path, os.O_RDONLY | _BINARY)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | _BINARY)
+            except OSError as error:
+                if error.errno in DESCRIPTOR_ERRNOS:
+                    return False  # nothing was synced: the caller syncs file by file
+                raise
+            self._sync_roots[path] = descriptor
         if self._syncfs(descriptor) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)

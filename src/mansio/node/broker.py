@@ -24,7 +24,7 @@ from mansio.config.settings import Address
 from mansio.host import file_descriptors
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
-from mansio.node.broker_runtime import BrokerRuntime
+from mansio.node.broker_runtime import BrokerRuntime, FileLimits
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
 
@@ -123,8 +123,10 @@ class Broker:
             store = await host.open_store(settings, data_format.before_metadata_commit)
             stack.push_async_callback(store.close)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
+        budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
+        limits = FileLimits(budget.active_files, budget.cached_files, budget.partitions)
         runtime = BrokerRuntime(
-            settings, host_ports, store, state, self._cluster_member, data_format.require_current
+            settings, host_ports, store, state, self._cluster_member, data_format.require_current, limits
         )
         self._service = runtime.service
         await runtime.open(stack, host.close_scheduler)
@@ -141,12 +143,8 @@ class Broker:
 
     async def _listen(self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop) -> None:
         settings, service = self.settings, runtime.service
-        server = KafkaServer(
-            service, _server_limits(runtime.settings, len(service.partitions)), loop, self._intercept
-        )
-        runtime.broker_configs.on_change(
-            lambda _, effective: server.use_limits(_server_limits(effective, len(service.partitions)))
-        )
+        server = KafkaServer(service, _server_limits(runtime.settings), loop, self._intercept)
+        runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
         host, port = settings.listener_address
         self.listener_address = Address(
             *await server.start(host, port, advertised=settings.advertised_address)
@@ -160,17 +158,16 @@ class Broker:
             )
 
 
-def _server_limits(settings: Settings, partitions: int) -> ServerLimits:
-    max_connections = file_descriptors.allowed_connection_count(
-        settings.max_connections, settings.open_files_max + partitions
-    )
+def _server_limits(settings: Settings) -> ServerLimits:
+    budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
+    file_descriptors.log_reductions(budget, settings.max_connections)
     return ServerLimits(
         socket_request_max_bytes=settings.socket_request_max_bytes,
         requests_max=settings.in_flight_requests_per_connection_max,
         backlog_bytes_max=settings.in_flight_bytes_per_connection_max,
         unsent_bytes_max=settings.in_flight_bytes_per_connection_max,
         queued_max_request_bytes=settings.queued_max_request_bytes,
-        max_connections=max_connections,
+        max_connections=budget.connections,
         max_connections_per_ip=settings.max_connections_per_ip,
         idle_ms_max=settings.connections_max_idle_ms or IDLE_MS_UNLIMITED,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio import logs
 from mansio.broker.coordinator.checkpoint import CheckpointStorage
@@ -50,6 +50,7 @@ from mansio.broker.services.delays import DelayService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
+from mansio.broker.services.health import HealthService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
@@ -61,14 +62,14 @@ from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
-from mansio.broker.services.topics import NewTopic, TopicService
+from mansio.broker.services.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
-from mansio.storage.file_cache import FileCache
+from mansio.storage.file_cache import ACTIVE_FILES_MAX, OPEN_FILES_MAX, FileCache
 from mansio.storage.flush.group_commit import GroupCommit
 from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
@@ -93,6 +94,17 @@ SINGLE_NODE_SHARE_STATE_PARTITIONS_MAX = 4
 """Maximum number of partitions of `__share_group_state` on a single node; more would only be more files to flush."""
 
 
+class FileLimits(NamedTuple):
+    """Bounds of a broker's files: open ones of active and of closed segments, and partitions."""
+
+    active_files: int = ACTIVE_FILES_MAX
+    cached_files: int = OPEN_FILES_MAX
+    partitions: int = PARTITIONS_UNLIMITED
+
+
+NO_LIMITS: Final = FileLimits()
+
+
 class BrokerRuntime:
     """Runtime of one broker. `open` is called once, on the event loop; its exit stack closes the runtime."""
 
@@ -104,6 +116,7 @@ class BrokerRuntime:
         state: MetadataImage,
         cluster_member: ClusterMember | None = None,
         before_newer_format: Callable[[], object] = lambda: None,
+        limits: FileLimits = NO_LIMITS,
     ) -> None:
         """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node.
         `before_newer_format`: see `Log`."""
@@ -138,7 +151,9 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             group_commit=self.group_commit,
-            files=FileCache(host_ports.disk, files_max=settings.open_files_max),
+            files=FileCache(
+                host_ports.disk, files_max=limits.cached_files, active_files_max=limits.active_files
+            ),
             sync_thread=host_ports.sync_thread,
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
@@ -177,6 +192,7 @@ class BrokerRuntime:
             random=host_ports.random,
             open_partitions=self.partitions.open_partitions,
             close_partitions=self._close_partitions_of,
+            partitions_max=limits.partitions,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
         )
         self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random, host_ports.scheduler)
@@ -215,7 +231,7 @@ class BrokerRuntime:
             settings,
             host_ports,
             self.partitions,
-            group_configs.overrides,
+            group_configs,
             self.share_state.persister,
             self.dead_letters,
             state,
@@ -476,6 +492,7 @@ class BrokerRuntime:
             ),
             group_coordinator=self.groups,
             group_service=groups,
+            health=HealthService(host_ports.clock, cluster),
             group_configs=group_configs,
             share_service=share_service,
             share_offsets=ShareOffsetService(

@@ -52,6 +52,7 @@ SOURCE_OPTION_NAMES: Final = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "stopAtLatest",
+    "alignedInputs",
     "includeHeaders",
     "columns",
     "isolation.level",
@@ -178,6 +179,15 @@ class OffsetSpec:
     """Whether a partition without a record of that timestamp resolves to its end offset; if false, this is an error."""
 
 
+class AlignedInputs(NamedTuple):
+    """The inputs of a query that advance together in time: the number of this one, and the options of all of them that
+    determine which records they read. `maxOffsetsPerTrigger` is then the limit of all together.
+    """
+
+    own: int
+    inputs: tuple[SourceOptions, ...]
+
+
 class DecodedColumn(NamedTuple):
     """A column of decoded keys or values: its name, the format, and its type (None: the type of the schemas).
 
@@ -207,6 +217,7 @@ class SourceOptions:
     trigger_delay_ms_max: int = DEFAULT_TRIGGER_DELAY_MS_MAX
     stops_at_latest: bool = False
     """Whether a stream ends at the end offsets that exist when it plans its first batch."""
+    aligned: AlignedInputs | None = None
     isolation_level: int = READ_COMMITTED
     fetch_bytes: int = DEFAULT_FETCH_BYTES
     rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
@@ -246,6 +257,7 @@ class SourceOptions:
             offsets_per_trigger_min=raw.count("minOffsetsPerTrigger"),
             trigger_delay_ms_max=raw.milliseconds("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS_MAX),
             stops_at_latest=raw.flag("stopAtLatest"),
+            aligned=parse_aligned_inputs(text) if (text := raw.text("alignedInputs")) else None,
             isolation_level=_isolation_level(raw),
             fetch_bytes=raw.bytes("fetchBytes", DEFAULT_FETCH_BYTES, 1 << 10, 256 << 20),
             rows_per_batch=raw.count("rowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
@@ -259,6 +271,10 @@ class SourceOptions:
             catalog=raw.text("catalog"),
         )
         _check_table_options(raw, parsed, streaming=streaming)
+        if parsed.aligned is not None and parsed.offsets_per_trigger_max is None:
+            raise ConfigError(
+                "option alignedInputs needs option maxOffsetsPerTrigger, the limit of all inputs"
+            )
         if raw.flag("pushdown"):
             raise ConfigError(
                 "option pushdown is refused: Spark 4.3 uses what one query pushed down for the next query of the same"
@@ -657,6 +673,34 @@ def parse_topic_texts(name: str, text: str) -> dict[str, str]:
     if not all(isinstance(value, str) for value in found.values()):
         raise invalid_option_error(name, text, expected)
     return found
+
+
+def format_aligned_inputs(own: int, inputs: Sequence[Mapping[str, str]]) -> str:
+    """The option `alignedInputs` of the input with the number `own`, of a query with inputs that have these options."""
+    shared = [{name: text for name, text in one.items() if _is_shared_option(name.lower())} for one in inputs]
+    return json.dumps({"own": own, "inputs": shared})
+
+
+def _is_shared_option(name: str) -> bool:
+    """Whether an option of an input, in lower case, determines which records it reads."""
+    names = (BOOTSTRAP_SERVERS_OPTION, *SUBSCRIPTION_OPTIONS, "isolation.level", "kafka.isolation.level")
+    return name.startswith("starting") or name in {one.lower() for one in names}
+
+
+def parse_aligned_inputs(text: str) -> AlignedInputs:
+    """Decode the result of `format_aligned_inputs`."""
+    expected = 'give JSON such as {"own": 0, "inputs": [{"subscribe": "topic"}, {"subscribe": "other"}]}'
+    found = _parse_json_object("alignedInputs", text, expected)
+    own, inputs = found.get("own"), found.get("inputs")
+    if (
+        not isinstance(inputs, list)
+        or not all(isinstance(one, dict) for one in inputs)
+        or not all(isinstance(value, str) for one in inputs for value in one.values())
+        or type(own) is not int
+        or not 0 <= own < len(inputs)
+    ):
+        raise invalid_option_error("alignedInputs", text, expected)
+    return AlignedInputs(own, tuple(SourceOptions.parse(one, streaming=True) for one in inputs))
 
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ on another thread; they do not access the `Log`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
 import struct
@@ -41,7 +40,7 @@ from mansio.errors import (
     VerificationPending,
 )
 from mansio.logs import fields
-from mansio.ports import DISK_FULL_ERRNOS
+from mansio.ports import DISK_FULL_ERRNOS, TRANSIENT_ERRNOS
 from mansio.storage import timestamp_search
 from mansio.storage.checked_ranges import OPEN_RANGE_END, CheckedRange, CheckedRanges, damaged_range_error
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
@@ -118,7 +117,6 @@ _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
 _NEWER_ATTRIBUTES = TRANSACTIONAL_FLAG | CONTROL_FLAG
 """Attributes of batches that the first release neither accepts nor writes."""
-_NO_FILE_OPENED_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
 
 logger = logging.getLogger(__name__)
 
@@ -329,6 +327,7 @@ class Log:
             raise FencedLeaderEpoch(
                 f"{self.directory}: leader epoch {leader_epoch} is older than {self.leader_epochs.latest_epoch}"
             )
+        self._open_active_file()
         now = self._clock.monotonic()
         if self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX:
             self._roll(now)  # an empty segment, too: there may be a gap behind its base offset
@@ -344,6 +343,53 @@ class Log:
         except OSError as error:
             raise self._handle_append_error(error, active.size) from error
         return active
+
+    def _open_active_file(self) -> None:
+        """Open the file of the active segment if it was closed. Raises `StorageError`, after which nothing changed if
+        there was no descriptor; otherwise the log has failed."""
+        active = self._active
+        if active.file is not None:
+            return
+        message = f"cannot open {active.path}"
+        try:
+            active.file = self._files.open_file(lambda: self._disk.open(active.path), closes_active=True)
+        except OSError as error:
+            if error.errno in TRANSIENT_ERRNOS:
+                raise StorageError(f"{message}: {error}") from error
+            raise self.fail(error, message) from error
+        self._preallocation.switch_segment(active.size)
+        self._files.record_active(self)
+
+    def record_active_file(self) -> None:
+        """Record in the file cache that the file of the active segment is open, if it is; other logs may close theirs.
+        Called when the log joins those of a broker."""
+        if self._active.file is not None:
+            self._files.record_active(self)
+
+    def close_active_file(self) -> bool:
+        """Close the file of the active segment until the next append, unless it has unflushed bytes or is in use.
+
+        Returns whether it is closed now.
+        """
+        active = self._active
+        if active.file is None:
+            return True
+        if (
+            self.failure is not None
+            or self.closed
+            or self.unfinished_job_count
+            or self.repairing
+            or self.compaction.is_busy
+            or not self._flush_state.is_flushed(active)
+        ):
+            return False
+        try:
+            self._preallocation.release(active)
+        except OSError:
+            return False  # the next append gets the error
+        active.file = None
+        self._preallocation.limit(-1)  # the next append takes the slow path
+        return True
 
     def _check_writable(self) -> None:
         if self.failure is not None:
@@ -374,7 +420,7 @@ class Log:
         On a full disk the partly written bytes are removed; after any other error the log has failed.
         """
         message = f"cannot write to {self._active.path}"
-        if error.errno in DISK_FULL_ERRNOS:
+        if error.errno in TRANSIENT_ERRNOS:
             try:
                 self._preallocation.truncate(self._active, position)
             except OSError as second:
@@ -411,13 +457,16 @@ class Log:
 
         Flush jobs sync the old segment before the new one, so no end offset in the new segment is durable earlier.
         """
+        self._open_active_file()
         segment = Segment(self.directory, self.end_offset)
         message = f"cannot create the segment {segment.path}"
         try:
             self._preallocation.release(self._active)
-            segment.file = self._disk.open(segment.path, create=True)
+            segment.file = self._files.open_file(
+                lambda: self._disk.open(segment.path, create=True), closes_active=True
+            )
         except OSError as error:
-            if error.errno in _NO_FILE_OPENED_ERRNOS:
+            if error.errno in TRANSIENT_ERRNOS:
                 raise StorageError(f"{message}: {error}") from error
             raise self.fail(error, message) from error
         try:
@@ -558,7 +607,7 @@ class Log:
                 write_state(self._disk, self.directory, state)
             except (OSError, DirectoryNotSynced) as error:
                 message = f"cannot record the gaps of {self.directory}"
-                if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+                if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS:
                     # Nothing was appended; the next attempt may find space.
                     raise StorageError(f"{message}: {error}") from error
                 raise self.fail(error, message) from error
@@ -738,7 +787,6 @@ class Log:
             timestamp_ms,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
@@ -751,7 +799,6 @@ class Log:
             self._files,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     # Verification before the first delivery (see `verification`)
@@ -1142,7 +1189,7 @@ class Log:
         for path in (segment.index_path, f"{directory}/{TIMESTAMPS_NAME}"):
             if disk.exists(path):
                 disk.remove(path)
-        file = segment.file or disk.open(segment.path)
+        file = segment.file or self._files.open_file(lambda: disk.open(segment.path))
         file.truncate(position)
         state.sync_closed_before(segment)
         file.sync()
@@ -1311,9 +1358,14 @@ class Log:
             self.on_maintenance_due()
 
     def _log_disk_full(self, error: LogDiskFull) -> None:
-        """Log a warning once per period in which the disk is full."""
+        """Log a warning once per period in which the disk is full or no descriptor is free."""
         if not self._disk_full_logged:
-            logger.warning("log_disk_full", extra=fields(directory=self.directory, error=str(error)))
+            cause = error.__cause__
+            is_full = not isinstance(cause, OSError) or cause.errno in DISK_FULL_ERRNOS
+            logger.warning(
+                "log_disk_full" if is_full else "log_waits_for_descriptors",
+                extra=fields(directory=self.directory, error=str(error)),
+            )
         self._disk_full_logged = True
 
     def sync(self) -> None:
@@ -1392,6 +1444,7 @@ class Log:
     def _release(self) -> None:
         """Close all files and mark the log as closed, so that appends are refused."""
         self.closed = True
+        self._files.forget_active(self)
         self._preallocation.limit(-1)
         self._read_positions.clear()
         self._flush_state.release()

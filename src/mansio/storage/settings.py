@@ -20,14 +20,12 @@ class LogSettings:
     `index_interval_bytes`: bytes of log between two index entries; doubled when a segment has too many entries.
     `index_snapshot_bytes`: the index of the active segment is saved each time the segment has grown by this amount,
     which bounds the scan after a crash.
-    `decompressed_batch_bytes_max`: maximum decompressed size of a batch that a search by timestamp decodes.
     """
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000
     index_interval_bytes: int = 4096
     index_snapshot_bytes: int = 64 << 20
-    decompressed_batch_bytes_max: int = 128 << 20
 
     def __post_init__(self) -> None:
         if not 0 < self.segment_bytes <= SEGMENT_BYTES_MAX:

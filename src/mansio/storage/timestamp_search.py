@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 DECODED_RECORDS_MAX = 100_000
 """Maximum number of records of a batch that a search decodes, because a search runs on the event loop."""
 
-DECODED_BYTES_MAX = 32 << 20
-"""Maximum decompressed size of a batch that a search decodes; the smaller one of this and
-`LogSettings.decompressed_batch_bytes_max` applies."""
-
 
 def offset_for_time(
     segments: SegmentList,
@@ -46,7 +42,6 @@ def offset_for_time(
     *,
     start: int,
     limit: int,
-    output_bytes_max: int,
 ) -> FoundRecord | None:
     """The first record with a timestamp of at least `timestamp_ms` and an offset in [start, limit).
 
@@ -65,7 +60,7 @@ def offset_for_time(
                 or header.base_offset + header.last_offset_delta < start
             ):
                 continue
-            found = _record_at(file, position, header, timestamp_ms, start, limit, output_bytes_max)
+            found = _record_at(file, position, header, timestamp_ms, start, limit)
             if found is not None:
                 if position == 0 and segment.base_offset > start:
                     segments.locate(segment.base_offset - 1)  # raises if records are missing there
@@ -73,9 +68,7 @@ def offset_for_time(
     return None
 
 
-def max_timestamp(
-    segments: SegmentList, files: FileCache, *, start: int, limit: int, output_bytes_max: int
-) -> FoundRecord | None:
+def max_timestamp(segments: SegmentList, files: FileCache, *, start: int, limit: int) -> FoundRecord | None:
     """The first record with the largest timestamp of all records with offsets in [start, limit) (KIP-734)."""
     best: FoundRecord | None = None
     for segment in segments.max_timestamp_candidates(limit):
@@ -84,15 +77,13 @@ def max_timestamp(
         whole = segment.base_offset >= start and segment.end_offset <= limit
         if best is not None and whole and files.max_timestamp(segment) <= best[1]:
             continue
-        found = _largest_in_segment(segment, files, start, limit, output_bytes_max)
+        found = _largest_in_segment(segment, files, start, limit)
         if found is not None and (best is None or found[1] > best[1]):
             best = found
     return best
 
 
-def _largest_in_segment(
-    segment: Segment, files: FileCache, start: int, limit: int, output_bytes_max: int
-) -> FoundRecord | None:
+def _largest_in_segment(segment: Segment, files: FileCache, start: int, limit: int) -> FoundRecord | None:
     """`max_timestamp` in one segment: combines the last index entry's timestamp with those of the batches after it."""
     file = files.file(segment)
     index = files.index(segment)
@@ -111,7 +102,7 @@ def _largest_in_segment(
         if header.base_offset >= start and last_offset < limit:
             lead, highest, best = (position, header), header.max_timestamp_ms, None
         else:  # a batch that extends beyond `start` or `limit`: its largest timestamp may be outside
-            found = _largest_record(file, position, header, start, limit, output_bytes_max)
+            found = _largest_record(file, position, header, start, limit)
             if found is not None and found[1] > highest:
                 lead, highest, best = None, found[1], found
     if best is not None:
@@ -127,7 +118,7 @@ def _largest_in_segment(
     if lead is None:
         return None
     header = lead[1]
-    found = _record_at(file, *lead, highest, start, limit, output_bytes_max)
+    found = _record_at(file, *lead, highest, start, limit)
     # If no record has the timestamp, the header decides.
     return found or (header.base_offset, highest, header.leader_epoch)
 
@@ -152,10 +143,10 @@ def _check_batch_crc(file: DiskFile, position: int, header: BatchHeader) -> None
 
 
 def _largest_record(
-    file: DiskFile, position: int, header: BatchHeader, start: int, limit: int, output_bytes_max: int
+    file: DiskFile, position: int, header: BatchHeader, start: int, limit: int
 ) -> FoundRecord | None:
     best: FoundRecord | None = None
-    records = _decode_batch(file, position, header, output_bytes_max)
+    records = _decode_batch(file, position, header)
     if records is None:
         return max(header.base_offset, start), header.max_timestamp_ms, header.leader_epoch
     for record in records:
@@ -171,10 +162,9 @@ def _record_at(
     timestamp_ms: int,
     start: int,
     limit: int,
-    output_bytes_max: int,
 ) -> FoundRecord | None:
     """The first record of one batch with a timestamp of at least `timestamp_ms` and an offset in [start, limit)."""
-    records = _decode_batch(file, position, header, output_bytes_max)
+    records = _decode_batch(file, position, header)
     if records is None:
         return max(header.base_offset, start), header.max_timestamp_ms, header.leader_epoch
     for record in records:
@@ -183,9 +173,7 @@ def _record_at(
     return None
 
 
-def _decode_batch(
-    file: DiskFile, position: int, header: BatchHeader, output_bytes_max: int
-) -> list[Record] | None:
+def _decode_batch(file: DiskFile, position: int, header: BatchHeader) -> list[Record] | None:
     """The records of one batch; None if they cannot be decoded, or exceed a limit, although the CRC is valid.
 
     A client can write such a batch, which must not make the searches of other clients fail or slow. Raises `CorruptLog`
@@ -195,9 +183,7 @@ def _decode_batch(
     try:
         if header.record_count > DECODED_RECORDS_MAX:
             raise InvalidRecord(f"{header.record_count} records are too many to decode")
-        if header.codec:
-            output_bytes_max = min(output_bytes_max, DECODED_BYTES_MAX)
-        return read_records(data, output_bytes_max=output_bytes_max)
+        return read_records(data)
     except RequestError as error:
         try:
             check_stored_batch(data)

@@ -95,6 +95,7 @@ class ApiKey(IntEnum):
     REGISTER_SHARE_GROUP = 20111
     PREPARE_TRANSACTION = 20112
     COMMIT_BATCH = 20113
+    DESCRIBE_HEALTH = 20114
 
 
 class Api(NamedTuple):
@@ -125,6 +126,7 @@ _BROKERS_ONLY: Final = "Between brokers of a cluster only; other clients get CLU
 _REPLICAS: Final = (
     "A `replica_id` of 0 or more is accepted from that broker only (CLUSTER_AUTHORIZATION_FAILED)."
 )
+_BOUNDED: Final = "At most 1,000 items in a request; more get POLICY_VIOLATION, and nothing is changed."
 _NO_AUTHORIZER: Final = "SECURITY_DISABLED, as in Kafka without an authorizer: every operation is allowed."
 
 _ROWS: Final = (
@@ -153,7 +155,13 @@ _ROWS: Final = (
         note=_REPLICAS,
         newer_unsupported_reason="11 adds the earliest pending upload offset of tiered storage, which does not exist.",
     ),
-    Api(ApiKey.METADATA, 0, 13, "cluster.metadata"),
+    Api(
+        ApiKey.METADATA,
+        0,
+        13,
+        "cluster.metadata",
+        note="A request with more than 1,000 topics creates none of them.",
+    ),
     Api(
         ApiKey.OFFSET_COMMIT,
         2,
@@ -188,8 +196,8 @@ _ROWS: Final = (
         "cluster.api_versions",
         note="A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION (KIP-511).",
     ),
-    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.create_topics"),
-    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.delete_topics"),
+    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.create_topics", note=_BOUNDED),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.delete_topics", note=_BOUNDED),
     Api(
         ApiKey.DELETE_RECORDS,
         0,
@@ -241,7 +249,7 @@ _ROWS: Final = (
         2,
         "configs.alter_configs",
         note="Topics, groups and brokers, as IncrementalAlterConfigs. Settings not named are reset to their defaults, "
-        "as in Kafka.",
+        f"as in Kafka. {_BOUNDED}",
     ),
     Api(
         ApiKey.ALTER_REPLICA_LOG_DIRS,
@@ -251,8 +259,8 @@ _ROWS: Final = (
         note="A broker has one log directory, where every replica already is; another one gets LOG_DIR_NOT_FOUND.",
     ),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="A broker has one log directory."),
-    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
-    Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups"),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions", note=_BOUNDED),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups", note=_BOUNDED),
     Api(
         ApiKey.ELECT_LEADERS,
         0,
@@ -266,7 +274,7 @@ _ROWS: Final = (
         1,
         "configs.incremental_alter_configs",
         note="Topics, groups, brokers, and with the empty name all brokers; of brokers the settings that are dynamic "
-        "in [CONFIGURATION.md](CONFIGURATION.md). No log levels of single loggers.",
+        f"in [CONFIGURATION.md](CONFIGURATION.md). No log levels of single loggers. {_BOUNDED}",
     ),
     Api(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
@@ -291,7 +299,8 @@ _ROWS: Final = (
         "quotas.alter_client_quotas",
         note=(
             "`producer_byte_rate` and `consumer_byte_rate` of client ids and of users; other keys are refused. "
-            "Without authentication every client is the user ANONYMOUS, the only valid name."
+            "Without authentication every client is the user ANONYMOUS, the only valid name. "
+            f"{_BOUNDED}"
         ),
     ),
     Api(
@@ -474,6 +483,13 @@ _ROWS: Final = (
         note="Mansio's own. Creates, pauses, resumes or deletes a recurring schedule; idempotent.",
     ),
     Api(
+        ApiKey.DESCRIBE_HEALTH,
+        0,
+        0,
+        "cluster.describe_health",
+        note="Mansio's own. Problems and warnings of the broker that answers, and whether its session is held.",
+    ),
+    Api(
         ApiKey.RECEIVE_RECORDS,
         0,
         0,
@@ -610,6 +626,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.REGISTER_SHARE_GROUP: 0,
     ApiKey.PREPARE_TRANSACTION: 0,
     ApiKey.COMMIT_BATCH: 0,
+    ApiKey.DESCRIBE_HEALTH: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

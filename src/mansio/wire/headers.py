@@ -25,6 +25,10 @@ _RESPONSE_START: Final = Struct(">i")
 _FRAMED_RESPONSE_START: Final = Struct(">ii")
 
 
+TAGGED_FIELDS_MAX: Final = 100
+"""Limit on the tagged fields of one struct, known or not. Kafka's structs have fewer than ten."""
+
+
 class RequestHeader(NamedTuple):
     """Decoded header of a request."""
 
@@ -148,11 +152,18 @@ def unsigned_varint(value: int) -> bytes:
     return bytes(out)
 
 
+def read_tag_count(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Return the number of tagged fields of a struct, and the position behind it. Raises `WireError`."""
+    count, position = read_unsigned_varint(buffer, position)
+    if count > TAGGED_FIELDS_MAX:
+        raise WireError(f"more than {TAGGED_FIELDS_MAX} tagged fields in one struct")
+    return count, position
+
+
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     """The position after the tagged fields that begin at `position`. Raises `WireError`."""
-    count, position = read_unsigned_varint(buffer, position)
+    count, position = read_tag_count(buffer, position)
     for _ in range(count):
-        # Each field takes at least two bytes, so with a wrong count the loop stops at the end of the buffer.
         _, position = read_unsigned_varint(buffer, position)
         length, position = read_unsigned_varint(buffer, position)
         position += length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,16 +14,24 @@ from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.share_groups import receive_records
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.config.config_def import Change, Operation
-from mansio.errors import InvalidGroupId, InvalidRecord, InvalidRequest, UnknownTopicOrPartition
+from mansio.errors import InvalidGroupId, InvalidRequest, UnknownTopicOrPartition
 from mansio.state.share_partition.types import ACCEPT, RELEASE, AcknowledgementBatch
-from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.compression import Codec, compress
+from mansio.wire.batch.record_batch import build_batch, encode_batch, read_header
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.internal_records.dead_letter_headers import (
+    OFFSET_HEADER,
+    REASON_HEADER,
+    VALUE_OMITTED_HEADER,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.wire.batch.record_reader import Record
 
 CONFIGS = {
     "share.auto.offset.reset": "earliest",
@@ -32,8 +41,49 @@ CONFIGS = {
 }
 
 
-async def prepare(services: BrokerServices) -> None:
-    changes = [Change(name, Operation.SET, value) for name, value in CONFIGS.items()]
+UNREADABLE = {
+    "gzip garbage": (Codec.GZIP, b"\x1f\x8bnot gzip at all........"),
+    "zstd truncated": (Codec.ZSTD, compress(Codec.ZSTD, bytes(1000))[:-6]),
+    "snappy garbage": (Codec.SNAPPY, b"\xff\xfe\xfd" * 10),
+    "lz4 garbage": (Codec.LZ4, b"\x04\x22\x4d\x18" + bytes(9)),
+    "too few records": (Codec.GZIP, compress(Codec.GZIP, b"\x0e" + bytes(7))),
+    "not compressed": (Codec.NONE, b"\x7f" * 30),
+}
+"""Contents of batches of two records with a valid checksum: codec and bytes."""
+
+
+def store_unreadable(services: BrokerServices, content: tuple[Codec, bytes]) -> None:
+    """Store a batch as brokers accepted it that did not check contents."""
+    codec, data = content
+    header = read_header(build_batch([(1_700_000_000_000, None, b"v", ())] * 2))
+    batch = encode_batch(header._replace(attributes=int(codec)), data)
+    services.partitions.find("t", None, 0).append(batch, internal=True)
+
+
+async def publish_one(services: BrokerServices, value: bytes, codec: Codec = Codec.NONE) -> None:
+    """Publish one record to partition 0, as a batch of its own."""
+    record = RecordToPublish(value, b"key", partition=0)
+    result = await services.publish.publish_records("t", [record], timeout_ms=5000, codec=codec)
+    assert result.records[0].error is None
+
+
+async def dead_letters(services: BrokerServices, count: int = 1) -> list[Record]:
+    """Wait for so many dead letters, and return them."""
+    while True:
+        found: list[Record] = []
+        for index in range(2):
+            with contextlib.suppress(UnknownTopicOrPartition):
+                for batch in services.partitions.find("dlq.t", None, index).log.batches(0):
+                    found += read_records(batch)
+        if len(found) >= count:
+            assert len(found) == count
+            return found
+        await asyncio.sleep(0.02)
+
+
+async def prepare(services: BrokerServices, configs: Mapping[str, str] | None = None) -> None:
+    values = CONFIGS | dict(configs or {})
+    changes = [Change(name, Operation.SET, value) for name, value in values.items()]
     group = ConfigResource(ResourceType.GROUP, "g")
     assert await services.configs.alter([ConfigAlteration(group, changes)]) == [None]
 
@@ -158,19 +208,99 @@ def test_a_cancelled_call_leases_nothing(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_records_beyond_the_bound_of_decoded_bytes_are_released(
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD])
+def test_records_beyond_the_bounds_of_a_call_are_left_to_the_next_ones_and_no_delivery_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec
+) -> None:
+    """At least one batch is decompressed in each call, whatever its size."""
+
+    async def work(services: BrokerServices) -> None:
+        await prepare(services)
+        for number in range(7):
+            await publish_one(services, b"%d" % number + bytes(100_000), codec)
+        monkeypatch.setattr(receive_records, "CALL_DECOMPRESSED_BYTES_MAX", 50_000)
+        found: list[int] = []
+        for _ in range(7):  # the last ones are leased seven times; the limit of deliveries is 2
+            result = await receive(services)
+            assert not result.errors
+            found += [record.offset for record in result.records]
+            await acknowledge(services, result.member_id, result.records)
+        assert found == list(range(7))
+        assert not services.partitions.storage_health.unreadable
+
+    run(tmp_path, work)
+
+
+def test_records_beyond_the_size_of_an_answer_are_left_to_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(services: BrokerServices) -> None:
         await prepare(services)
-        await publish(services, bytes(100_000), codec=Codec.GZIP)
-        monkeypatch.setattr(receive_records, "DECODED_BYTES_MAX", 50_000)
+        records = [RecordToPublish(bytes(100_000), partition=0) for _ in range(5)]
+        await services.publish.publish_records("t", records, timeout_ms=5000, codec=Codec.ZSTD)
+        monkeypatch.setattr(receive_records, "ANSWER_BYTES_MAX", 250_000)
+        counts = []
+        for _ in range(3):
+            result = await receive(services)
+            counts.append(len(result.records))
+            await acknowledge(services, result.member_id, result.records)
+        assert counts == [2, 2, 1]
+
+    run(tmp_path, work)
+
+
+def test_a_record_that_no_answer_can_hold_is_rejected_alone_and_visibly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(services: BrokerServices) -> None:
+        await prepare(services, {"mansio.deadletterqueue.enable": "true"})
+        for value in (b"0", bytes(300_000), b"2", b"3"):
+            await publish_one(services, value, Codec.ZSTD)
+        monkeypatch.setattr(receive_records, "ANSWER_BYTES_MAX", 250_000)
         result = await receive(services)
-        assert list(result.records) == []
-        assert isinstance(result.errors["t", 0], InvalidRecord)
-        monkeypatch.setattr(receive_records, "DECODED_BYTES_MAX", 500_000)
-        (one,) = (await receive(services)).records
-        assert one.delivery_count == 2
+        assert [(record.offset, record.delivery_count) for record in result.records] == [
+            (0, 1),
+            (2, 1),
+            (3, 1),
+        ]
+        (letter,) = await dead_letters(services)
+        assert letter.value == bytes(300_000), "the dead-letter topic keeps it"
+        assert b"a receive returns at most 250000" in dict(letter.headers)[REASON_HEADER]
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("order", ["none", "partition", "key"])
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_an_unreadable_batch_is_rejected_alone_and_its_neighbours_are_delivered_once(
+    tmp_path: Path, order: str, content: str
+) -> None:
+    async def work(services: BrokerServices) -> None:
+        await prepare(services, {"mansio.deadletterqueue.enable": "true", "mansio.share.order": order})
+        await publish_one(services, b"0")
+        store_unreadable(services, UNREADABLE[content])
+        await publish_one(services, b"3")
+        await publish_one(services, b"4", Codec.LZ4)
+        found = []
+        for _ in range(20):
+            result = await receive(services, max_wait_ms=100)
+            assert not result.errors
+            found += [(record.offset, record.delivery_count) for record in result.records]
+            await acknowledge(services, result.member_id, result.records)
+            if len(found) == 3:
+                break
+        assert found == [(0, 1), (3, 1), (4, 1)]
+        letters = await dead_letters(services, 2)
+        assert [letter.value for letter in letters] == [None, None]
+        for offset, letter in zip((1, 2), letters, strict=True):
+            headers = dict(letter.headers)
+            assert headers[OFFSET_HEADER] == b"%d" % offset
+            assert headers[REASON_HEADER].startswith(b"the record cannot be read: ")
+            assert headers[VALUE_OMITTED_HEADER] == b"the record cannot be read"
+        health = services.partitions.storage_health
+        assert health.unreadable["t", 0].offset == 1
+        assert not health.damaged, "the log is intact"
+        assert not health.corrupt_batches
 
     run(tmp_path, work)
 

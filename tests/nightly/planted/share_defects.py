@@ -32,6 +32,13 @@ SHARE_DEFECTS = (
         found_by("test_late_acknowledgement_of_an_earlier_delivery_does_not_end_the_later_one"),
     ),
     Defect(
+        "release of what was never handed out counts as a delivery",
+        "state/share_partition/machine.py",
+        "self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted + 1)",
+        "self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted)",
+        found_by("test_the_release_of_records_that_were_not_handed_out_counts_no_delivery"),
+    ),
+    Defect(
         "expiry off by one",
         "state/share_partition/in_flight.py",
         "if batch.deadline_ms <= now_ms and batch.pending_token == NOT_PENDING:",

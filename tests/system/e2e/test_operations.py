@@ -265,6 +265,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "disk_low",
         "disk_full",
         "corrupt_batch",
+        "unreadable_batch",
         "log_truncated",
         "hold_released",
         "holds_not_loaded",

@@ -9,10 +9,10 @@ from pyiceberg.catalog import load_catalog
 
 import mansio
 from mansio.errors import DataLoss, InvalidRequest
+from mansio.spark.backfilling import backfill as job_module
+from mansio.spark.backfilling.backfill import BackfillJob, backfill
+from mansio.spark.backfilling.backfill_ranges import TimeRange
 from mansio.spark.iceberg.errors import NotAnArchiveTable
-from mansio.spark.jobs import backfill as job_module
-from mansio.spark.jobs.backfill import BackfillJob, backfill
-from mansio.spark.jobs.backfill_ranges import TimeRange
 from mansio.spark.jobs.run import PipelineFailed
 from mansio.spark.result_table.table import TableTarget
 from system.spark.archives import archive_once

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from mansio.spark.jobs.run import WORKER_START_TIMEOUT_TEXT
+from mansio.spark.jobs.restarts import WORKER_START_TIMEOUT_TEXT
 from support.iceberg import checksum
 from support.machine import scaled
 from support.paths import ROOT

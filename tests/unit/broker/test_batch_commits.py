@@ -28,7 +28,6 @@ from mansio.state.transactions.batch_decision import (
     TaskTransaction,
 )
 from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
-from mansio.storage.timestamp_search import DECODED_BYTES_MAX
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
@@ -699,7 +698,7 @@ def test_the_largest_decision_can_be_loaded_and_compacted_and_its_request_fits_i
     id_bytes = IDS_BYTES_MAX // TRANSACTIONS_MAX
     most = tuple(TaskTransaction("i" * id_bytes, 2**63 - 1, 2**15 - 1) for _ in range(TRANSACTIONS_MAX))
     key, value = to_record("q" * 1_000, BatchDecision(2**63 - 1, most, 2**63 - 1, most))
-    assert len(build_batch([(2**63 - 1, key, value, ())])) <= min(BATCH_OUTPUT_BYTES_MAX, DECODED_BYTES_MAX)
+    assert len(build_batch([(2**63 - 1, key, value, ())])) <= BATCH_OUTPUT_BYTES_MAX
     named = [each._asdict() for each in most]
     request = {"query_id": "q", "batch_id": 0, "committed": True, "transactions": named, "abandoned": named}
     frame = messages.encode_request(ApiKey.COMMIT_BATCH, 0, 0, "c", request)

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from mansio.broker.coordinator.share import dead_letter_copies, dead_letter_manager
 from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.config.config_def import Change, Operation
@@ -28,7 +29,7 @@ from mansio.net.peer_connections import PeerConnections
 from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import REJECT, AcknowledgementBatch
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from support.machine import scaled
 from support.waiting import eventually
 from unit.broker.dead_letters_fixtures import MEMBER, Room, expected_ids, headers, ids, room_in
@@ -115,6 +116,38 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
         }
         assert room.dead(share_partition.key) == [(1, 2)]
         assert room.dead_letters.counts.written_count == 2
+
+    run(check, tmp_path)
+
+
+def batches(room: Room) -> int:
+    log = room.partition("dlq.t").log
+    return sum(1 for batch in log.batches(0) for _ in iterate_batches(batch))
+
+
+def test_records_that_are_rejected_one_after_the_other_are_copied_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one does not wait; what follows is collected until the batch is full or the time is over."""
+    monkeypatch.setattr(dead_letter_manager, "LINGER_MS", 1e9)
+    monkeypatch.setattr(dead_letter_copies, "RECORDS_MAX", 20)
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(41))
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 0)
+        await settled(room)
+        for offset in range(1, 20):
+            await share_partition.reject(offset, offset)
+        assert (room.dead_letters.counts.written_count, batches(room)) == (1, 1)
+        for offset in range(20, 41):
+            await share_partition.reject(offset, offset)
+        written = room.dead_letters.counts
+        await eventually(lambda: written.written_count == 41, DEADLINE_S, "two batches are full")
+        await settled(room)
+        assert batches(room) == 3
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(41))
 
     run(check, tmp_path)
 

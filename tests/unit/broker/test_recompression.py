@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, AppendRules
+from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.broker.partition.recompression import (
     CLIENT_BYTES_MAX,
@@ -31,7 +31,7 @@ from mansio.errors import (
     RequestTimedOut,
 )
 from mansio.state.producers import ProducerTable
-from mansio.wire.batch.compression import Codec, compress
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, compress
 from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
@@ -103,8 +103,10 @@ class FakePartition:
         if not self.is_leader:
             raise NotLeaderOrFollower(self.name)
 
-    def append(self, batch: Buffer, *, urgent: bool = True, transactional: bool = False) -> AppendResult:
-        del urgent, transactional
+    def append(
+        self, batch: Buffer, *, urgent: bool = True, transactional: bool = False, is_checked: bool = False
+    ) -> AppendResult:
+        del urgent, transactional, is_checked
         self.ensure_leader()
         if self.fails_unexpectedly:
             raise ValueError(self.name)
@@ -338,12 +340,13 @@ def test_a_batch_that_cannot_be_recompressed_fails_alone() -> None:
     one = One()
     one.send(0, large(0)[:-1] + b"x")
     one.send(1, large(1))
-    one.send(2, build_batch([(0, None, bytes(LIMIT), ())], codec=Codec.GZIP))  # a bomb
+    one.send(2, build_batch([(0, None, bytes(DECOMPRESSED_BYTES_MAX), ())], codec=Codec.ZSTD))  # a bomb
     one.send(3, large(3))
     while one.thread.jobs:
         one.thread.run()
     assert isinstance(one.outcomes[0], CorruptMessage)
-    assert isinstance(one.outcomes[2], InvalidRecord)
+    assert isinstance(one.outcomes[2], MessageTooLarge)
+    assert f"max.decompressed.bytes={DECOMPRESSED_BYTES_MAX}" in str(one.outcomes[2])
     assert len(one.partition.batches) == 2
     assert not one.partition.is_recompressing
 
@@ -355,6 +358,7 @@ def test_a_defect_of_the_thread_fails_one_batch(caplog: pytest.LogCaptureFixture
     work, done = one.thread.jobs.pop()
     del work
     done(None, MemoryError())
+    one.thread.run()
     assert isinstance(one.outcomes[0], InvalidRecord)
     assert isinstance(one.outcomes[1], AppendResult)
     assert "recompression_failed" in caplog.text
@@ -374,10 +378,12 @@ def test_an_unexpected_exception_ends_its_own_batch_only(caplog: pytest.LogCaptu
     one.send(2, as_it_is[2])
     one.send(3, large(3))
     one.send(4, as_it_is[4])
-    one.thread.run()
+    for _ in range(3):
+        one.thread.run()
     assert list(one.outcomes) == [0, 1, 2]
     one.partition.fails_unexpectedly = True
-    one.thread.run()
+    for _ in range(2):
+        one.thread.run()
     one.partition.fails_unexpectedly = False
     one.send(5, as_it_is[5])
     assert not one.thread.jobs
@@ -433,7 +439,7 @@ def test_the_batches_that_wait_are_bounded() -> None:
     one = One(bytes_max=8 << 20)
     batch = build_batch([(0, None, random.Random(1).randbytes(7 << 20), ())])
     count = 0
-    while not one.outcomes and count < 20:
+    while not one.outcomes and count < 60:
         one.send(count, batch, client=count % 3)
         count += 1
     assert one.recompressor.queued_bytes <= QUEUED_BYTES_MAX
@@ -502,7 +508,7 @@ def test_a_batch_that_is_longer_than_it_states_is_recompressed_if_there_is_room(
     assert one.recompressor.queued_bytes < 1 << 20
     one.thread.run()
     assert not one.outcomes
-    assert one.recompressor.queued_bytes >= DECODED_BYTES_MAX
+    assert one.recompressor.queued_bytes >= DECOMPRESSED_BYTES_MAX
     while one.thread.jobs:
         one.thread.run()
     assert list(one.outcomes) == list(range(7))

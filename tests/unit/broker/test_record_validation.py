@@ -11,7 +11,7 @@ from mansio.broker.partition.append_validation import (
     REPORTED_RECORDS_MAX,
 )
 from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, MessageTooLarge
-from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from support.logs import ManualClock
 from unit.broker.test_partition import RULES, Bench
@@ -59,12 +59,12 @@ def test_as_many_records_are_named_as_an_answer_should_carry() -> None:
 def test_a_batch_that_would_take_long_to_look_at_is_too_large() -> None:
     bench = Bench(rules=COMPACTED)
     with pytest.raises(MessageTooLarge, match="100001 records"):
-        bench.partition.append(keyed(*[b"k"] * (DECODED_RECORDS_MAX + 1), codec=Codec.ZSTD))
+        bench.partition.append(keyed(*[b"k"] * (DECODED_RECORDS_MAX + 1), codec=Codec.ZSTD), is_checked=True)
 
 
 def test_a_batch_that_grows_beyond_bounds_or_cannot_be_opened_is_refused() -> None:
     bench = Bench(rules=COMPACTED)
-    bomb = build_batch([(0, b"k", bytes(append_validation.DECODED_BYTES_MAX + 1), ())], codec=Codec.ZSTD)
+    bomb = build_batch([(0, b"k", bytes(DECOMPRESSED_BYTES_MAX + 1), ())], codec=Codec.ZSTD)
     assert len(bomb) < 100_000
     with pytest.raises(InvalidRecord, match="decompressed"):
         bench.partition.append(bomb)

@@ -21,6 +21,7 @@ from mansio.errors import (
     ShareSessionNotFound,
     UnknownTopicId,
 )
+from mansio.metadata.metadata_store import Delete, Put, encode
 from mansio.state.share_partition.types import ACCEPT, ACQUIRED, RELEASE, RENEW, ShareKey
 from mansio.wire.apis.share_acknowledge import AckBatch
 from mansio.wire.apis.share_fetch import RECORD_LIMIT
@@ -392,5 +393,43 @@ def test_a_fetch_that_waits_takes_nothing_for_a_session_that_is_over(tmp_path: P
         await other.acknowledge(ack(0, 2, RELEASE))
         assert not any(part.acquired for _, parts in (await waiting).topics for part in parts)
         assert part_of(await other.fetch(3, wait_ms=5000)).acquired == [(0, 2, 2)]
+
+    run(check, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["set", "reset"])
+def test_a_group_starts_where_another_broker_was_asked_just_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The change is in the metadata store, and this broker has not received it when the member subscribes."""
+
+    async def check(room: Room) -> None:
+        topics = room.service.topics
+        state, store = topics.state, topics._store
+        key = state.keys.group_config("g")
+        put = Put(key, encode({"configs": {"share.auto.offset.reset": "earliest"}}, "other"))
+        if kind == "reset":
+            done = await store.transact([], [put])
+            await state.wait_for_revision(done.revision, room.service.scheduler)
+        await room.write(5)
+        delayed: list[Any] = []
+        apply = state._apply
+        monkeypatch.setattr(type(state), "_apply", lambda _, events: delayed.append(events))
+        await store.transact([], [put if kind == "set" else Delete(key)])
+        peer = await room.peer()
+        await peer.fetch(0)
+        waiting = asyncio.create_task(peer.fetch(10, wait_ms=LONG_MS))
+        shares = room.service.share_partition_manager
+        await eventually(lambda: delayed and shares.share_partitions(), 20, "the change and the group")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not shares.share_partitions()[0].is_ready
+        monkeypatch.undo()
+        for events in delayed:
+            apply(events)
+        if kind == "reset":
+            await eventually(lambda: shares.share_partitions()[0].is_ready)
+            await room.write(1)
+        assert offsets(part_of(await waiting)) == ([0, 1, 2, 3, 4] if kind == "set" else [5])
 
     run(check, tmp_path)

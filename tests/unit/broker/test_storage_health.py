@@ -12,7 +12,7 @@ from mansio.broker.partition.storage_health import (
     PARTITIONS_MAX,
     StorageHealth,
 )
-from mansio.errors import CorruptLog, DiskFull
+from mansio.errors import CorruptLog, DecompressionFailed, DiskFull
 from support.logs import ManualClock
 
 if TYPE_CHECKING:
@@ -33,6 +33,24 @@ def test_damage_of_a_partition_is_one_line_a_minute_however_often_it_is_met(
     assert len(caplog.records) == 3
     assert storage_health.corrupt_batches == 201
     assert storage_health.damaged["t", 0].found_count == 101
+
+
+def test_an_unreadable_batch_is_not_damage_and_starts_no_repair(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    storage_health = StorageHealth(clock)
+    repairs: list[object] = []
+    storage_health.on_damage(lambda *damage: repairs.append(damage))
+    for _ in range(100):
+        storage_health.record_unreadable("t", 0, 5, DecompressionFailed("garbage"))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "unreadable_batch")
+    ]
+    assert (storage_health.unreadable_batches, storage_health.corrupt_batches) == (100, 0)
+    assert storage_health.unreadable["t", 0].found_count == 100
+    assert not storage_health.damaged
+    assert not repairs
+    storage_health.remove_partition("t", 0)
+    assert not storage_health.unreadable
 
 
 def test_number_of_recorded_damaged_ranges_and_of_their_log_lines_is_bounded(

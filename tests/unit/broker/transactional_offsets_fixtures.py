@@ -83,7 +83,6 @@ class CompactedPartition(MemoryPartition):
             delete_retention_ms=0,
             delete_horizon_end_offset=1 << 62,
             map_end_offset=end_offset,
-            output_bytes_max=1 << 20,
             tombstone_floor=tombstone_floor,
             is_aborted=is_aborted,
             is_obsolete_marker=lambda header: header.base_offset in obsolete,

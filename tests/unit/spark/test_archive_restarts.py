@@ -10,7 +10,8 @@ from pyspark.errors import StreamingQueryException
 from mansio.errors import DataLoss, MansioError
 from mansio.spark.iceberg.errors import CatalogLocked, ConcurrentArchive
 from mansio.spark.jobs import archive as archives
-from mansio.spark.jobs.archive import RESTARTS_MAX, ArchiveFailed, ArchiveJob, ArchiveResult, archive
+from mansio.spark.jobs.archive import ArchiveFailed, ArchiveJob, ArchiveResult, archive
+from mansio.spark.jobs.restarts import RESTARTS_MAX
 from mansio.spark.source.data_loss import offset_deleted_error
 from mansio.wire.topic_partition import TopicPartition
 

@@ -7,8 +7,8 @@ from itertools import permutations
 import pytest
 
 from mansio.errors import ConfigError, InvalidRequest
-from mansio.spark.jobs.backfill import may_lack_records
-from mansio.spark.jobs.backfill_ranges import (
+from mansio.spark.backfilling.backfill import may_lack_records
+from mansio.spark.backfilling.backfill_ranges import (
     BackfilledRange,
     TimeRange,
     format_ranges,
@@ -30,7 +30,7 @@ def test_ranges_are_kept_in_order_whatever_the_order_of_runs_and_a_repeat_adds_n
     for order in permutations(days):
         known: tuple[BackfilledRange, ...] = ()
         for one in (*order, *order):
-            known = with_range(known, one, "t")
+            known = with_range(known, one, "t").ranges
         assert known == tuple(days)
         assert parse_ranges(format_ranges(known)) == known
     assert parse_ranges(None) == ()
@@ -50,6 +50,25 @@ def test_range_that_overlaps_another_or_is_of_another_pipeline_is_refused() -> N
         with_range([of_day(day) for day in range(1_000)], of_day(1_001), "t")
     with pytest.raises(ConfigError, match=r"mansio\.backfill\.ranges cannot be read"):
         parse_ranges('[{"pipeline": 1}]')
+
+
+def test_extended_range_replaces_the_ranges_that_it_contains_and_no_others() -> None:
+    known = (of_day(1), of_day(3), of_day(5))
+    longer = of_day(3, 2)
+    with pytest.raises(InvalidRequest, match="--extend to replace them by those of the longer time"):
+        with_range(known, longer, "t")
+    update = with_range(known, longer, "t", extends=True)
+    assert update.ranges == (of_day(1), longer, of_day(5))
+    assert set(update.replaced) == {of_day(3), longer}
+    for one, is_replaced in ((of_day(3), True), (longer, True), (of_day(1), False), (of_day(5), False)):
+        assert update.replaces_file(f"file:///t/{one.file_prefix}-0.parquet") is is_replaced
+    assert with_range(update.ranges, longer, "t", extends=True).ranges == update.ranges, "again"
+    assert with_range(known, of_day(0, 9), "t", extends=True).ranges == (of_day(0, 9),)
+    for partly in (of_day(1, 3).times, of_day(4, 2).times):
+        wrong = BackfilledRange("p", ("a", "b"), TimeRange(partly.from_ms + 1, partly.to_ms - 1))
+        with pytest.raises(InvalidRequest, match="overlap") as refused:
+            with_range(known, wrong, "t", extends=True)
+        assert "--extend" not in refused.value.message
 
 
 def test_files_are_found_by_the_id_of_their_range_and_the_id_is_stable() -> None:

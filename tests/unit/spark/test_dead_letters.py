@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitStateUnknownException
 
-from mansio.errors import CorruptMessage
 from mansio.spark.iceberg.catalog import ArchiveTable, open_table
 from mansio.spark.iceberg.dead_letters import NAMESPACE, append_dead_letters, open_dead_letters
 from mansio.spark.iceberg.errors import NotAnArchiveTable
@@ -47,7 +46,7 @@ def written(table: ArchiveTable, *rows: tuple[int, int, int, bytes]) -> list[Wri
                 "partition": partition,
                 "offset": first,
                 "value": value,
-                ERROR_COLUMN: unreadable_offsets_text(first, last, CorruptMessage("bad")),
+                ERROR_COLUMN: unreadable_offsets_text(first, last, "bad"),
             }
             for partition, first, last, value in rows
         ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from mansio.errors import ConfigError, CorruptMessage
+from mansio.errors import ConfigError
 from mansio.spark.iceberg.catalog import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import ArchiveGap, InvalidDataFiles
 from mansio.spark.iceberg.table_format import LostRange
@@ -159,7 +159,7 @@ def test_sink_refuses_what_it_cannot_do() -> None:
 def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
     table: ArchiveTable, tmp_path: Path
 ) -> None:
-    said = {3: unreadable_offsets_text(3, 5, CorruptMessage("CRC")), 8: "any text"}
+    said = {3: unreadable_offsets_text(3, 5, "CRC"), 8: "any text"}
     rows = pa.RecordBatch.from_pylist(
         [
             {

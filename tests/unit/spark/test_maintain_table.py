@@ -16,8 +16,13 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyspark.sql import types as spark_types
 
 from mansio.errors import ConfigError, InvalidRequest
+from mansio.spark.backfilling.backfill_ranges import (
+    RANGES_PROPERTY,
+    BackfilledRange,
+    TimeRange,
+    format_ranges,
+)
 from mansio.spark.iceberg.errors import InvalidDataFiles, TableNotFound
-from mansio.spark.jobs.backfill_ranges import RANGES_PROPERTY, BackfilledRange, TimeRange, format_ranges
 from mansio.spark.result_table import data_file_writer, maintenance, rewrite_tasks
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
 from mansio.spark.result_table.maintenance import maintain_table

@@ -156,6 +156,24 @@ def test_late_acknowledgement_of_an_earlier_delivery_does_not_end_the_later_one(
     assert leases.say("a", 0, 0, ACCEPT, count=2)
 
 
+def test_the_release_of_records_that_were_not_handed_out_counts_no_delivery() -> None:
+    leases = Leases()
+    for turn in range(2 * SETTINGS.delivery_limit):
+        assert leases.lease("a", 0, 3) == [(0, 3, turn + 1)]
+        unseen = AcknowledgementBatch(0, 3, bytes([RELEASE]), delay_ms=50, was_handed_out=False)
+        update = leases.state_machine.acknowledge("a", [unseen], leases.now, WALL_MS, 0.5)
+        assert update is not None
+        assert update.durable, "if it were lost, the end of the lease would count the delivery"
+        assert not leases.put(update), "nothing is dead-lettered"
+    leases.lose_power()
+    leases.wait(LOCK_MS)
+    for _ in range(SETTINGS.delivery_limit - 1):
+        assert leases.lease("a", 0, 3)
+        assert not leases.put(leases.say("a", 0, 3, RELEASE))
+    assert leases.lease("a", 0, 3)
+    assert leases.put(leases.say("a", 0, 3, RELEASE)) == [(0, 3)], "only deliveries count as attempts"
+
+
 def test_more_acknowledgements_than_there_can_be_leases_are_refused_unread() -> None:
     leases = Leases()
     leases.lease("a", 0, 3)

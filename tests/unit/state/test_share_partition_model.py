@@ -458,7 +458,7 @@ class ShareModel(RuleBasedStateMachine):
     @rule(
         index=SIDES, which=st.integers(0, 40), size=st.integers(1, 9), lie=LIES,
         count=st.sampled_from((-1, -1, -1, -1, 1, 2)), delay=st.sampled_from((-1, -1, 0, 30)), single=st.booleans(),
-        at_once=st.booleans(), data=st.data(),
+        handed_out=st.sampled_from((True, True, False)), at_once=st.booleans(), data=st.data(),
     )  # fmt: skip
     def acknowledge(
         self,
@@ -469,6 +469,7 @@ class ShareModel(RuleBasedStateMachine):
         count: int,
         delay: int,
         single: bool,
+        handed_out: bool,
         at_once: bool,
         data: st.DataObject,
     ) -> None:
@@ -487,7 +488,7 @@ class ShareModel(RuleBasedStateMachine):
         types = bytes(
             [data.draw(kinds)] if single else data.draw(st.lists(kinds, min_size=size, max_size=size))
         )
-        self.say(side, member, AcknowledgementBatch(first, last, types, delay, "why", count))
+        self.say(side, member, AcknowledgementBatch(first, last, types, delay, "why", count, handed_out))
         if at_once:
             self.land_all(self.sides.index(side))
 
@@ -495,7 +496,7 @@ class ShareModel(RuleBasedStateMachine):
         return self.sides[index:] + self.sides[:index]
 
     def say(self, side: Side, member: str, batch: AcknowledgementBatch) -> None:
-        first, last, types, delay, _, count = batch
+        first, last, types, delay, _, count, handed_out = batch
         said = {
             o: types[o - first if len(types) > 1 else 0] for o in range(first, last + 1) if o >= side.start
         }
@@ -530,7 +531,11 @@ class ShareModel(RuleBasedStateMachine):
                 )
                 continue
             side.history.has[o] = (member, self.now)
-            if type_ in (RELEASE, RENEW):
+            if type_ == RELEASE and not handed_out:
+                assert update.durable, "otherwise the end of the lease may count the delivery"
+                side.at(o).f += 1
+                side.retry(o, token, self.now, 0)
+            elif type_ in (RELEASE, RENEW):
                 side.retry(o, token, self.now, delay)
             else:
                 side.end(o, {ACCEPT: ACKNOWLEDGED, GAP: ARCHIVED, REJECT: ARCHIVING}[type_], token)

@@ -108,7 +108,7 @@ def test_due_times_are_read_from_either_header(delays: list[tuple[str, int] | No
         for index, delay in enumerate(delays)
     ]
     batch = build_batch(records, codec=codec)
-    found = read_delays(batch, "t-0", NOW_MS, output_bytes_max=1 << 20)
+    found = read_delays(batch, "t-0", NOW_MS)
     expected = [
         NOT_DELAYED_MS if delay is None else delay[1] + (NOW_MS if delay[0] == DELAY_HEADER else 0)
         for delay in delays
@@ -118,7 +118,7 @@ def test_due_times_are_read_from_either_header(delays: list[tuple[str, int] | No
         return
     assert found is not None
     assert [*found.due_ms] == expected
-    for index, record in enumerate(read_records(batch, output_bytes_max=1 << 20)):
+    for index, record in enumerate(read_records(batch)):
         begin, end = found.bounds[index], found.bounds[index + 1]
         assert read_record_at(found.data, begin, end, found.header.base_timestamp_ms) == record[1:]
 
@@ -133,7 +133,7 @@ def test_a_delivered_record_is_not_delayed_again() -> None:
         ("mansio-original-timestamp-ms", b"%d" % NOW_MS),
         ("mansio-delayed-id", b"17"),
     ]
-    assert read_delays(build_batch([delivered]), "t-0", NOW_MS, output_bytes_max=1 << 20) is None
+    assert read_delays(build_batch([delivered]), "t-0", NOW_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,6 @@ def test_a_delivered_record_is_not_delayed_again() -> None:
 def test_an_invalid_header_is_refused_with_the_index_of_its_record(headers: tuple) -> None:
     batch = build_batch([(NOW_MS, None, b"good", ()), (NOW_MS, None, b"bad", headers)])
     with pytest.raises(InvalidRecord) as caught:
-        read_delays(batch, "t-0", NOW_MS, output_bytes_max=1 << 20)
+        read_delays(batch, "t-0", NOW_MS)
     assert isinstance(caught.value, RequestError)
     assert [index for index, _ in caught.value.record_errors] == [1]

@@ -15,6 +15,7 @@ import grpc.aio
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.conversion import add_record, error_of
+from mansio.api.grpc.requests import parse
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.errors import InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
@@ -50,7 +51,7 @@ class ReceiveStream:
 
     async def run(self) -> None:
         """Serve the stream. Raises `MansioError`."""
-        first = await self._context.read()
+        first = await self._next()
         if first is grpc.aio.EOF or not first.HasField("open"):
             raise InvalidRequest("the first request of a Receive stream has `open`")
         opening = first.open
@@ -76,6 +77,11 @@ class ReceiveStream:
                 self._services.scheduler.spawn(
                     self._services.leases.release(self._group, member), name="release leases"
                 )
+
+    async def _next(self) -> Any:
+        """Return the next request of the client, or `EOF`. Raises `InvalidRequest`."""
+        data = await self._context.read()
+        return data if data is grpc.aio.EOF else parse(pb.ReceiveRequest, data)
 
     def _add_credits(self, count: int) -> None:
         if count < 0 or self._credits + count > CREDITS_MAX:
@@ -121,7 +127,7 @@ class ReceiveStream:
 
     async def _read(self) -> None:
         """Apply the requests of the client until it ends the stream."""
-        while (request := await self._context.read()) is not grpc.aio.EOF:
+        while (request := await self._next()) is not grpc.aio.EOF:
             if request.HasField("open"):
                 raise InvalidRequest("only the first request of a Receive stream has `open`")
             self._add_credits(request.credits)

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mansio.api.grpc import mansio_pb2 as pb
+from mansio.api.grpc.requests import parse
 from mansio.api.grpc.service import CLIENT_ID, MansioService
 from mansio.broker.services.routed.own_client import OwnClient
 from mansio.errors import InvalidRequest, MansioError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.loop_holds import LoopHolds
     from mansio.config.settings import Address
 
 logger = logging.getLogger(__name__)
@@ -58,13 +60,15 @@ class GrpcServer:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._service = MansioService(services, self._own_client)
+        self._holds = services.statistics.holds
         self._server: Any = None
 
     async def start(self) -> tuple[str, int]:
         """Start to accept connections. Return the bound (host, port). Raises `OSError`."""
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
         handlers = {
-            method.name: _handler(method, getattr(self._service, method.name)) for method in SERVICE.methods
+            method.name: _handler(method, getattr(self._service, method.name), self._holds)
+            for method in SERVICE.methods
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
         probes = health.aio.HealthServicer()
@@ -89,17 +93,15 @@ class GrpcServer:
         await self._own_client.close()
 
 
-def _handler(method: Any, call: Callable[..., Any]) -> Any:
-    """Return the handler of a method, which turns errors into statuses."""
-    types = {
-        "request_deserializer": method.input_type._concrete_class.FromString,
-        "response_serializer": method.output_type._concrete_class.SerializeToString,
-    }
+def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
+    """Return the handler of a method, which parses its request and turns errors into statuses. The methods with streams
+    of requests, and Publish, parse them themselves."""
+    types = {"response_serializer": method.output_type._concrete_class.SerializeToString}
     if method.name == "Receive":
 
         async def receive(requests: Any, context: Any) -> None:
             try:
-                await call(requests, context)
+                await holds.measured(call(requests, context), "grpc", lambda: (method.name, context.peer()))
             except (MansioError, ValueError, OverflowError) as error:
                 _end(context, error)
 
@@ -115,9 +117,16 @@ def _handler(method: Any, call: Callable[..., Any]) -> Any:
 
         return grpc.stream_stream_rpc_method_handler(stream, **types)
 
-    async def unary(request: Any, context: Any) -> Any:
+    message = None if method.name == "Publish" else method.input_type._concrete_class
+
+    async def parsed_call(data: bytes, context: Any) -> Any:
+        return await call(data if message is None else parse(message, data), context)
+
+    async def unary(data: bytes, context: Any) -> Any:
         try:
-            return await call(request, context)
+            return await holds.measured(
+                parsed_call(data, context), "grpc", lambda: (method.name, context.peer())
+            )
         except (MansioError, ValueError, OverflowError, TimeoutError) as error:
             _end(context, error)
 

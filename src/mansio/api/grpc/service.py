@@ -12,12 +12,12 @@ from mansio.api.grpc.conversion import (
     error_of,
     headers_of,
     moment,
-    new_records,
     published_ranges,
     record_of,
     to_ms,
 )
 from mansio.api.grpc.receive_stream import ReceiveStream, acknowledgements_of
+from mansio.api.grpc.requests import Requests
 from mansio.broker.services.caller import Caller
 from mansio.broker.services.routed.group_offsets import reset_group_offsets
 from mansio.broker.services.routed.publishing import publish_records
@@ -40,15 +40,18 @@ if TYPE_CHECKING:
 CLIENT_ID: Final = "mansio-grpc"
 CLIENT_ID_CHARACTERS_MAX: Final = 100
 SHARE: Final = "share"
+FILTERS_MAX: Final = 1_000
+"""Maximum number of values by which a list is filtered."""
 
 
 class MansioService:
     """The methods of `mansio.v1.Mansio`, by name. All run on the broker's event loop and raise `MansioError`, or
-    `ValueError` for an argument that the client refuses."""
+    `ValueError` for an argument that the client refuses. Those with records to publish get their requests as bytes."""
 
     def __init__(self, services: BrokerServices, own_client: OwnClient) -> None:
         self._services = services
         self._own_client = own_client
+        self._requests = Requests()
 
     @property
     def _client(self) -> Client:
@@ -56,19 +59,22 @@ class MansioService:
 
     # Records
 
-    async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name in the service
-        result = await publish_records(
-            self._services,
-            self._own_client,
-            request.topic,
-            new_records(request),
-            caller=_caller(context, self._services.clock),
-        )
+    async def Publish(self, request: bytes, context: Any) -> Any:  # noqa: N802 - the name in the service
+        async with self._requests.publication(request) as found:
+            result = await publish_records(
+                self._services,
+                self._own_client,
+                found.topic,
+                found.records,
+                caller=_caller(context, self._services.clock),
+            )
         return pb.PublishResponse(ranges=published_ranges(result))
 
-    async def PublishStream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def PublishStream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
-            yield await self.Publish(request, context)
+            yield await self._services.statistics.holds.measured(
+                self.Publish(request, context), "grpc", lambda: ("PublishStream", context.peer())
+            )
 
     async def Fetch(self, request: Any, _context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("start")
@@ -342,6 +348,8 @@ class MansioService:
 
     async def ListTransactions(self, request: Any, _context: Any) -> Any:  # noqa: N802
         open_ms_min = _optional(request, "open_ms_min")
+        if len(request.states) > FILTERS_MAX or len(request.producer_ids) > FILTERS_MAX:
+            raise InvalidRequest(f"states, producer_ids: at most {FILTERS_MAX}")
         if (open_ms_min or 0) < 0:
             raise InvalidRequest("open_ms_min: it is negative")
         found = await self._client.admin.transactions.list(

@@ -45,6 +45,8 @@ def assemble(
     """Build the ASGI application for any `BrokerStats`, with the routes of `/v1` if there is a `context`. The monitors
     run as long as the application runs."""
 
+    if context is not None:
+        loop_monitor.holds = context.loop_holds
     if disk is not None:
         view.on_disk_full_change(disk.request_query)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.server.listener import KafkaServer
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.health import Problem
     from mansio.config.settings import Address
 
 Phase = Literal["starting", "running", "stopping"]
@@ -77,16 +78,6 @@ class PartitionSample(NamedTuple):
     pending: PendingSample | None = None
     schedules: ScheduleSample | None = None
     stable_lag: int = 0
-
-
-class Problem(NamedTuple):
-    """A problem of a running broker. `reason` is one of the reasons listed in `health`, `detail` is text for operators;
-    `topic` and `partition` are set if it concerns one partition."""
-
-    reason: str
-    detail: str
-    topic: str = ""
-    partition: int = -1
 
 
 class GroupLag(NamedTuple):
@@ -186,7 +177,7 @@ class BrokerStats(MetricsSource, Protocol):
 
     def warnings(self) -> Iterable[Problem]:
         """Return the problems that an operator should know although the broker works. Reasons: `corrupt_batch`,
-        `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`,
+        `unreadable_batch`, `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`,
         `delayed_records_near_limit`, `schedule_cannot_fire`, and those of a cluster, see `metrics_cluster`."""
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:

@@ -1,10 +1,12 @@
 """Connections of the HTTP server: uvicorn's protocol on httptools, with the bounds that both leave to their user.
 
 Invariants:
-* A server has at most `CONNECTIONS_MAX` connections; a new one closes the one that was answered longest ago.
+* A server has at most `OTHER_CONNECTIONS_MAX` connections, fewer under a low limit of descriptors; a new one closes
+  the one that was answered longest ago.
 * A connection on which no response is completed for `UNANSWERED_S_MAX` is closed, whatever the reason is.
 * A request has at most one Host header. An offer to change the protocol (Upgrade) is ignored.
 * Trailers of a chunked body are ignored; they cannot add or replace a header.
+* What the parser refuses is answered with problem details (RFC 9457): 400, and 431 for a head that is too large.
 * What a client sends without completing a head or a piece of a body is at most `HEADER_BYTES_MAX`, plus one read: the
   parser keeps the beginning of an unfinished header in memory. The headers of a request, and trailers, are bounded by
   the same number.
@@ -13,15 +15,20 @@ Invariants:
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mansio.api.http.v1.problems import http_problem
+from mansio.host.file_descriptors import descriptor_budget
+from mansio.logs import fields
 
 if TYPE_CHECKING:
     import asyncio
 
-CONNECTIONS_MAX: Final = 128
 UNANSWERED_S_MAX = 40.0
 HEADER_BYTES_MAX: Final = 64 * 1024
 HEADER_OVERHEAD_BYTES: Final = 32
@@ -32,7 +39,7 @@ _UPGRADE_OPTIONS: Final = (b"upgrade", b"http2-settings")
 
 
 class InvalidHead(Exception):
-    """The request is refused with 400: so the parser reports an exception of a callback, and uvicorn answers it."""
+    """The request is refused: the parser reports an exception of a callback as an error of its own."""
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -46,6 +53,7 @@ class HttpConnection(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_in_head = False
         self._has_host = False
+        self._is_too_large = False
         self._unparsed_bytes = 0
         """Bytes received since the last complete head or piece of a body."""
 
@@ -53,9 +61,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        if len(self._connections) >= CONNECTIONS_MAX:
+        if len(self._connections) >= descriptor_budget(1, 0).other_connections:
             quietest = next(iter(self._connections))
-            self.logger.warning("too_many_connections_closing_least_recent")
+            self.logger.warning(
+                "too_many_connections_closing_least_recent",
+                extra=fields(peer=quietest.peer, new_peer=self.peer),
+            )
             quietest.end()
         self._begin_waiting()
 
@@ -93,6 +104,7 @@ class HttpConnection(HttpToolsProtocol):
         while data and not self.transport.is_closing():
             data = self._parse(data)
         if self._unparsed_bytes > HEADER_BYTES_MAX and not self.transport.is_closing():
+            self._is_too_large = self._is_in_head
             self._refuse()
 
     def _parse(self, data: bytes) -> bytes:
@@ -121,8 +133,23 @@ class HttpConnection(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _refuse(self) -> None:
-        self.logger.warning("invalid_http_request")
-        self.send_400_response("Invalid HTTP request received.")
+        """Answer with problem details and close the connection."""
+        self.logger.warning("invalid_http_request", extra=fields(peer=self.peer))
+        if self._is_too_large:
+            error = HTTPException(431, f"a head has at most {HEADER_BYTES_MAX} bytes")
+        else:
+            error = HTTPException(400, "this is not an HTTP/1.1 request")
+        response = http_problem(error)
+        content = bytes(response.body)
+        head = f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}\r\n"
+        head += f"content-type: {response.media_type}\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + content)
+        self.transport.close()
+
+    @property
+    def peer(self) -> str:
+        """Address of the client."""
+        return "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -168,4 +195,5 @@ class HttpConnection(HttpToolsProtocol):
     def _count(self, size_bytes: int) -> None:
         self._header_bytes += size_bytes
         if self._header_bytes > HEADER_BYTES_MAX:
+            self._is_too_large = self._is_in_head
             raise InvalidHead("the head has too many bytes")

@@ -1,4 +1,4 @@
-"""HTTP errors: one JSON format for the errors of all routes.
+"""HTTP errors: one JSON format for the errors of all routes, except those of the API (`/v1`): problem details.
 
     {"error": {"type": "UnknownTopicOrPartition", "message": "...", "kafka_code": 3, "retriable": true}}
 
@@ -14,8 +14,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
+from mansio.api.http.v1.problems import http_problem, problem
 from mansio.errors import MansioError, RequestError, Unavailable
 from mansio.tracebacks import copied
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 RETRY_AFTER_S = 1
+API_PATH = "/v1"
 
 
 class ForbiddenRequest(RequestError):
@@ -69,13 +71,18 @@ def error_response(error: MansioError) -> JSONResponse:
     return JSONResponse(body, status_code=error.http_status, headers=headers)
 
 
-async def on_mansio_error(_request: Request, error: Exception) -> JSONResponse:
+async def on_mansio_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, MansioError):
         raise copied(error)
-    return error_response(error)
+    return problem(error) if _is_in_api(request) else error_response(error)
 
 
-async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+def _is_in_api(request: Request) -> bool:
+    """Whether a path is one of the API, known or not, which answers with problem details (RFC 9457)."""
+    return request.url.path.startswith(API_PATH)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise copied(error)
     kind = HTTPStatus(error.status_code).phrase.replace(" ", "")
@@ -84,13 +91,17 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         message = f"nothing answers at {request.url.path}"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.method} is not allowed on {request.url.path}"
+    if _is_in_api(request):
+        return http_problem(HTTPException(error.status_code, message, dict(error.headers or {})))
     body = error_body(kind, message, None, retriable=False)
     return JSONResponse(body, status_code=error.status_code, headers=_headers(error.headers))
 
 
-async def on_unexpected_error(_request: Request, _error: Exception) -> JSONResponse:
+async def on_unexpected_error(request: Request, _error: Exception) -> Response:
     """Return the response to an unexpected exception. Starlette raises the exception again afterwards, so that the HTTP
     server logs it."""
+    if _is_in_api(request):
+        return http_problem(HTTPException(500, "internal error"))
     return JSONResponse(error_body("InternalError", "internal error", -1, retriable=False), status_code=500)
 
 

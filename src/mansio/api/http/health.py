@@ -13,12 +13,14 @@ Reasons:
 * `log_failed`: a partition's log accepts no more writes. `log_corrupt`: a partition is damaged and was not opened.
   `partition_not_open`: a partition of this broker is not open.
 * `metadata_failed`: metadata changes are no longer received; in a cluster the broker released its session.
-* `event_loop_stalled`: the event loop was blocked recently.
+* `event_loop_stalled`: the event loop is blocked, or was several times within half a minute.
 * `session_not_held` (cluster): another broker may lead this broker's partitions, so it acknowledges nothing.
 
 Warnings do not affect readiness; with any of them the broker is `degraded`:
-* `corrupt_batch`: a reader found damage. `log_truncated`: the start truncated a log end that was not known to be
-  flushed; shown until the next start.
+* `event_loop_stalled`: the event loop was blocked within the last half minute, and is not any more.
+* `corrupt_batch`: a reader found damage. `unreadable_batch`: readers stepped over a batch whose content a client has
+  stored unreadable; the log is intact. `log_truncated`: the start truncated a log end that was not known to be flushed;
+  shown until the next start.
 * `disk_full`: writes fail. `disk_low`. `disk_unresponsive`: the file system does not report its free space.
 * `hold_released`: records were deleted that a pipeline had not read. `holds_not_loaded`: nothing is deleted, because it
   is not known yet what pipelines still need.
@@ -42,8 +44,8 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 
-from mansio.api.http.broker_stats import Problem
 from mansio.api.http.path_route import PathRoute
+from mansio.broker.services.health import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,11 +65,17 @@ def reasons(view: BrokerStats, loop_monitor: EventLoopMonitor) -> list[Problem]:
     if view.phase != "running":
         found.append(Problem(view.phase, f"the broker is {view.phase}"))
     found += view.problems()
-    found += [
+    if loop_monitor.is_stalling:
+        found += stalls(loop_monitor)
+    return found
+
+
+def stalls(loop_monitor: EventLoopMonitor) -> list[Problem]:
+    """Return the recent stalls of the event loop: reasons while they continue, otherwise warnings."""
+    return [
         Problem("event_loop_stalled", f"the event loop stood still for {stall.lag_ms:.0f} ms")
         for stall in loop_monitor.recent_stalls()
     ]
-    return found
 
 
 def readiness_body(
@@ -106,7 +114,8 @@ def routes(
 
     async def ready(_request: Request) -> JSONResponse:
         found = reasons(view, loop_monitor)
-        body = readiness_body(found, tuple(view.warnings()), disk)
+        over = [] if loop_monitor.is_stalling else stalls(loop_monitor)
+        body = readiness_body(found, (*view.warnings(), *over), disk)
         return JSONResponse(body, status_code=503 if found else 200)
 
     return [PathRoute("/health/live", live), PathRoute("/health/ready", ready)]

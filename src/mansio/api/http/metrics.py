@@ -45,9 +45,9 @@ if TYPE_CHECKING:
         Measurement,
         MetricsSource,
         PartitionSample,
-        Problem,
     )
     from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
+    from mansio.broker.services.health import Problem
 
 T = TypeVar("T")
 
@@ -146,6 +146,7 @@ class Snapshot:
     problems: Sequence[Problem]
     loop_lag_s: float
     loop_lag_s_max: float
+    loop_hold_s_max: float
     event_loop_stalls: int
     partition_count: int = 0
     size_bytes: int = 0
@@ -263,6 +264,11 @@ class Snapshot:
         yield _one(
             "event_loop_lag_max_seconds", "Largest delay of a heartbeat since the start.", self.loop_lag_s_max
         )
+        yield _one(
+            "event_loop_hold_max_seconds",
+            "Longest time since the start for which one request kept all others waiting.",
+            self.loop_hold_s_max,
+        )
         yield _family(
             "counter",
             "event_loop_stalls",
@@ -364,6 +370,7 @@ async def take_snapshot(
         problems=list(source.problems()),
         loop_lag_s=loop_monitor.lag_ms / 1000,
         loop_lag_s_max=loop_monitor.lag_ms_max / 1000,
+        loop_hold_s_max=loop_monitor.hold_ms_max / 1000,
         event_loop_stalls=loop_monitor.stalls_total,
         disk=disk,
         led=LeaderTotals() if source.is_in_cluster else None,

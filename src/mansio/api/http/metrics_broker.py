@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.http import metrics_cluster, metrics_transactions
-from mansio.api.http.broker_stats import Distribution, Measurement, Problem
+from mansio.api.http.broker_stats import Distribution, Measurement
+from mansio.broker.services.health import Problem
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
 from mansio.wire.api_versions import ApiKey
@@ -191,6 +192,11 @@ def _storage(broker: RunningBroker) -> Iterator[Measurement]:
         "corrupt_batches",
         "Damaged batches found while reading; a damaged value is detected by the client.",
         broker.services.partitions.storage_health.corrupt_batches,
+    )
+    yield _counter(
+        "unreadable_batches",
+        "Intact batches whose content readers could not read and stepped over; a client has stored them so.",
+        broker.services.partitions.storage_health.unreadable_batches,
     )
     truncations, truncated_bytes = (
         broker.services.partitions.storage_health.truncations,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.api.http.broker_stats import FollowerSample, LeaderSample, Measurement, Problem
+from mansio.api.http.broker_stats import FollowerSample, LeaderSample, Measurement
+from mansio.broker.services.health import Problem
 from mansio.metadata.model import BROKER_FENCED, NO_LEADER
 from mansio.metadata.session import RENEW_FRACTION
 from mansio.state.replica import UNKNOWN

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.api.http.broker_stats import Measurement, Problem
+from mansio.api.http.broker_stats import Measurement
+from mansio.broker.services.health import Problem
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ caller waits: the last result is shown. After a write that failed with disk full
 again, the query is repeated at once (`request_query`), so that a full disk is not shown as one with space.
 
 HTTP runs on the monitored event loop. While the loop is stalled, no health check is answered, and clients notice that
-by their timeouts. Therefore only recent stalls are reported; a heartbeat that ran late shows them.
+by their timeouts. Therefore recent stalls are reported; a heartbeat that ran late shows them.
 
 Invariants:
 * One thread per broker that serves health checks; one log line when the space becomes low and one when it recovers.
@@ -27,6 +27,7 @@ from mansio.logs import fields
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mansio.broker.services.loop_holds import LoopHolds
     from mansio.ports import Clock, Scheduler, Timer
 
 
@@ -164,6 +165,10 @@ STALL_LAG_MS_MIN: Final = 1_000.0
 STALL_RETENTION_MS: Final = 30_000.0
 """Time for which a stall is reported."""
 
+STALLS_REPEATED: Final = 3
+"""With so many stalls within `STALL_RETENTION_MS` the event loop counts as stalling although it runs now. After one
+stall, a probe that took the broker away would only move its load to others."""
+
 STALLS_KEPT_MAX: Final = 64
 """Maximum number of stalls that are stored."""
 
@@ -193,6 +198,8 @@ class EventLoopMonitor:
         self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT_MAX)
         self._timer: Timer | None = None
         self._due_at = 0.0
+        self.holds: Callable[[], LoopHolds | None] = lambda: None
+        """Returns the holds by requests, with which a stall is explained."""
         self.lag_ms = 0.0
         self.lag_ms_max = 0.0
         self.stalls_total = 0
@@ -207,6 +214,12 @@ class EventLoopMonitor:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def hold_ms_max(self) -> float:
+        """The longest time since the start for which one request ran without letting others run."""
+        holds = self.holds()
+        return 0.0 if holds is None else holds.hold_ms_max
+
     def recent_stalls(self) -> list[Stall]:
         """Return the stored stalls, oldest first. A heartbeat that is overdue now counts as a stall."""
         now = self._clock.monotonic()
@@ -217,6 +230,13 @@ class EventLoopMonitor:
             found.append(Stall(now, overdue_ms))
         return found
 
+    @property
+    def is_stalling(self) -> bool:
+        """Whether a heartbeat is overdue now, or stalls are repeated."""
+        overdue_ms = (self._clock.monotonic() - self._due_at) * 1000
+        is_overdue = self._timer is not None and overdue_ms >= self._stall_bound_ms
+        return is_overdue or len(self.recent_stalls()) >= STALLS_REPEATED
+
     def _arm(self) -> None:
         self._due_at = self._clock.monotonic() + HEARTBEAT_INTERVAL_MS / 1000
         self._timer = self._scheduler.call_later(HEARTBEAT_INTERVAL_MS, self._on_heartbeat)
@@ -225,10 +245,13 @@ class EventLoopMonitor:
         now = self._clock.monotonic()
         self.lag_ms = max(0.0, (now - self._due_at) * 1000)
         self.lag_ms_max = max(self.lag_ms_max, self.lag_ms)
+        holds = self.holds()
+        longest = None if holds is None else holds.take_recent()
         if self.lag_ms >= self._stall_bound_ms:
             self.stalls_total += 1
             self._stalls.append(Stall(now, self.lag_ms))
-            logger.warning(
-                "event_loop_stalled", extra=fields(lag_ms=round(self.lag_ms), stalls=self.stalls_total)
-            )
+            known: dict[str, object] = {"lag_ms": round(self.lag_ms), "stalls": self.stalls_total}
+            if longest is not None:
+                known |= {**longest._asdict(), "hold_ms": round(longest.hold_ms)}
+            logger.warning("event_loop_stalled", extra=fields(**known))
         self._arm()

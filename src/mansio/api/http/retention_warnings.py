@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.api.http.broker_stats import Problem
+from mansio.broker.services.health import Problem
 from mansio.errors import MansioError
 from mansio.storage.retention import UNLIMITED
 

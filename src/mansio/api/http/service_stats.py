@@ -11,14 +11,14 @@ from mansio.api.http.broker_stats import (
     GroupLag,
     PartitionSample,
     PendingSample,
-    Problem,
     ScheduleSample,
 )
 from mansio.broker.partition.retention_holds import RELEASE_REASONS
+from mansio.broker.services.health import Problem
 from mansio.errors import CorruptLog, MansioError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from mansio.api.http.broker_stats import Distribution, Measurement, Phase, RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
@@ -34,12 +34,18 @@ class ServiceStats:
     def __init__(self, settings: Settings) -> None:
         self._broker: RunningBroker | None = None
         self._disk_full_listeners: list[Callable[[], object]] = []
+        self.disk_warnings: Callable[[], Iterable[Problem]] = tuple
+        """Warnings of the disk monitor, where there is one: in DescribeHealth only, because `/health/ready` adds them
+        itself."""
         self.is_in_cluster = settings.clustered
         self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
 
     def attach(self, broker: RunningBroker) -> None:
         """Read the values of `broker` from now on, because it has started."""
         self._broker = broker
+        broker.services.health.use_sources(
+            self.problems, lambda: chain(self.disk_warnings(), self.warnings())
+        )
         for listener in self._disk_full_listeners:
             broker.services.partitions.storage_health.on_disk_full_change(listener)
 
@@ -107,6 +113,13 @@ class ServiceStats:
             else:
                 detail = f"other partitions: found {damage.found_count} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
+        for (topic, index), found in tuple(storage_health.unreadable.items()):
+            name = f"{topic}-{index}" if topic else "other partitions"
+            detail = (
+                f"{name}: readers stepped {found.found_count} times over a batch that a client has stored so, the log"
+                f" is intact; last at offset {found.offset}: {found.reason}"
+            )
+            yield Problem("unreadable_batch", detail, topic, index)
         yield from metrics_cluster.warnings(self._broker)
         yield from metrics_broker.dead_letter_warnings(self._broker)
         yield from metrics_broker.delay_warnings(self._broker)

@@ -12,20 +12,31 @@ import json
 import re
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
 from mansio.api.http.request_guard import check_host_and_origin, check_image_request
+from mansio.api.http.request_label import request_label
 from mansio.api.http.v1.bodies import BodyBudget
+from mansio.api.http.v1.json_bodies import PIECE_BYTES, count_values
+from mansio.api.http.v1.problems import InvalidField
 from mansio.api.sqs import query_protocol
-from mansio.api.sqs.actions import Actions, Invocation, error_code
+from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
 from mansio.api.sqs.shapes import REQUESTS, checked
 from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
 from mansio.broker.services.caller import Caller
-from mansio.broker.services.queues.queue_errors import InvalidParameterValue, QueueError, UnsupportedOperation
+from mansio.broker.services.queues.queue_errors import (
+    BatchRequestTooLong,
+    InvalidParameterValue,
+    QueueError,
+    TooManyEntriesInBatchRequest,
+    UnsupportedOperation,
+)
 from mansio.broker.services.queues.queue_service import QueueService
 from mansio.broker.services.routed.own_client import OwnClient
 from mansio.errors import MansioError, Unavailable
@@ -43,6 +54,14 @@ TARGET_PREFIX: Final = "AmazonSQS."
 JSON_TYPE: Final = "application/x-amz-json-1.0"
 XML_TYPE: Final = "text/xml"
 CLIENT_ID_CHARACTERS_MAX: Final = 100
+BODY_BYTES_MAX: Final = 4 << 20
+"""Maximum size of a body: a message of 1 MiB takes three times as much where each of its bytes is escaped."""
+
+JSON_VALUES_MAX: Final = 20_000
+"""Maximum number of JSON values in a large body. Ten messages with all attributes have about a thousand."""
+
+_BATCH: Final = "Batch"
+_FORM_ACTION: Final = re.compile(rb"(?:^|&)Action=([A-Za-z]{1,64})")
 _ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]{1,128})/")
 
 
@@ -54,11 +73,12 @@ class SqsEndpoint:
         self._own_client = OwnClient(lambda: address, CLIENT_ID)
         self._actions = Actions(QueueService(services, self._own_client), services.clock)
         self._clock = services.clock
+        self._holds = services.statistics.holds
         self._keys = read_access_keys(settings.sqs_access_keys_file)
         self._host_names = settings.http_names
         self._budget = BodyBudget()
         self.app = Starlette(
-            routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])], lifespan=self._lifespan
+            routes=[Route("/{path:path}", self._measured, methods=["GET", "POST"])], lifespan=self._lifespan
         )
 
     @contextlib.asynccontextmanager
@@ -69,6 +89,9 @@ class SqsEndpoint:
             self._actions.close()
             await self._own_client.close()
 
+    async def _measured(self, request: Request) -> Response:
+        return await self._holds.measured(self._answer(request), "sqs", partial(request_label, request))
+
     async def _answer(self, request: Request) -> Response:
         target = request.headers.get("x-amz-target", "")
         is_json = bool(target) or request.headers.get("content-type", "").startswith(JSON_TYPE)
@@ -77,13 +100,21 @@ class SqsEndpoint:
             check_host_and_origin(request, self._host_names)
             check_image_request(request)
             async with self._budget.body(request) as body:
+                is_batch = (target if is_json else _form_action(body)).endswith(_BATCH)
+                if len(body) > PIECE_BYTES:
+                    await self._check_large(body, is_json=is_json, is_batch=is_batch)
                 access_key = self._check_signature(request, body)
-                action, parameters = (
-                    _decode(request, target, body) if is_json else _decode_query(request, body)
-                )
+                if is_json:
+                    action, parameters = _decode(request, target, body)
+                elif len(body) > PIECE_BYTES:  # a form is decoded byte by byte
+                    action, parameters = await asyncio.to_thread(_decode_query, request, body)
+                else:
+                    action, parameters = _decode_query(request, body)
                 result = await self._call(request, action, parameters, access_key)
         except MansioError as error:
             return _error_response(error, request_id, is_json=is_json)
+        except ClientDisconnect:
+            return Response(status_code=499)  # its client is gone
         except TimeoutError:
             unknown = Unavailable("no answer in time: it is not known whether the request had an effect")
             return _error_response(unknown, request_id, is_json=is_json)
@@ -93,6 +124,26 @@ class SqsEndpoint:
         return Response(
             query_protocol.encode_result(action, result, request_id), headers=headers, media_type=XML_TYPE
         )
+
+    async def _check_large(self, body: bytes, *, is_json: bool, is_batch: bool) -> None:
+        """Check a large body before anything is built from it. Raises `TooManyEntriesInBatchRequest`,
+        `BatchRequestTooLong`, `InvalidParameterValue`."""
+        beginning = body[:BODY_BYTES_MAX]
+        try:
+            if is_json:
+                async with self._budget.turns as turns:
+                    await count_values(beginning, turns, JSON_VALUES_MAX)
+            elif beginning.count(b"&") >= query_protocol.PARAMETERS_MAX:
+                raise InvalidField("", f"the body has more than {query_protocol.PARAMETERS_MAX} parameters")
+        except InvalidField as error:
+            if is_batch:
+                raise TooManyEntriesInBatchRequest(
+                    f"Maximum number of entries per request are {BATCH_MAX}. You have sent more."
+                ) from error
+            raise InvalidParameterValue(error.message) from error
+        if len(body) > BODY_BYTES_MAX:
+            message = f"The request has more than {BODY_BYTES_MAX} bytes."
+            raise BatchRequestTooLong(message) if is_batch else InvalidParameterValue(message)
 
     async def _call(
         self, request: Request, action: str, parameters: Mapping[str, Any], access_key: str
@@ -123,6 +174,12 @@ class SqsEndpoint:
             body,
         )
         return check_signature(signed, self._keys, datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+
+
+def _form_action(body: bytes) -> str:
+    """Return the action in the first parameters of a form, "" if it is not there."""
+    found = _FORM_ACTION.search(body[:PIECE_BYTES])
+    return "" if found is None else found[1].decode()
 
 
 def _raw_path(request: Request) -> str:

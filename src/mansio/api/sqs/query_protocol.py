@@ -3,7 +3,7 @@
     Action=SendMessageBatch&SendMessageBatchRequestEntry.1.Id=a&SendMessageBatchRequestEntry.1.MessageBody=b
 
 Lists and maps are flattened: their items are numbered from 1. A list or map of one item may be given without a number,
-`AttributeName=All` or `Attribute.Name=DelaySeconds&Attribute.Value=45`, as in the examples of AWS and from older clients;
+`AttributeName=All` or `Attribute.Name=DelaySeconds&Attribute.Value=45`, as in the examples of AWS and in boto 2;
 `AttributeName=` is an empty list. Source: AWS Query protocol (Smithy), Amazon SQS API reference.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 from xml.sax.saxutils import escape
 
 from mansio.api.sqs.shapes import ITEMS_MAX, REQUESTS, RESULT_NAMES, Shape, checked
@@ -22,19 +22,40 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 PARAMETERS_MAX: Final = 2_000
+_PIECE_BYTES: Final = 64 << 10
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def parse_form(body: bytes, query: str) -> dict[str, str]:
     """Return the parameters of a request in its body and its address. Raises `InvalidParameterValue`."""
     try:
-        pairs = parse_qsl(
-            body.decode("ascii"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict"
-        )
-        pairs += parse_qsl(query, keep_blank_values=True, max_num_fields=PARAMETERS_MAX, errors="strict")
+        pairs = [*_pairs(body), *_pairs(query.encode("ascii"))]
     except ValueError as error:
         raise InvalidParameterValue("The body is not a form of UTF-8 parameters.") from error
     return dict(pairs)
+
+
+def _pairs(form: bytes) -> Iterable[tuple[str, str]]:
+    """Yield the names and values of a form. Raises `ValueError`."""
+    if not form.isascii() or form.count(b"&") >= PARAMETERS_MAX:
+        raise ValueError("not ASCII, or too many parameters")
+    for parameter in form.split(b"&"):
+        if parameter:
+            name, _, value = parameter.partition(b"=")
+            yield _unquoted(name), _unquoted(value)
+
+
+def _unquoted(text: bytes) -> str:
+    """Decode a name or value in pieces: one call creates an object for each escape. Raises `UnicodeDecodeError`."""
+    text = text.replace(b"+", b" ")
+    parts, start = [], 0
+    while start < len(text):
+        end = start + _PIECE_BYTES
+        if end < len(text) and (escape := text.rfind(b"%", end - 2, end)) >= 0:
+            end = escape
+        parts.append(unquote_to_bytes(text[start:end]))
+        start = end
+    return b"".join(parts).decode()
 
 
 def decode(action: str, form: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.services.queues.queue_errors import InvalidParameterValue, MissingParameter
+from mansio.broker.services.queues.queue_errors import (
+    InvalidParameterValue,
+    MissingParameter,
+    TooManyEntriesInBatchRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,7 +157,7 @@ RESULT_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 def checked(shape: Shape, value: Any, name: str) -> Any:
     """Return a JSON value that has the shape, without unknown members. Raises `InvalidParameterValue`,
-    `MissingParameter`."""
+    `MissingParameter`, `TooManyEntriesInBatchRequest`."""
     kind, item = shape.kind, shape.item
     if kind == "text":
         if isinstance(value, str):
@@ -165,6 +169,10 @@ def checked(shape: Shape, value: Any, name: str) -> Any:
         if isinstance(value, bool):
             return value
     elif kind == "list" and item is not None:
+        if name == "Entries" and isinstance(value, list) and len(value) > ITEMS_MAX:
+            raise TooManyEntriesInBatchRequest(
+                f"Maximum number of entries per request are 10. You have sent {len(value)}."
+            )
         if isinstance(value, list) and len(value) <= ITEMS_MAX:
             return [checked(item, each, name) for each in value]
     elif kind == "map" and item is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from mansio.errors import (
+    DescriptorsExhausted,
     DiskFull,
     InvalidRecord,
     InvalidTimestamp,
@@ -24,8 +25,9 @@ from mansio.errors import (
     StorageError,
     TransactionalIdMissing,
 )
-from mansio.ports import DISK_FULL_ERRNOS
+from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
 from mansio.tracebacks import copied
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
 from mansio.wire.batch.record_batch import TimestampType
 from mansio.wire.batch.record_reader import read_records
 
@@ -58,6 +60,10 @@ class AppendRules(NamedTuple):
     """Whether records may have a header for their priority."""
     inspects_records: bool = False
     """Whether batches of clients are decoded, because of one of the settings before."""
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    """Maximum size of a batch when it is decompressed, and so of one that is not compressed."""
+    checks_content: bool = True
+    """Whether the content of compressed batches is checked."""
     compression: Compression | None = None
     """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
 
@@ -65,6 +71,8 @@ class AppendRules(NamedTuple):
 def check_client_batch(name: str, rules: AppendRules, header: BatchHeader, *, transactional: bool) -> None:
     """Raise the error for a client's batch that is too large, a control batch or, unless the request is
     `transactional`, a transactional batch."""
+    if header.size > rules.decompressed_bytes_max:
+        raise new_too_large_error(name, header.size, rules.decompressed_bytes_max)
     if header.size > rules.message_bytes_max:
         raise MessageTooLarge(
             f"{name}: a batch of {header.size} bytes exceeds max.message.bytes={rules.message_bytes_max}"
@@ -73,6 +81,13 @@ def check_client_batch(name: str, rules: AppendRules, header: BatchHeader, *, tr
         raise InvalidRecord(f"{name}: clients may not write control batches")
     if header.is_transactional and not transactional:
         raise TransactionalIdMissing(f"{name}: a transactional batch needs a request with a transactional id")
+
+
+def new_too_large_error(name: str, size: int, decompressed_bytes_max: int) -> MessageTooLarge:
+    """Return the error for a batch of `size` bytes, as it was sent, that is too large when it is decompressed."""
+    return MessageTooLarge(
+        f"{name}: a batch of {size} bytes exceeds max.decompressed.bytes={decompressed_bytes_max} when decompressed"
+    )
 
 
 def reject_timestamps(
@@ -113,12 +128,18 @@ def new_log_failed_error(name: str, failed: StorageError) -> LogFailed:
 
 
 def new_append_error(name: str, error: StorageError) -> StorageError:
-    """Return the error for the client of a failed append that may succeed later; `DiskFull` if that is the cause."""
+    """Return the error for the client of a failed append that may succeed later: `DiskFull`, `DescriptorsExhausted`, or
+    another `StorageError`."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
         return DiskFull(
             f"{name}: the broker's disk is full ({cause.strerror}); nothing was written, and the same request "
             f"succeeds when there is space"
+        )
+    if isinstance(cause, OSError) and cause.errno in DESCRIPTOR_ERRNOS:
+        return DescriptorsExhausted(
+            f"{name}: the broker has no free file descriptor ({cause.strerror}); nothing was written, and the same "
+            f"request succeeds when there is one"
         )
     return StorageError(f"{name}: {_reason(error)}")
 
@@ -129,11 +150,12 @@ def _reason(error: StorageError) -> str:
     return cause.strerror or str(cause) if isinstance(cause, OSError) else error.message
 
 
-DECODED_BYTES_MAX = 32 << 20
-"""Maximum decompressed size of a batch of a compacted topic."""
-
 DECODED_RECORDS_MAX = 100_000
 """Maximum number of records in a batch of a compacted topic."""
+
+INLINE_CONTENT_BYTES_MAX: Final = 64 << 10
+"""Decompressed size up to which the content of a compressed batch is checked on the event loop; it takes less than
+0.2 ms."""
 
 REPORTED_RECORDS_MAX = 1000
 """Maximum number of record errors in one response."""
@@ -158,7 +180,7 @@ def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
             f"{partition}: a batch of {header.record_count} records; a compacted topic accepts at most"
             f" {DECODED_RECORDS_MAX}"
         )
-    records = read_records(batch, output_bytes_max=DECODED_BYTES_MAX)
+    records = read_records(batch)
     keyless = [index for index, record in enumerate(records) if record.key is None]
     if not keyless:
         return

@@ -30,7 +30,7 @@ from mansio.wire.batch.dedup_control_records import (
     encode_ids,
     encode_repeated,
 )
-from mansio.wire.batch.dedup_header import decompressed_bytes_max, read_ids
+from mansio.wire.batch.dedup_header import read_ids
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 
@@ -210,7 +210,7 @@ class Deduplicator:
 def _without_repeats(batch: Buffer, identified: IdentifiedBatch, kept: Sequence[int]) -> bytes:
     """Return a batch with the records at these positions of a producer's batch, and with its last sequence."""
     header = identified.header
-    records = read_records(batch, output_bytes_max=decompressed_bytes_max(batch))
+    records = read_records(batch)
     sequence = header.base_sequence
     if header.producer_id >= 0:
         sequence = (sequence + header.last_offset_delta + 1 - len(kept)) & SEQUENCE_MAX

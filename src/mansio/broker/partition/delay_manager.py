@@ -35,7 +35,6 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.delay_control_records import (
     NOT_DELAYED_MS,
     decode_delay_control,
-    decompressed_bytes_max,
     encode_accepted,
     encode_cancelled,
     encode_copied,
@@ -110,9 +109,7 @@ class DelayManager:
         partition, view = self.partition, self.view
         if not partition.rules.accepts_delays:
             return None
-        delays = read_delays(
-            batch, partition.name, partition.clock.wall_ms(), output_bytes_max=decompressed_bytes_max(batch)
-        )
+        delays = read_delays(batch, partition.name, partition.clock.wall_ms())
         if delays is None:
             return None
         if not view.is_complete:  # producers retry this error, unlike that of `ensure_usable`
@@ -379,7 +376,7 @@ class DelayManager:
 
 
 def _decode(batch: Buffer) -> _StoredRecords:
-    header, data = decompress_batch(batch, decompressed_bytes_max(batch))
+    header, data = decompress_batch(batch)
     return _StoredRecords(header.codec, base_timestamp_ms(header), data)
 
 

@@ -34,7 +34,6 @@ from mansio.storage.checksummed_file import decode_checksummed, encode_checksumm
 from mansio.wire.batch.delay_control_records import (
     DelayControlType,
     decode_delay_control,
-    decompressed_bytes_max,
 )
 from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import decompress_batch, record_bounds
@@ -409,7 +408,7 @@ def locate_records(control: DelayControlRecord, location: int) -> list[PendingRe
     """Return the pending records of a control record ACCEPTED or COPIED at offset `location`.
 
     Raises `CorruptMessage`."""
-    header, data = decompress_batch(control.batch, decompressed_bytes_max(control.batch))
+    header, data = decompress_batch(control.batch)
     if header.record_count != len(control.ids):
         raise CorruptMessage(f"{header.record_count} records in a control record of {len(control.ids)} ids")
     bounds = record_bounds(data, header.record_count)

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 from mansio.broker.partition.append_validation import (
     CONTROL_OR_TRANSACTIONAL_BITS,
+    INLINE_CONTENT_BYTES_MAX,
     AppendRules,
     check_client_batch,
     check_keys,
@@ -54,6 +55,7 @@ from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.partition.storage_health import UNKNOWN_OFFSET, StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
+    UNREADABLE_CONTENT,
     CorruptLog,
     CorruptMessage,
     DamagedRange,
@@ -76,6 +78,7 @@ from mansio.storage.verification import is_unreadable
 from mansio.tracebacks import copied
 from mansio.wire.batch.end_marker import encode_end_marker
 from mansio.wire.batch.record_batch import (
+    CODEC_MASK,
     CONTROL_FLAG,
     TRANSACTIONAL_FLAG,
     BatchHeader,
@@ -87,6 +90,7 @@ from mansio.wire.batch.record_batch import (
     read_stored_batches,
     with_log_append_time,
 )
+from mansio.wire.batch.record_reader import check_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -179,6 +183,7 @@ class Partition:
         "replica",
         "rules",
         "scheduler",
+        "scratch",
         "storage_health",
         "topic",
         "topic_id",
@@ -219,6 +224,9 @@ class Partition:
         self.storage_health = storage_health or StorageHealth(clock)
         self.closed = False
         self.is_leader = False
+        self.scratch: bytearray | None = None
+        """Buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked; one for all partitions of a
+        broker."""
         self.is_recompressing = False
         """Whether batches wait in the `Recompressor`; later batches must be appended after them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
@@ -365,14 +373,22 @@ class Partition:
     # Append
 
     def append(
-        self, batch: Buffer, *, internal: bool = False, urgent: bool = True, transactional: bool = False
+        self,
+        batch: Buffer,
+        *,
+        internal: bool = False,
+        urgent: bool = True,
+        transactional: bool = False,
+        is_checked: bool = False,
     ) -> AppendResult:
         """Append one encoded batch.
 
         `urgent`: a caller waits for the commit (acks=all), so the flush starts now. `internal`: the batch is written by
         the broker itself, may be larger than the topic's limit, may be a control batch, and needs no sequence.
         `transactional`: the request of the client is; if the batch is, too, the caller has verified its transaction.
-        Raises the `MansioError` for which the batch was rejected.
+        `is_checked`: the content of the batch was checked (`check_content`); otherwise that of a compressed one is
+        checked here if it is small. Raises the `MansioError` for which the batch was rejected, and
+        `DecompressedTooLarge` if its content must be checked by the `Recompressor`, because it is large.
         """
         header = check_stored_batch(batch) if internal else check_batch(batch)
         rules = self.rules
@@ -389,6 +405,8 @@ class Partition:
                     or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
                 ):
                     reject_timestamps(self.name, rules, batch, header, now_ms)
+            if header.attributes & CODEC_MASK and rules.checks_content and not is_checked:
+                check_content(batch, header, INLINE_CONTENT_BYTES_MAX, scratch=self.scratch)
         if self.log.failure is not None:
             raise self._new_log_failed_error(
                 self.log.failure
@@ -711,7 +729,8 @@ class Partition:
         self._wake_followers()
 
     def report_damage(self, offset: int, error: MansioError) -> None:
-        """Report the error of a read at an offset (-1 if unknown), if a batch is damaged or the disk cannot read it.
+        """Report the error of a read at an offset (-1 if unknown), if a batch is damaged or the disk cannot read it, or
+        if the content of an intact one cannot be read.
 
         If the disk cannot read it, the segment is verified again to find all unreadable ranges."""
         if isinstance(error, StorageError) and not isinstance(error, CorruptLog):
@@ -719,7 +738,10 @@ class Partition:
                 return
             if offset >= 0:
                 self.log.forget_checks_at(offset)
-        self.storage_health.record_damage(self.topic, self.index, offset, error)
+        if isinstance(error, UNREADABLE_CONTENT):
+            self.storage_health.record_unreadable(self.topic, self.index, offset, error)
+        else:
+            self.storage_health.record_damage(self.topic, self.index, offset, error)
 
     def _report_lost_transaction_ends(self) -> None:
         """Report damage in which transactions may have ended. Readers of committed records do not reach it."""

@@ -17,7 +17,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX, AppendRules
 from mansio.broker.partition.batch_verifier import BatchVerifier
 from mansio.broker.partition.deduplication_view import DeduplicationView
 from mansio.broker.partition.deduplicator import Deduplicator
@@ -120,6 +120,7 @@ class PartitionSet:
         self._before_newer_format = before_newer_format
         self.verifier = BatchVerifier(verification_thread)
         self.recompressor = Recompressor(recompression_thread)
+        self._scratch = bytearray(INLINE_CONTENT_BYTES_MAX)
         self.delayed_delivery = DelayedDelivery(clock, scheduler)
         self._delay_managers: dict[Partition, DelayManager] = {}
         self._deduplicators: dict[Partition, Deduplicator] = {}
@@ -337,7 +338,8 @@ class PartitionSet:
     def _apply_settings(
         self, partitions: Iterable[Partition | StorageError | None], settings: TopicSettings
     ) -> None:
-        rules, log_settings = _append_rules(settings), _log_settings(settings)
+        rules = _append_rules(settings, self._settings)
+        log_settings = _log_settings(settings)
         for partition in partitions:
             if isinstance(partition, Partition):
                 partition.settings = settings
@@ -386,6 +388,7 @@ class PartitionSet:
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
         log.before_newer_format = self._before_newer_format
+        log.record_active_file()
         replica = (
             FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)
             if self._clustered
@@ -399,13 +402,14 @@ class PartitionSet:
             log=log,
             group_commit=self._group_commit,
             replica=replica,
-            rules=_append_rules(settings),
+            rules=_append_rules(settings, self._settings),
             clock=self._clock,
             scheduler=self._scheduler,
             settings=settings,
             internal=topic.internal,
             storage_health=self.storage_health,
         )
+        partition.scratch = self._scratch
         partition.add_hook(producers)
         self.verifier.attach(log, partition.on_verified)
         if not topic.internal:
@@ -617,9 +621,9 @@ def _has_same_settings(before: Topic, after: Topic) -> bool:
     )
 
 
-def _append_rules(settings: TopicSettings) -> AppendRules:
+def _append_rules(settings: TopicSettings, broker: Settings) -> AppendRules:
     return AppendRules(
-        message_bytes_max=settings.max_message_bytes,
+        message_bytes_max=min(settings.max_message_bytes, broker.max_decompressed_bytes),
         timestamp_type=TimestampType.LOG_APPEND if settings.log_append_time else TimestampType.CREATE,
         timestamp_before_max_ms=settings.timestamp_before_max_ms,
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
@@ -631,6 +635,8 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         or settings.accepts_delays
         or settings.dedup_ms > 0
         or settings.has_priorities,
+        decompressed_bytes_max=broker.max_decompressed_bytes,
+        checks_content=broker.check_compressed_batches,
         compression=_compression(settings),
     )
 

@@ -1,10 +1,12 @@
-"""Recompression of clients' batches on append, for topics whose compression.type is not `producer` (Kafka
-`LogValidator`).
+"""Check of the content of clients' compressed batches on append, and their recompression for topics whose
+compression.type is not `producer` (Kafka `LogValidator`).
 
-A small batch is recompressed on the event loop, a larger one on a thread. Later batches of the same partition wait in a
-queue, also those that need no recompression, so that batches are appended and producer sequences checked in the order
-of arrival. Each partition has at most one batch at a time on the thread. The size as sent, the CRC and the decompressed
-size of a batch are checked before it is recompressed; `Partition.append` checks the recompressed batch.
+A batch that is stored as sent is decompressed and its records are counted; one that is recompressed is decompressed
+once for both. A small batch is processed on the event loop, a larger one on a thread. Later batches of the same
+partition wait in a queue, also those that need none of this, so that batches are appended and producer sequences
+checked in the order of arrival. Each partition has at most one batch at a time on the thread. The size as sent, the CRC
+and the decompressed size of a batch are checked before it is recompressed; `Partition.append` checks the recompressed
+batch.
 
 The queue is bounded by the decompressed size of its batches, estimated without decompressing them
 (`estimate_decompressed_bytes`); for gzip the estimate is a number that the client sent. Decompression stops at the
@@ -29,13 +31,14 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, check_client_batch
-from mansio.errors import InvalidRecord, MansioError, RequestTimedOut
+from mansio.broker.partition.append_validation import check_client_batch, new_too_large_error
+from mansio.errors import DecompressedTooLarge, InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
 from mansio.tracebacks import without_traceback
-from mansio.wire.batch.compression import estimate_decompressed_bytes
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, estimate_decompressed_bytes
 from mansio.wire.batch.recompress import recompress
 from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, HEADER_BYTES, check_batch
+from mansio.wire.batch.record_reader import check_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Background, Buffer
-    from mansio.wire.batch.compression import Codec
     from mansio.wire.batch.recompress import Compression
 
     OnAppended = Callable[["AppendResult | MansioError"], None]
@@ -56,16 +58,17 @@ INLINE_BYTES_MAX: Final = 16 << 10
 INLINE_LEVEL_MAX: Final = 9
 """Compression level up to which batches are recompressed on the event loop; higher ones take tens of milliseconds."""
 
-QUEUED_BYTES_MAX: Final = 128 << 20
-"""Maximum number of bytes for which all waiting batches count."""
+CLIENT_BYTES_MAX: Final = DECOMPRESSED_BYTES_MAX + (32 << 20)
+"""Maximum number of bytes for which the waiting batches of one client count: a batch of the maximum
+size, and others."""
 
-CLIENT_BYTES_MAX: Final = QUEUED_BYTES_MAX // 2
-"""Maximum number of bytes for which the waiting batches of one client count."""
+QUEUED_BYTES_MAX: Final = 2 * CLIENT_BYTES_MAX
+"""Maximum number of bytes for which all waiting batches count. Only one of them is decompressed at a time."""
 
-CONGESTED_BYTES_MIN: Final = QUEUED_BYTES_MAX // 4
+CONGESTED_BYTES_MIN: Final = 32 << 20
 """Number of queued bytes above which every client counts as congested (`Recompressor.is_congested`)."""
 
-CLIENT_CONGESTED_BYTES_MIN: Final = CLIENT_BYTES_MAX // 4
+CLIENT_CONGESTED_BYTES_MIN: Final = 16 << 20
 """Number of queued bytes of one client above which this client counts as congested."""
 
 OVERHEAD_BYTES: Final = 1 << 10
@@ -78,6 +81,7 @@ class _QueuedAppend:
     __slots__ = (
         "check",
         "client",
+        "is_checked",
         "job_bytes_max",
         "on_appended",
         "output_bytes_max",
@@ -95,6 +99,7 @@ class _QueuedAppend:
         target: Compression | None,
         output_bytes_max: int,
         *,
+        checks_content: bool,
         urgent: bool,
         client: Hashable,
         on_appended: OnAppended,
@@ -108,7 +113,9 @@ class _QueuedAppend:
         """Maximum decompressed size with which the batch is accepted."""
         self.job_bytes_max = 0
         """Estimated decompressed size, at which decompression stops."""
-        if target is not None:
+        self.is_checked = target is not None or (checks_content and _is_compressed(records))
+        """Whether the thread checks the content, so that `Partition.append` need not."""
+        if self.is_checked:
             content = memoryview(records)[HEADER_BYTES:]
             self.job_bytes_max = estimate_decompressed_bytes(_read_codec(records), content, output_bytes_max)
         self.queued_bytes = 0
@@ -156,7 +163,7 @@ class Recompressor:
         """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
         with the result or the error. `check` is called before the append, and may raise a `MansioError` instead of it.
 
-        The errors are those of `Partition.append`; `InvalidRecord` if the batch is too large when decompressed;
+        The errors are those of `Partition.append`; `MessageTooLarge` if the batch is too large when decompressed;
         `RequestTimedOut` if too many batches wait, of all clients or of this `client`; and `MansioError` itself after
         an unexpected exception."""
         try:
@@ -167,14 +174,26 @@ class Recompressor:
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
-            batch = None
+            outcome: AppendResult | MansioError | None = None
             if partition not in self._queues:
                 batch = records if target is None else _recompress_inline(records, target)
-            if batch is None:
+                if batch is not None:
+                    outcome = self._append(
+                        partition,
+                        batch,
+                        urgent,
+                        transactional,
+                        check,
+                        recompressed=target is not None,
+                        is_checked=target is not None,
+                    )
+            is_queued = outcome is None or isinstance(outcome, DecompressedTooLarge)
+            if is_queued:
                 entry = _QueuedAppend(
                     records,
                     target,
-                    max(DECODED_BYTES_MAX, rules.message_bytes_max),
+                    rules.decompressed_bytes_max,
+                    checks_content=rules.checks_content,
                     urgent=urgent,
                     client=client,
                     on_appended=on_appended,
@@ -185,13 +204,12 @@ class Recompressor:
         except MansioError as error:
             on_appended(error)
             return
-        if batch is not None:
-            on_appended(
-                self._append(partition, batch, urgent, transactional, check, recompressed=target is not None)
-            )
+        if not is_queued:
+            assert outcome is not None
+            on_appended(outcome)
             return
         entry.records = bytes(records)
-        if target is None:
+        if not entry.is_checked:
             entry.result = entry.records
         queue = self._queues.get(partition)
         if queue is not None:
@@ -223,8 +241,11 @@ class Recompressor:
 
     def _submit(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Pass the batch to the thread. Returns False, after setting an error as result, if the thread is closed."""
-        assert entry.target is not None
-        work = partial(recompress, entry.records, entry.target, output_bytes_max=entry.job_bytes_max)
+        work: Callable[[], Buffer]
+        if entry.target is None:
+            work = partial(_check, entry.records, output_bytes_max=entry.job_bytes_max)
+        else:
+            work = partial(recompress, entry.records, entry.target, output_bytes_max=entry.job_bytes_max)
         try:
             self._background.submit(work, partial(self._on_recompressed, partition, entry))
         except RuntimeError:
@@ -235,12 +256,14 @@ class Recompressor:
         return True
 
     def _on_recompressed(
-        self, partition: Partition, entry: _QueuedAppend, batch: bytes | None, error: BaseException | None
+        self, partition: Partition, entry: _QueuedAppend, batch: Buffer | None, error: BaseException | None
     ) -> None:
         if batch is not None:
             entry.result = batch
-        elif isinstance(error, InvalidRecord) and entry.job_bytes_max < entry.output_bytes_max:
-            if self._resubmit(partition, entry):
+        elif isinstance(error, DecompressedTooLarge):
+            if entry.job_bytes_max >= entry.output_bytes_max:
+                entry.result = new_too_large_error(partition.name, len(entry.records), entry.output_bytes_max)
+            elif self._resubmit(partition, entry):
                 return
         elif isinstance(error, MansioError):
             entry.result = without_traceback(error)
@@ -285,6 +308,7 @@ class Recompressor:
                 entry.transactional,
                 entry.check,
                 recompressed=entry.target is not None,
+                is_checked=entry.is_checked,
             )
         else:
             outcome = result
@@ -302,11 +326,14 @@ class Recompressor:
         check: Callable[[], None] | None,
         *,
         recompressed: bool,
+        is_checked: bool,
     ) -> AppendResult | MansioError:
         try:
             if check is not None:
                 check()
-            result = partition.append(batch, urgent=urgent, transactional=transactional)
+            result = partition.append(
+                batch, urgent=urgent, transactional=transactional, is_checked=is_checked
+            )
         except MansioError as error:
             return without_traceback(error)
         except Exception as error:  # noqa: BLE001  # a defect fails its own batch only
@@ -323,6 +350,17 @@ def _log_failure(partition: Partition, error: BaseException | None) -> None:
 
 def _read_codec(records: Buffer) -> int:
     return records[ATTRIBUTES_END_POSITION - 1] & CODEC_MASK
+
+
+def _is_compressed(records: Buffer) -> bool:
+    return len(records) >= HEADER_BYTES and _read_codec(records) != Codec.NONE
+
+
+def _check(records: Buffer, *, output_bytes_max: int) -> Buffer:
+    """Check the content of a batch that is stored as sent, and return the batch. Raises the errors of `check_batch` and
+    `check_content`."""
+    check_content(records, check_batch(records), output_bytes_max)
+    return records
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:

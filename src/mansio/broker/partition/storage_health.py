@@ -1,7 +1,8 @@
-"""Storage health: damaged batches and disk-full errors since the broker started.
+"""Storage health: damaged batches, unreadable batches and disk-full errors since the broker started.
 
 Code that reads or appends reports its errors to `StorageHealth`, from which health checks, metrics and log events are
-derived. Damage is reported when it is read, a full disk when a write fails.
+derived. Damage is reported when it is read, a full disk when a write fails. A batch is unreadable if its checksum
+matches, but not its content: a client has stored it so, the log is intact, and readers step over it.
 
 Invariants:
 * Memory is bounded: at most `PARTITIONS_MAX` partitions have an entry; damage in others is only counted.
@@ -37,11 +38,11 @@ UNKNOWN_OFFSET: Final = -1
 PartitionKey = tuple[str, int]
 
 
-class DamagedBatch(NamedTuple):
-    """The last damage found in one partition.
+class FoundBatch(NamedTuple):
+    """The last damaged, or unreadable, batch found in one partition.
 
-    `offset`: offset of the damaged batch, -1 if unknown; `found_count`: how often readers found damage in the
-    partition; `log_due_s`: monotonic time in seconds from which the next damage is logged.
+    `offset`: offset of the batch, -1 if unknown; `found_count`: how often readers found one in the partition;
+    `log_due_s`: monotonic time in seconds from which the next one is logged.
     """
 
     offset: int
@@ -60,7 +61,10 @@ class StorageHealth:
         self.truncations = 0
         """Number of logs that were truncated when they were opened."""
         self.truncated_bytes = 0
-        self.damaged: dict[PartitionKey, DamagedBatch] = {}
+        self.damaged: dict[PartitionKey, FoundBatch] = {}
+        self.unreadable_batches = 0
+        """Number of times that readers found an unreadable batch; the same batch may be counted several times."""
+        self.unreadable: dict[PartitionKey, FoundBatch] = {}
         self._disk_full: dict[PartitionKey, float] = {}  # -> last disk-full error, monotonic seconds
         self._listeners: list[Callable[[], object]] = []
         self._damage_listeners: list[Callable[[str, int, int], object]] = []
@@ -71,22 +75,37 @@ class StorageHealth:
     def record_damage(self, topic: str, partition: int, offset: int, error: MansioError) -> None:
         """Record that a damaged batch was found by a read at `offset`."""
         self.corrupt_batches += 1
+        self._record(self.damaged, logging.ERROR, "corrupt_batch", topic, partition, offset, error)
+        for listener in self._damage_listeners:
+            listener(topic, partition, offset)
+
+    def record_unreadable(self, topic: str, partition: int, offset: int, error: MansioError) -> None:
+        """Record that a reader stepped over the unreadable batch at `offset`, which a client has stored so."""
+        self.unreadable_batches += 1
+        self._record(self.unreadable, logging.WARNING, "unreadable_batch", topic, partition, offset, error)
+
+    def _record(
+        self,
+        found: dict[PartitionKey, FoundBatch],
+        level: int,
+        event: str,
+        topic: str,
+        partition: int,
+        offset: int,
+        error: MansioError,
+    ) -> None:
         key = (topic, partition)
-        if key not in self.damaged and len(self.damaged) >= PARTITIONS_MAX:
+        if key not in found and len(found) >= PARTITIONS_MAX:
             key = OTHER_PARTITIONS
         now = self._clock.monotonic()
-        before = self.damaged.get(key)
+        before = found.get(key)
         times, log_due_s = (0, now) if before is None else (before.found_count, before.log_due_s)
         times += 1
         if now >= log_due_s:
             log_due_s = now + LOG_INTERVAL_S
-            logger.error(
-                "corrupt_batch",
-                extra=fields(topic=topic, partition=partition, offset=offset, times=times, reason=error),
-            )
-        self.damaged[key] = DamagedBatch(offset, str(error), times, log_due_s)
-        for listener in self._damage_listeners:
-            listener(topic, partition, offset)
+            known = fields(topic=topic, partition=partition, offset=offset, times=times, reason=error)
+            logger.log(level, event, extra=known)
+        found[key] = FoundBatch(offset, str(error), times, log_due_s)
 
     def on_damage(self, listener: Callable[[str, int, int], object]) -> None:
         """Call `listener(topic, partition, offset)` for each damaged batch that is found; offset -1 means unknown."""
@@ -104,6 +123,7 @@ class StorageHealth:
     def remove_partition(self, topic: str, partition: int) -> None:
         """Remove the entries of a partition that is closed."""
         self.damaged.pop((topic, partition), None)
+        self.unreadable.pop((topic, partition), None)
         if self._disk_full.pop((topic, partition), None) is not None and not self._disk_full:
             self._notify()
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.elections import ElectionService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
+    from mansio.broker.services.health import HealthService
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.producer_ids import ProducerIdAllocator
     from mansio.broker.services.publish_records import PublishService
@@ -78,5 +79,6 @@ class BrokerServices:
     transactions: TransactionService
     transaction_markers: TransactionMarkerService
     authenticator: BrokerAuthenticator
+    health: HealthService
     cluster: ClusterServices | None = None
     """None on a single node."""

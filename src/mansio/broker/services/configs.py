@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
 from mansio.tracebacks import without_traceback
@@ -154,8 +155,11 @@ class ConfigService:
         brokers.
 
         Returns the error of each resource, or None once its changes are durable and effective on this broker. Errors:
-        those of `TopicService.alter_configs`, `GroupConfigManager.alter` and `BrokerConfigManager.alter`, and
-        `InvalidRequest` for a resource that occurs more than once or has another type."""
+        `PolicyViolation` (too many resources), those of `TopicService.alter_configs`, `GroupConfigManager.alter` and
+        `BrokerConfigManager.alter`, and `InvalidRequest` for a resource that occurs more than once or has another
+        type."""
+        if (refused := too_many_items(len(alterations))) is not None:
+            return [refused] * len(alterations)
         count = Counter(each.resource for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:

@@ -15,6 +15,7 @@ from mansio.broker.coordinator.group.error_mapping import (
     coordinator_errors,
 )
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.config.item_limit import too_many_items
 from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -274,8 +275,11 @@ class GroupService:
         """Return the name of a topic that is assigned to a member; None if the topic was deleted."""
         return self._coordinator.topic_resolver.name_of(topic_id)
 
-    async def delete(self, group_ids: Iterable[str]) -> list[MansioError | None]:
-        """Delete empty groups with their offsets. Returns the error of each group, or None."""
+    async def delete(self, group_ids: Sequence[str]) -> list[MansioError | None]:
+        """Delete empty groups with their offsets. Returns the error of each group, or None. Errors: those of
+        `GroupCoordinator.delete`, `PolicyViolation` (too many groups)."""
+        if (refused := too_many_items(len(group_ids))) is not None:
+            return [refused] * len(group_ids)
         errors: list[MansioError | None] = []
         for group_id in group_ids:
             try:

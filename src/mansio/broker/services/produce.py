@@ -27,6 +27,7 @@ from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import (
     ConcurrentTransactions,
     CorruptMessage,
+    DecompressedTooLarge,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTopic,
@@ -87,8 +88,8 @@ class ProduceCounters:
 
 
 class RecompressionRequired(Exception):
-    """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed.
-    Nothing was appended."""
+    """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed, or
+    because its content is so large that it is checked on a thread. Nothing was appended."""
 
     def __init__(self, partition: Partition) -> None:
         super().__init__(partition.name)
@@ -184,6 +185,8 @@ class ProduceService:
             if partition.rules.compression is not None or partition.is_recompressing:
                 raise RecompressionRequired(partition)
             appended = partition.append(records, urgent=acks == ACKS_ALL, transactional=transactional)
+        except DecompressedTooLarge:  # for a check on the event loop
+            raise RecompressionRequired(partition) from None
         except MansioError:
             counters.rejected_batches += 1
             raise

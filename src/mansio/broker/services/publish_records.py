@@ -114,6 +114,13 @@ class ValuesToPublish(Sequence[RecordToPublish]):
         return RecordToPublish(self.values[index])
 
 
+def joined_records(parts: Sequence[Sequence[RecordToPublish]]) -> Sequence[RecordToPublish]:
+    """Return records that were decoded in parts as one sequence."""
+    if all(isinstance(part, ValuesToPublish) for part in parts):
+        return ValuesToPublish([value for part in parts for value in part.values])  # type: ignore[attr-defined]
+    return [record for part in parts for record in part]
+
+
 class PublishedRecord(NamedTuple):
     """Result of one record: its partition, offset and stored timestamp, or its error.
 

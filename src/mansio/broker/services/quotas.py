@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL
+from mansio.config.item_limit import too_many_items
 from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
 from mansio.metadata import metadata_store
@@ -231,7 +232,10 @@ class QuotaService:
         self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
     ) -> list[MansioError | None]:
         """Change the quotas of several entities. Return the error of each entity, or None. Errors: those of `alter`,
-        and `InvalidRequest` for an entity that occurs more than once or cannot have quotas."""
+        `InvalidRequest` for an entity that occurs more than once or cannot have quotas, `PolicyViolation` for too many
+        entities."""
+        if (refused := too_many_items(len(alterations))) is not None:
+            return [refused] * len(alterations)
         count = Counter(_entity_identity(each) for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:

@@ -15,6 +15,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.services.loop_holds import LoopHolds
+
 if TYPE_CHECKING:
     from mansio.ports import Clock
 
@@ -80,6 +82,7 @@ class Statistics:
         "errors",
         "fetch_latency",
         "flush_latency",
+        "holds",
         "parked_fetch_latency",
     )
 
@@ -93,6 +96,7 @@ class Statistics:
         """Duration of fetches that waited for records or for their timeout."""
         self.flush_latency = Histogram()
         """Duration of one flush (fdatasync), which is for all batches that wait when it begins."""
+        self.holds = LoopHolds(clock)
         self.errors: dict[tuple[int, int], int] = {}
         """Number of requests, or items of requests, that were answered with an error, by (API key, Kafka error
         code)."""

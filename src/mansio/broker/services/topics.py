@@ -72,6 +72,8 @@ T = TypeVar("T")
 CONFLICT_ATTEMPTS_MAX: Final = 5
 """How often a change is attempted if another broker changes the same topic concurrently."""
 
+PARTITIONS_UNLIMITED: Final = 1 << 30
+
 NO_TOPIC_ID: Final = UUID(int=0)
 """Topic id of a topic that is not created yet."""
 
@@ -107,6 +109,7 @@ class TopicService:
         "_config_sources",
         "_lifecycle",
         "_missing_topics_logged",
+        "_partitions_max",
         "_random",
         "_scheduler",
         "_settings",
@@ -125,10 +128,12 @@ class TopicService:
         random: Random,
         open_partitions: Callable[[Topic], Awaitable[None]],
         close_partitions: Callable[[Topic], Awaitable[None]],
+        partitions_max: int = PARTITIONS_UNLIMITED,
         broker_epoch: Callable[[], int] | None = None,
     ) -> None:
-        """`broker_epoch`: None on a single node; in a cluster it returns the epoch of this broker's session, 0 if it
-        has no session and therefore cannot change anything."""
+        """`partitions_max`: partitions that the limit of descriptors allows. `broker_epoch`: None on a single node; in
+        a cluster it returns the epoch of this broker's session, 0 if it has no session and therefore cannot change
+        anything."""
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
@@ -137,6 +142,7 @@ class TopicService:
         self._cached_settings: WeakKeyDictionary[Topic, TopicSettings] = WeakKeyDictionary()
         self._scheduler = scheduler
         self._random = random
+        self._partitions_max = partitions_max
         self._broker_epoch = broker_epoch
         self._missing_topics_logged: set[str] = set()
         self._lifecycle = TopicLifecycle(
@@ -277,6 +283,7 @@ class TopicService:
             creatable_partition_count=self._creatable_partition_count,
             cluster_brokers=self._cluster_brokers(start=topic.topic_id.int),
         )
+        self._check_descriptor_limit(len(added))
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
         grown = await self._run_uninterrupted(self._add_partitions(topic, added), name=f"grow topic {name}")
@@ -390,6 +397,8 @@ class TopicService:
             self._creatable_partition_count,
             self._cluster_brokers(start),
         )
+        if not internal:
+            self._check_descriptor_limit(len(partitions))
         configs = topic_config.validated_overrides(
             new.configs, replication_factor, self._settings.topic_defaults
         )
@@ -407,6 +416,16 @@ class TopicService:
     @property
     def _creatable_partition_count(self) -> int:
         return self._settings.partitions_max - self.state.partition_count - self._lifecycle.opening_count
+
+    def _check_descriptor_limit(self, more: int) -> None:
+        """Refuse partitions that the limit of descriptors does not allow. In a cluster nothing is refused: the replicas
+        may be on brokers with another limit. Raises `PolicyViolation`."""
+        count = self.state.partition_count + self._lifecycle.opening_count
+        if self._broker_epoch is None and count + more > self._partitions_max:
+            raise PolicyViolation(
+                f"{more} more partitions: there are {count}, and the limit of file descriptors (ulimit -n) of this "
+                f"broker allows {self._partitions_max}"
+            )
 
     def _cluster_brokers(self, start: int) -> ClusterBrokers | None:
         """Return the brokers that can have replicas of new partitions; None on a single node."""

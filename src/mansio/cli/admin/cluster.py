@@ -26,9 +26,9 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_json, show_rows, show_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from mansio.client.admin.cluster import BrokerStatus, ClusterStatus, PartitionStatus
+    from mansio.client.admin.cluster import BrokerHealth, BrokerStatus, ClusterStatus, PartitionStatus
     from mansio.client.types import TopicPartition
 
 app = typer.Typer(
@@ -81,18 +81,32 @@ def status(
 ) -> None:
     """Show a summary of the cluster: brokers, partitions, and the number of partitions with a problem.
 
-    OFFLINE: without a leader. UNDER MIN ISR: acks=all is rejected. UNDER REPLICATED: a replica is not in sync.
+    FENCED: declared dead. NO SESSION: its session is not held, so that it acknowledges nothing with acks=all. OFFLINE:
+    without a leader. UNDER MIN ISR: acks=all is rejected. UNDER REPLICATED: a replica is not in sync.
+
+    The exit code is 1 if a broker's session is not held or a broker does not answer, after a line for each that says
+    since when and why.
     """
-    cluster, partitions = run(_describe_cluster(bootstrap_servers))
-    found = _summary(cluster, partitions)
+    cluster, partitions, health = run(_describe_cluster(bootstrap_servers))
+    found = _summary(cluster, partitions, health)
+    faults = [line for one in health if (line := _session_fault(one))]
     if output is Output.JSON:
-        show_json(found)
-        return
+        show_json({**found, "faults": faults})
+    else:
+        _show_summary(found)
+    for line in faults:
+        print_error(line)
+    if faults:
+        raise typer.Exit(1)
+
+
+def _show_summary(found: Mapping[str, Any]) -> None:
     controller = found["controller"] if found["controller"] is not None else "none now"
     print(f"cluster  {found['cluster_id']}  controller {controller}")
     counted = (
         "brokers",
         "fenced",
+        "no_session",
         "topics",
         "partitions",
         "offline",
@@ -108,13 +122,16 @@ def brokers(
 ) -> None:
     """List the brokers: address, leaderships, replicas, and replicas that are not in sync.
 
-    STATE gone: the broker is not registered, although replicas are placed on it.
+    STATE gone: the broker is not registered, although replicas are placed on it. STATE no session: its session is not
+    held. STATE no answer: it is registered and does not answer.
     """
-    cluster, partitions = run(_describe_cluster(bootstrap_servers))
+    cluster, partitions, health = run(_describe_cluster(bootstrap_servers))
+    healthy = {one.node_id: one for one in health}
     known = {one.node_id: one for one in cluster.brokers}
     replica_brokers = {node_id for one in partitions for node_id in one.replicas}
     rows = [
-        _broker_row(node_id, known.get(node_id), partitions) for node_id in sorted({*known, *replica_brokers})
+        _broker_row(node_id, known.get(node_id), healthy.get(node_id), partitions)
+        for node_id in sorted({*known, *replica_brokers})
     ]
     show_rows(output, rows, BROKER_COLUMNS, empty="no brokers")
 
@@ -275,18 +292,40 @@ def _select_partitions(partitions: Sequence[PartitionStatus], indexes: Sequence[
     return [one for one in there if one.partition in indexes]
 
 
-async def _describe_cluster(bootstrap_servers: str) -> tuple[ClusterStatus, list[PartitionStatus]]:
+async def _describe_cluster(
+    bootstrap_servers: str,
+) -> tuple[ClusterStatus, list[PartitionStatus], list[BrokerHealth]]:
     async with connect(bootstrap_servers) as client:
-        return await client.admin.cluster.status(), await client.admin.cluster.partitions()
+        cluster = client.admin.cluster
+        return await cluster.status(), await cluster.partitions(), await cluster.health()
 
 
-def _summary(cluster: ClusterStatus, partitions: Sequence[PartitionStatus]) -> dict[str, Any]:
+def _session_fault(health: BrokerHealth) -> str:
+    """A line about a broker whose session is not held, or that does not answer; empty if there is no such fault. An
+    older broker, which has no health, has none."""
+    from mansio.errors import UnsupportedVersion
+
+    if health.error is not None:
+        is_older = isinstance(health.error, UnsupportedVersion)
+        return "" if is_older else f"broker {health.node_id} does not answer: {health.error.message}"
+    if health.is_session_held:
+        return ""
+    since = health.session_lost_at
+    reasons = [one.detail for one in health.problems if one.reason == "session_not_held"]
+    when = "" if since is None else f" since {since:%Y-%m-%dT%H:%M:%SZ}"
+    return ": ".join([f"broker {health.node_id} does not hold its session{when}", *reasons])
+
+
+def _summary(
+    cluster: ClusterStatus, partitions: Sequence[PartitionStatus], health: Sequence[BrokerHealth]
+) -> dict[str, Any]:
     there = {one.node_id for one in cluster.brokers}
     return {
         "cluster_id": cluster.cluster_id,
         "controller": cluster.controller_id if cluster.controller_id in there else None,
         "brokers": len(cluster.brokers),
         "fenced": sum(one.is_fenced for one in cluster.brokers),
+        "no_session": sum(not one.is_session_held for one in health),
         "topics": len({one.topic for one in partitions}),
         "partitions": len(partitions),
         "offline": sum(one.is_offline for one in partitions),
@@ -296,7 +335,10 @@ def _summary(cluster: ClusterStatus, partitions: Sequence[PartitionStatus]) -> d
 
 
 def _broker_row(
-    node_id: int, known: BrokerStatus | None, partitions: Sequence[PartitionStatus]
+    node_id: int,
+    known: BrokerStatus | None,
+    health: BrokerHealth | None,
+    partitions: Sequence[PartitionStatus],
 ) -> dict[str, Any]:
     replica_brokers = [one for one in partitions if node_id in one.replicas]
     address = None
@@ -307,11 +349,21 @@ def _broker_row(
         "address": address,
         "rack": None if known is None else known.rack,
         "controller": known is not None and known.is_controller,
-        "state": "gone" if known is None else "fenced" if known.is_fenced else "ok",
+        "state": _broker_state(known, health),
         "leads": sum(one.leader == node_id for one in partitions),
         "replicas": len(replica_brokers),
         "not_in_sync": sum(node_id not in one.in_sync_replicas for one in replica_brokers),
     }
+
+
+def _broker_state(known: BrokerStatus | None, health: BrokerHealth | None) -> str:
+    if known is None:
+        return "gone"
+    if known.is_fenced:
+        return "fenced"
+    if health is None or not _session_fault(health):
+        return "ok"
+    return "no session" if health.error is None else "no answer"
 
 
 def _partition_row(one: PartitionStatus) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """`mansio doctor`: checks of the environment in which brokers, clients and Spark jobs run.
 
-Checks Python and its build, the packages of each extra, the default ports, the flush time of the data directory's disk,
-limits of the process, Java, etcd, whether a broker answers, and whether its cluster has transactions that hang. Changes
-nothing but one temporary file, which the flush check writes and removes. With `--spark`, checks a Spark cluster
-instead. `mansio data check DIR` examines stored data.
+Checks Python and its build, the packages of each extra, the default ports, free space and flush time of the data
+directory's disk, limits of the process, Java, etcd, whether a broker answers, the health of each broker of its cluster,
+and whether that has transactions that hang. Changes nothing but one temporary file, which the flush check writes and
+removes. With `--spark`, checks a Spark cluster instead. `mansio data check DIR` examines stored data.
 
 Exit codes: 0 no problem, 1 at least one problem. A missing optional part is a note, not a problem.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -30,6 +31,8 @@ from mansio.cli.support.formatting import Output, OutputOption, show_json, show_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mansio.client.admin.cluster import BrokerHealth
+
 KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 9080
 DEFAULT_DATA_DIR: Final = "mansio-data"
@@ -39,6 +42,11 @@ MEASURED_FLUSH_BYTES: Final = 4096
 SLOW_FLUSH_MS: Final = 20.0
 """Flush time above which the check reports a note: a request with acks=all waits for at least one flush."""
 TRANSACTIONS_TIMEOUT_S: Final = 15.0
+DISK_FULL_BYTES: Final = 64 << 20
+"""Free space below which a disk counts as full: one segment of a new log and the metadata need about that."""
+DISK_LOW_FRACTION: Final = 0.05
+"""Fraction of the disk's size: with less free space the check reports a note."""
+SESSION_NOT_HELD: Final = "session_not_held"
 OPEN_FILES_MIN: Final = 65_536
 VOLATILE_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 
@@ -105,7 +113,7 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check the environment: Python, extras, ports, flush time of the disk, Java, etcd, and the broker.
+    """Check the environment: Python, extras, ports, the disk, Java, etcd, and the health of the brokers.
 
     Exit code 0: no problem; 1: at least one. Missing optional parts are notes. `mansio data check DIR` examines stored
     data.
@@ -136,6 +144,7 @@ def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
     broker = check_broker(bootstrap_servers)
     yield broker
     if broker.status is Status.OK:
+        yield from check_health(bootstrap_servers)
         yield check_transactions(bootstrap_servers)
 
 
@@ -181,21 +190,38 @@ def check_open_files() -> Check:
 
 
 def check_disk(directory: str) -> Check:
-    """Measure the time of a flush (fdatasync) on the disk of `directory`, or of its nearest existing parent."""
+    """Check the free space of the disk of `directory`, or of its nearest existing parent, and measure the time of a
+    flush (fdatasync) there. A full disk is a problem."""
+    from mansio.ports import DISK_FULL_ERRNOS
+
     existing = os.path.abspath(directory)
     while not os.path.isdir(existing) and os.path.dirname(existing) != existing:
         existing = os.path.dirname(existing)
     try:
         median_ms, slowest_ms = measure_flush_ms(existing)
     except OSError as error:
+        if error.errno in DISK_FULL_ERRNOS:
+            return Check("disk", Status.PROBLEM, f"{existing}: the disk is full ({error.strerror})")
         return Check("disk", Status.PROBLEM, f"cannot write to {existing}: {error.strerror or error}")
     detail = (
         f"{existing}: a flush takes {median_ms:.2f} ms (slowest of {MEASURED_FLUSHES}: {slowest_ms:.2f} ms)"
     )
+    free_bytes, size_bytes = _disk_space(existing)
+    detail += f", {free_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB free"
+    if free_bytes < DISK_FULL_BYTES:
+        return Check("disk", Status.PROBLEM, f"{detail}: it is full, and a broker can store nothing")
     kind = file_system_type(existing)
     if kind in VOLATILE_FILE_SYSTEMS:
         return Check("disk", Status.NOTE, f"{detail}; {kind} keeps data in memory: a restart loses it")
+    if free_bytes < size_bytes * DISK_LOW_FRACTION:
+        return Check("disk", Status.NOTE, f"{detail}: less than {DISK_LOW_FRACTION:.0%}")
     return Check("disk", Status.NOTE if median_ms > SLOW_FLUSH_MS else Status.OK, detail)
+
+
+def _disk_space(directory: str) -> tuple[int, int]:
+    """Free bytes for users other than root, and size in bytes, of the file system of `directory`."""
+    size_bytes, _, free_bytes = shutil.disk_usage(directory)
+    return free_bytes, size_bytes
 
 
 def measure_flush_ms(directory: str) -> tuple[float, float]:
@@ -287,6 +313,39 @@ def check_broker(bootstrap_servers: str) -> Check:
         return Check("broker", Status.PROBLEM if bootstrap_servers else Status.NOTE, error.message)
     plural = "" if brokers == 1 else "s"
     return Check("broker", Status.OK, f"{address}: cluster {cluster_id}, {brokers} broker{plural}")
+
+
+def check_health(bootstrap_servers: str) -> Iterator[Check]:
+    """Check the health of each broker: what makes it not ready is a problem, a warning is a note."""
+    from mansio.errors import MansioError, UnsupportedVersion
+    from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
+
+    async def read() -> list[BrokerHealth]:
+        async with connect(bootstrap_servers or DEFAULT_BOOTSTRAP_SERVERS) as client:
+            return await client.admin.cluster.health()
+
+    try:
+        found = run(read())
+    except MansioError as error:
+        yield Check("health", Status.PROBLEM, error.message)
+        return
+    for one in found:
+        name = f"broker {one.node_id}"
+        if one.error is not None:
+            is_older = isinstance(one.error, UnsupportedVersion)
+            yield Check(name, Status.NOTE if is_older else Status.PROBLEM, one.error.message)
+            continue
+        since = "" if one.session_lost_at is None else f", since {one.session_lost_at:%Y-%m-%dT%H:%M:%SZ}"
+        shown = [
+            f"{each.reason}{since if each.reason == SESSION_NOT_HELD else ''}: {each.detail}"
+            for each in one.problems
+        ]
+        if not one.is_session_held and all(each.reason != SESSION_NOT_HELD for each in one.problems):
+            shown.append(f"{SESSION_NOT_HELD}{since}")
+        yield from (Check(name, Status.PROBLEM, detail) for detail in shown)
+        yield from (Check(name, Status.NOTE, f"{each.reason}: {each.detail}") for each in one.warnings)
+        if not shown and not one.warnings:
+            yield Check(name, Status.OK, "healthy")
 
 
 def check_transactions(bootstrap_servers: str) -> Check:

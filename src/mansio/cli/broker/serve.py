@@ -240,13 +240,14 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
     from mansio.api.http.monitors import EventLoopMonitor
     from mansio.api.http.server import HttpServer
     from mansio.api.http.v1.operation import ApiContext
+    from mansio.broker.services.health import Problem
     from mansio.host.asyncio_loop import AsyncioScheduler
     from mansio.host.clock import HostClock
 
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
-    return HttpServer(
-        assemble(view, watch, disk_monitor(settings), ApiContext(view.running, settings)), *address
-    )
+    disk = disk_monitor(settings)
+    view.disk_warnings = lambda: [Problem(reason, detail) for reason, detail in disk.warnings()]
+    return HttpServer(assemble(view, watch, disk, ApiContext(view.running, settings)), *address)
 
 
 async def _start_servers(

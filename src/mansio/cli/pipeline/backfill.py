@@ -43,7 +43,7 @@ from mansio.cli.support.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.backfill import BackfillReport
+    from mansio.spark.backfilling.backfill import BackfillReport
 
 
 def register(app: typer.Typer) -> None:
@@ -89,6 +89,13 @@ def backfill(
         bool,
         typer.Option("--accept-loss", help="Continue if records of the range may have been deleted."),
     ] = False,
+    extend: Annotated[
+        bool,
+        typer.Option(
+            "--extend",
+            help="Replace the rows of earlier ranges that this one contains, as of the same range with an earlier end.",
+        ),
+    ] = False,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="Additional options of the source; repeatable."),
@@ -111,7 +118,8 @@ def backfill(
     """Apply your function to the records of a time range, as a batch, and write the result to an Iceberg table.
 
     Reads the log, united with the topic's archive if the warehouse has one. The rows of the range appear in one commit;
-    repeating the command replaces them. Other ranges can be added to the same table as long as they do not overlap.
+    repeating the command replaces them, --extend those of a shorter range. Other ranges can be added to the same table
+    as long as they do not overlap.
     """
     from_ms, to_ms = parse_time_option(from_time, "--from-time"), parse_time_option(to_time, "--to-time")
     assert from_ms is not None
@@ -143,6 +151,12 @@ def backfill(
     load_pipeline_file(file)  # report errors of the file and of the options before Spark starts
     table = table_target(to_table, warehouse, partition_by, sort_by)
     called = name or Path(file).stem
+    from mansio.spark.backfilling.backfill_ranges import TimeRange
+    from mansio.spark.backfilling.backfilled_table import check_backfill
+
+    times = TimeRange(from_ms, to_ms)
+    settings = dict(parse_name_values(conf or (), "--conf"))
+    check_backfill(table, called, tuple(topic or ()), times, settings, extends=extend)
     spark = start_session(
         master,
         f"mansio backfill {called}",
@@ -152,21 +166,21 @@ def backfill(
         skip_check=skip_check,
         conf=conf,
     )
-    from mansio.spark.jobs.backfill import BackfillJob
-    from mansio.spark.jobs.backfill import backfill as run_backfill
-    from mansio.spark.jobs.backfill_ranges import TimeRange
+    from mansio.spark.backfilling.backfill import BackfillJob
+    from mansio.spark.backfilling.backfill import backfill as run_backfill
 
     job = BackfillJob(
         file=file,
         name=called,
         bootstrap_servers=bootstrap_servers,
-        times=TimeRange(from_ms, to_ms),
+        times=times,
         table=table,
         warehouse=warehouse,
         inputs=tuple(topic or ()),
         catalog=catalog,
         whole_topics=tuple(whole_topic or ()),
         accept_loss=accept_loss,
+        extends=extend,
         options=options,
     )
     report = run_backfill(spark, job)

@@ -150,9 +150,17 @@ def run(
             "--max-records",
             min=1,
             metavar="N",
-            help="Maximum number of records in one batch. [default: none; 1000000 with --key]",
+            help="Maximum number of records in one batch, of all inputs together: the oldest by timestamp. [default:"
+            " none; 1000000 with --key]",
         ),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Exit code 1 if rows were dropped because they were older than the watermark when they were read.",
+        ),
+    ] = False,
     mode: Annotated[
         OutputMode,
         typer.Option(
@@ -295,7 +303,10 @@ def run(
                 file=sys.stderr,
             )
         if not stop_signals():
-            _show(job.run_pipeline(spark, wanted, print_batch, stop_signals, collector), output)
+            done = job.run_pipeline(spark, wanted, print_batch, stop_signals, collector)
+            _show(done, output)
+            if strict and done.late_rows:
+                raise typer.Exit(1)
 
 
 def _default_trigger_s(to_table: str | None) -> float:
@@ -309,6 +320,11 @@ def absolute_location(directory: str) -> str:
 
 
 def _show(done: PipelineResult, output: Output) -> None:
+    if done.late_rows:
+        print(
+            f"{done.name}: dropped {count_text(done.late_rows, 'late row')}: older than the watermark when read",
+            file=sys.stderr,
+        )
     if done.table is not None:
         if done.table.changes:
             print(f"table {done.table.name}: columns {done.table.changes}", file=sys.stderr)
@@ -321,6 +337,7 @@ def _show(done: PipelineResult, output: Output) -> None:
                 "batches": done.batches,
                 "records": done.records,
                 "lag": done.lag,
+                "late_rows": done.late_rows,
             }
         )
     else:

@@ -156,6 +156,8 @@ def consume(
     other members. With --from-snapshot it prints the archive written by `mansio pipeline archive`, partition by
     partition, and ends.
 
+    Records that cannot be read are skipped, with a line on standard error; the exit code is 1 then.
+
     Values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
     """

@@ -1,22 +1,25 @@
 """Cluster administration: brokers, partitions and leader elections; available as `client.admin.cluster`.
 
-Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966) and ElectLeaders (KIP-460); caches no results.
+Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966), ElectLeaders (KIP-460) and DescribeHealth of Mansio;
+caches no results.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from mansio.errors import UnknownTopicOrPartition
+from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition
 from mansio.net.retry import client_error_for_code, raise_for_code
+from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from mansio.client.types import TopicPartition
-    from mansio.errors import MansioError
     from mansio.net.cluster import Cluster
 
 PARTITIONS_PER_PAGE: Final = 2000
@@ -50,6 +53,34 @@ class ClusterStatus:
     cluster_id: str
     controller_id: int
     brokers: tuple[BrokerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProblem:
+    """A problem or warning of a broker. `reason`: a name listed in docs/OPERATIONS.md; `detail`: text for operators;
+    `topic` and `partition`: None unless it concerns one partition."""
+
+    reason: str
+    detail: str
+    topic: str | None
+    partition: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerHealth:
+    """Health of one broker: `problems` because of which it is not ready, and `warnings`.
+
+    `is_session_held`: whether its session has certainly not expired; without it a broker acknowledges nothing with
+    acks=all. `session_lost_at`: since when it is not held; None if it is held or the time is unknown. `error`: why the
+    broker did not answer, None if it did; the other fields then say nothing.
+    """
+
+    node_id: int
+    is_session_held: bool = True
+    session_lost_at: datetime | None = None
+    problems: tuple[HealthProblem, ...] = ()
+    warnings: tuple[HealthProblem, ...] = ()
+    error: MansioError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +160,32 @@ class ClusterAdmin:
             for broker in sorted(response.brokers, key=lambda broker: int(broker.broker_id))
         )
         return ClusterStatus(response.cluster_id, response.controller_id, brokers)
+
+    async def health(self, *, timeout_ms: float = 5_000) -> list[BrokerHealth]:
+        """The health of each broker that the cluster reports as live, sorted by node id. Each broker is asked itself,
+        for at most `timeout_ms`; one that does not answer, or has no health because it is older, has an `error`."""
+        found = await self.status()
+        live = [one.node_id for one in found.brokers if not one.is_fenced]
+        return list(await asyncio.gather(*(self._health(node_id, timeout_ms) for node_id in live)))
+
+    async def _health(self, node_id: int, timeout_ms: float) -> BrokerHealth:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                connection = await self._cluster.connection(node_id)
+                response = await connection.request(ApiKey.DESCRIBE_HEALTH, {})
+            raise_for_code(response.error_code, response.error_message)
+        except TimeoutError:
+            return BrokerHealth(node_id, error=RequestTimedOut(f"no answer within {timeout_ms:.0f} ms"))
+        except MansioError as error:
+            return BrokerHealth(node_id, error=without_traceback(error))
+        lost_ms = response.session_lost_ms
+        return BrokerHealth(
+            node_id,
+            response.is_session_held,
+            None if lost_ms < 0 else datetime.fromtimestamp(lost_ms / 1000, UTC),
+            tuple(map(_health_problem, response.problems)),
+            tuple(map(_health_problem, response.warnings)),
+        )
 
     async def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:
         """All partitions of `topics` (None: of all topics, including internal topics). Raises
@@ -238,6 +295,13 @@ class ClusterAdmin:
                     if entry.name == MIN_IN_SYNC_REPLICAS_CONFIG and entry.value is not None:
                         found[result.resource_name] = int(entry.value)
         return found
+
+
+def _health_problem(response: Any) -> HealthProblem:
+    partition = response.partition_index
+    return HealthProblem(
+        response.reason, response.detail, response.topic, None if partition < 0 else partition
+    )
 
 
 def _result(topic: str, response: Any) -> ElectionResult:

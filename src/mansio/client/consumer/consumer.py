@@ -69,6 +69,9 @@ LARGE_FETCH_BYTES = 16 << 10
 RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
 """Callback that receives the assigned, revoked or lost partitions. Its result is awaited if it is an awaitable."""
 
+UnreadableCallback = Callable[[UnreadableRecords], Awaitable[object] | object]
+"""Callback that receives the offsets that cannot be read. Its result is awaited if it is an awaitable."""
+
 DECODING_S_MAX = 0.005
 """Time for which batches without messages are decoded before other work of the event loop proceeds."""
 
@@ -89,7 +92,7 @@ class ConsumerOptions:
     revoke_timeout_ms: float = 3_000
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     on_out_of_range: Literal["earliest", "latest", "error"] = "earliest"
-    on_unreadable: Literal["error", "skip"] | Callable[[UnreadableRecords], object] = "error"
+    on_unreadable: Literal["error", "skip"] | UnreadableCallback = "error"
     on_assigned: RebalanceCallback | None = None
     on_revoked: RebalanceCallback | None = None
     on_lost: RebalanceCallback | None = None

@@ -164,6 +164,7 @@ class _BatchLayout:
             data = self._view if self._bodies is None else b"".join((*self._bodies, bytes(PADDING_BYTES)))
             self._batch_buffers.append(BatchBuffer(data, self._spans, self._headers))
             self._spans, self._headers = [], []
+            self._bodies = None if self._bodies is None else []
 
 
 def _decompressed(view: memoryview, position: int, header: BatchHeader) -> bytes:

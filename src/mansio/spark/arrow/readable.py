@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from mansio.errors import MansioError
-
     Decode = Callable[[Sequence[str], int, int], list[pa.RecordBatch]]
     """Function (columns, start offset, end offset (exclusive)) -> rows. Raises one of `UNREADABLE_ERRORS`."""
 
@@ -35,7 +33,7 @@ class UnreadableRows(NamedTuple):
 
     first: int
     last: int
-    error: MansioError
+    reason: str
     is_whole_batch: bool
     batch: memoryview = memoryview(b"")
 
@@ -70,6 +68,7 @@ class ReadableRows:
             for rows in self._decode(records, aborted, self._columns, start, self._end):
                 rows_done += rows.num_rows
                 yield rows
+                del rows  # its memory is not needed while the next batch is decompressed
         except UNREADABLE_ERRORS:
             pass
         else:
@@ -116,6 +115,7 @@ class ReadableRows:
                     rows_done -= skipped
                     if skipped < rows.num_rows:
                         yield rows.slice(skipped)
+                    del rows
                 continue
             except UNREADABLE_ERRORS:
                 pass
@@ -159,7 +159,7 @@ def isolate_unreadable_records(
     try:
         found = decode(("offset",), start, end)
     except UNREADABLE_ERRORS as error:
-        yield UnreadableRows(start, max(end - 1, start), error, is_whole_batch=True)
+        yield UnreadableRows(start, max(end - 1, start), error.message, is_whole_batch=True)
         return
     offsets = (
         np.concatenate([rows.column(0).to_numpy() for rows in found]) if found else np.zeros(0, np.int64)
@@ -174,7 +174,7 @@ def isolate_unreadable_records(
             yield from decode(columns, first, last + 1)
         except UNREADABLE_ERRORS as error:
             if high - low == 1 or attempts <= 0:
-                yield UnreadableRows(first, last, error, is_whole_batch=False)
+                yield UnreadableRows(first, last, error.message, is_whole_batch=False)
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]

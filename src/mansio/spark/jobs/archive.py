@@ -45,12 +45,8 @@ from mansio.spark.jobs.pipeline_progress import (
     newest_progress,
     progress_of_batch,
 )
-from mansio.spark.jobs.run import (
-    WORKER_START_TIMEOUT_TEXT,
-    WorkerStartTimeout,
-    lost_session_errors,
-    stop_after_batch,
-)
+from mansio.spark.jobs.restarts import run_with_restarts
+from mansio.spark.jobs.run import lost_session_errors, stop_after_batch
 from mansio.spark.options import (
     ON_UNREADABLE_DEAD_LETTER,
     ON_UNREADABLE_HINT,
@@ -85,7 +81,6 @@ TRIGGER_INTERVAL_S: Final = 60.0
 RECORDS_PER_BATCH_MAX: Final = 2_000_000
 """Default maximum of records in a batch: so many may be read again after a crash."""
 POLL_INTERVAL_S: Final = 0.5
-RESTARTS_MAX: Final = 3
 PUBLISH_OFFSETS_TIMEOUT_MS: Final = 10_000
 HOLD_OWNER_PREFIX: Final = "archive "
 """Prefix of the owner of the archive's retention holds; the id of the table follows."""
@@ -147,8 +142,8 @@ def archive(
     """Archive a topic until it is up to date (`ArchiveJob.stops_when_caught_up`) or `is_stopping` returns true, which
     is called twice a second. `report` is called after every batch.
 
-    The query restarts from the table's offsets, up to `RESTARTS_MAX` times, after a concurrent commit of another
-    archive (a killed one may end with a delay), and if Spark's Python workers did not start in time.
+    The query restarts from the table's offsets after a concurrent commit of another archive (a killed one may end with
+    a delay), and if Spark's Python workers did not start in time (`run_with_restarts`).
 
     Raises:
         DataLoss: Records were deleted before they were archived, and `accept_loss` is false.
@@ -156,25 +151,17 @@ def archive(
         NotAnArchiveTable, CatalogLocked, CatalogUnavailable: The table cannot be used.
         ConfigError: An archive into another table has the same name.
         ConcurrentArchive: Another archive keeps committing.
+        WorkerStartTimeout: A Python worker of Spark was late after each restart.
         ArchiveFailed: The query ended with another error; the message has the reason in one line.
     """
     run = _ArchiveRun(spark, job, report or _ignore_progress, is_stopping or _never_stops)
     try:
-        result = _run_with_restarts(run, job.topic)
+        result = run_with_restarts(run.run_query, f"archive {job.name}", repeated=(ConcurrentArchive,))
     except MansioError as error:
         run.publish_end(error.message)
         raise
     run.publish_end()
     return result
-
-
-def _run_with_restarts(run: _ArchiveRun, topic: str) -> ArchiveResult:
-    for _ in range(RESTARTS_MAX):
-        try:
-            return run.run_query()
-        except (ConcurrentArchive, WorkerStartTimeout) as error:
-            logger.warning("archive_restarted", extra=fields(topic=topic, error=error.message))
-    return run.run_query()
 
 
 class _ArchiveRun:
@@ -439,8 +426,6 @@ def _error_of_query(error: StreamingQueryException) -> MansioError:
     """The error for a query that ended with an exception: Mansio's error in the traceback that Spark's exception holds,
     otherwise `ArchiveFailed`.
     """
-    if WORKER_START_TIMEOUT_TEXT in str(error):
-        return WorkerStartTimeout()
     found = _MANSIO_ERROR.findall(str(error))
     if not found:
         line = str(error).partition("terminated with exception: ")[2] or str(error)

@@ -38,7 +38,7 @@ from mansio.spark.jobs.pipeline_progress import (
     newest_progress,
     progress_of_batch,
 )
-from mansio.spark.source.offsets import FIRST_BATCH_START
+from mansio.spark.source.offsets import RESERVED_KEYS
 from mansio.spark.spark_versions import parse_progress_offsets
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
@@ -234,7 +234,7 @@ def offsets_in(text: str | None) -> dict[TopicPartition, int]:
         return {}
     offsets = {}
     for topic, partitions in found.items():
-        if topic == FIRST_BATCH_START:
+        if topic in RESERVED_KEYS:
             continue
         if not isinstance(partitions, dict):
             return {}

@@ -41,6 +41,8 @@ from mansio.spark.jobs.checkpoint import (
 from mansio.spark.jobs.pipeline_file import dataframe_builder
 from mansio.spark.jobs.pipeline_progress import BatchProgress, PipelineProgress, progress_of_batch
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
+from mansio.spark.jobs.restarts import run_with_restarts
+from mansio.spark.options import format_aligned_inputs, parse_count
 from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import latest_offsets
 from mansio.spark.spark_versions import PROGRESS_HAS_LATEST_OFFSETS, start_available_now
@@ -68,22 +70,17 @@ logger = logging.getLogger(__name__)
 
 TRIGGER_INTERVAL_S: Final = 1.0
 APPEND_MODE: Final = "append"
+LIMIT_OPTION: Final = "maxOffsetsPerTrigger"
 POLL_INTERVAL_S: Final = 0.2
 STOP_WAIT_S_MAX: Final = 60.0
 """Maximum wait for the running batch when the run is stopped."""
 REASON_CHARACTERS_MAX: Final = 500
-RESTARTS_MAX: Final = 3
-WORKER_START_TIMEOUT_TEXT: Final = "Python worker failed to connect back"
 _MANSIO_ERROR: Final = re.compile(r"mansio[\w.]*\.[A-Z]\w+: .+")
 _ANY_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): .+", re.MULTILINE)
 
 
 class PipelineFailed(MansioError):
     """The query of a pipeline ended with an error."""
-
-
-class WorkerStartTimeout(PipelineFailed):
-    """A Python worker of Spark did not start within ten seconds, because the machine is busy: try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,8 @@ class PipelineJob:
     trigger_s: float = TRIGGER_INTERVAL_S
     starting_offsets: str = "earliest"
     records_max: int | None = None
-    """Maximum number of records per batch; None: no limit."""
+    """Maximum number of records of a batch, of all inputs together; None: no limit. The inputs advance together in the
+    time of their records, so that a batch has the oldest ones."""
     output_mode: str = APPEND_MODE
     options: dict[str, str] = field(default_factory=dict)
     """Additional options of the source."""
@@ -129,6 +127,8 @@ class PipelineResult:
     records: int
     lag: int | None
     table: ResultTable | None = None
+    late_rows: int = 0
+    """Rows that stateful operators have dropped in this run, because they were older than the watermark."""
 
 
 def run_pipeline(
@@ -141,8 +141,7 @@ def run_pipeline(
     """Run a pipeline until it is up to date (`stops_when_caught_up`) or `is_stopping` returns true; `report` is called
     for every batch, and `metrics` observes them.
 
-    If a Python worker of Spark does not start in time, the query restarts from its checkpoint, up to `RESTARTS_MAX`
-    times.
+    If a Python worker of Spark does not start in time, the query restarts from its checkpoint (`run_with_restarts`).
 
     Raises:
         PipelineFileError: The user's file is missing, invalid, or failed while it built the DataFrame.
@@ -150,6 +149,7 @@ def run_pipeline(
         CheckpointMismatch, TopicRecreated: The checkpoint belongs to another pipeline, topic or table.
         IncompatibleSchema, CatalogUnavailable, CatalogLocked: The table cannot be used.
         PipelineFailed: The query ended with an error; the message has the reason in one line.
+        WorkerStartTimeout: A Python worker of Spark was late after each restart.
     """
     if sum(one is not None for one in (job.topic, job.table, job.path)) != 1:
         raise ConfigError("say where the result goes: into one topic, table or path")
@@ -158,14 +158,12 @@ def run_pipeline(
         raise ConfigError("update mode into a table needs the columns of its key, and append mode has none")
     if job.path is not None and is_update:
         raise ConfigError("files cannot be updated: write to a topic or table, or use append mode")
-    build = dataframe_builder(job.file, job.inputs)
-    inputs = _PipelineInputs(spark, job, sync_client(job.bootstrap_servers))
-    try:
-        result = build(spark, inputs.read)
-    except PySparkException as error:
-        raise PipelineFailed(failure_reason(str(error))) from error
-    if not inputs.ids:
-        raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
+    restarting = partial(
+        run_with_restarts,
+        job=f"pipeline {job.name}",
+        on_restart=(lambda: None) if metrics is None else metrics.observe_restart,
+    )
+    inputs, result = restarting(lambda: _build_result(spark, job))
     if job.topic is not None:
         ensure_topic(sync_client(job.bootstrap_servers), job.topic, inputs.partitions)
     checkpoint = checkpoint_directory(spark, job.checkpoint)
@@ -176,15 +174,7 @@ def run_pipeline(
     spark.streams.addListener(listener)
     reporter = _ProgressReporter(report, _latest_offsets_of(sync_client(job.bootstrap_servers)), metrics)
     try:
-        for _ in range(RESTARTS_MAX):
-            try:
-                done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
-                return replace(done, table=output.current_table())
-            except WorkerStartTimeout as error:
-                logger.warning("pipeline_restarted", extra=fields(pipeline=job.name, error=error.message))
-                if metrics is not None:
-                    metrics.observe_restart()
-        done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
+        done = restarting(lambda: _report_until_end(output.start(), job, listener, reporter, is_stopping))
         return replace(done, table=output.current_table())
     except MansioError as error:
         _publish_start(checkpoint, listener)
@@ -193,6 +183,32 @@ def run_pipeline(
     finally:
         _remove_listener(spark, listener)
         listener.close()
+
+
+def _build_result(spark: SparkSession, job: PipelineJob) -> tuple[_PipelineInputs, DataFrame]:
+    """The inputs of the pipeline, and its DataFrame.
+
+    If several inputs share a limit, the user's function is called twice: the reader of each input needs the options of
+    all of them, which are known after the first call.
+    """
+    build = dataframe_builder(job.file, job.inputs)
+    client = sync_client(job.bootstrap_servers)
+    inputs = _PipelineInputs(spark, job, client)
+    try:
+        result = build(spark, inputs.read)
+        if inputs.limit is not None and len(inputs.read_options) > 1:
+            first, inputs = inputs, _PipelineInputs(spark, job, client, inputs)
+            result = build(spark, inputs.read)
+            if inputs.read_options != first.read_options:
+                raise ConfigError(
+                    f"{job.file} reads other inputs when its function is called again: with a limit of records the"
+                    " function has to read the same ones each time"
+                )
+    except PySparkException as error:
+        raise PipelineFailed(failure_reason(str(error))) from error
+    if not inputs.ids:
+        raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
+    return inputs, result
 
 
 def _publish_completed_batch(checkpoint: CheckpointDirectory, listener: ProgressListener) -> None:
@@ -219,15 +235,24 @@ def _publish_start(checkpoint: CheckpointDirectory, listener: ProgressListener) 
 
 
 class _PipelineInputs:
-    """The input topics of a pipeline, checked before they are read."""
+    """The input topics of a pipeline, checked before they are read. `known`: the inputs of an earlier call of the
+    user's function, with which each input that is read now advances together.
+    """
 
-    def __init__(self, spark: SparkSession, job: PipelineJob, client: SyncClient) -> None:
+    def __init__(
+        self, spark: SparkSession, job: PipelineJob, client: SyncClient, known: _PipelineInputs | None = None
+    ) -> None:
         self.ids: dict[str, str] = {}
         self.partitions = 1
         """Number of partitions of the largest input."""
+        self.read_options: list[dict[str, str]] = []
+        """Options of each input, without those of the limit."""
+        self.limit: int | None = job.records_max if known is None else known.limit
+        """The maximum number of records of a batch, of all inputs together: the smallest of the given limits."""
         self._spark = spark
         self._job = job
         self._client = client
+        self._known = known
 
     def read(self, topic: str, **options: str) -> DataFrame:
         """The records of a topic, or of several separated by commas, as a stream."""
@@ -244,9 +269,22 @@ class _PipelineInputs:
         }
         if job.stops_when_caught_up:
             chosen["stopAtLatest"] = "true"
-        if job.records_max is not None:
-            chosen["maxOffsetsPerTrigger"] = str(job.records_max)
-        chosen |= job.options | {name: str(value) for name, value in options.items()}
+        for given in (job.options, options):
+            for name, value in given.items():
+                if name.lower() == LIMIT_OPTION.lower():
+                    limit = parse_count(LIMIT_OPTION, str(value))
+                    self.limit = limit if self.limit is None else min(self.limit, limit)
+                else:
+                    chosen[name] = str(value)
+        number = len(self.read_options)
+        self.read_options.append(dict(chosen))
+        if self.limit is not None:
+            inputs = [chosen] if self._known is None else self._known.read_options
+            own = 0 if self._known is None else min(number, len(inputs) - 1)
+            chosen |= {
+                LIMIT_OPTION: str(self.limit),
+                "alignedInputs": format_aligned_inputs(own, inputs),
+            }
         return self._spark.readStream.format("mansio").options(**chosen).load()
 
 
@@ -388,7 +426,12 @@ def _report_until_end(
         listener.publish(reporter.last)  # Spark's own event may still be queued
     listener.publish_end()
     return PipelineResult(
-        job.name, job.target, reporter.batches, reporter.records, reporter.final_lag(listener.committed)
+        job.name,
+        job.target,
+        reporter.batches,
+        reporter.records,
+        reporter.final_lag(listener.committed),
+        late_rows=reporter.late_rows,
     )
 
 
@@ -406,11 +449,7 @@ def _report_batches(
                 stop_after_batch(query)
                 break
     except StreamingQueryException as error:
-        raise (
-            WorkerStartTimeout()
-            if WORKER_START_TIMEOUT_TEXT in str(error)
-            else PipelineFailed(failure_reason(str(error)))
-        ) from error
+        raise PipelineFailed(failure_reason(str(error))) from error
     finally:
         reporter.report_new(query)
         if query.isActive:
@@ -459,6 +498,7 @@ class _ProgressReporter:
     ) -> None:
         self.batches = 0
         self.records = 0
+        self.late_rows = 0
         self.lag: int | None = None
         self.last: StreamingQueryProgress | None = None
         self._report = report
@@ -489,8 +529,9 @@ class _ProgressReporter:
                 self.batches += 1
                 self.records += one.numInputRows
                 seconds = one.durationMs.get("triggerExecution", 0) / 1000
+                found = progress_of_batch(json.loads(one.json), int(time.time() * 1000))
+                self.late_rows += found.late_rows
                 if self._metrics is not None:
-                    found = progress_of_batch(json.loads(one.json), int(time.time() * 1000))
                     self._metrics.observe_batch(found, lags)
                 self._report(BatchProgress(one.batchId, one.numInputRows, seconds, self.lag))
 

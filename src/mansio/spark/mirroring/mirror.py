@@ -576,7 +576,7 @@ class _Session:
         yield pending, end
 
     def _skip_unreadable(self, place: MirroredPartition, rows: UnreadableRows) -> None:
-        error = UnreadableRecords.at(place.source, place.partition, rows.first, rows.last, rows.error.message)
+        error = UnreadableRecords.at(place.source, place.partition, rows.first, rows.last, rows.reason)
         logger.warning(
             "mirror_records_unreadable", extra=fields(pipeline=self._job.name, error=error.message)
         )

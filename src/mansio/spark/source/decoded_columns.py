@@ -25,7 +25,6 @@ from mansio.spark.options import (
     ON_UNREADABLE_HINT,
     ON_UNREADABLE_SUSPEND,
 )
-from mansio.spark.schemas.errors import MalformedValue
 from mansio.spark.schemas.formats import cached_decoder
 from mansio.spark.source.error_column import unreadable_offsets_text
 
@@ -97,7 +96,7 @@ class DecodedColumns:
         texts = errors.to_pylist()
         for row, text in reasons.items():
             offset = offsets[row].as_py()
-            texts[row] = unreadable_offsets_text(offset, offset, MalformedValue(text))
+            texts[row] = unreadable_offsets_text(offset, offset, text)
         return pa.array(texts, pa.string())
 
     def _report(self, batch: pa.RecordBatch, reasons: dict[int, str]) -> None:

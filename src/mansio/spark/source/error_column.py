@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from mansio.errors import MansioError
+from typing import Final
 
 _ERROR_TEXT_PATTERN: Final = re.compile(r"offsets (\d+) to (\d+) cannot be read: ")
 
 
-def unreadable_offsets_text(first: int, last: int, error: MansioError) -> str:
+def unreadable_offsets_text(first: int, last: int, reason: str) -> str:
     """The text of the column `error`: the first and last unreadable offset, both inclusive, and the reason."""
-    return f"offsets {first} to {last} cannot be read: {error.message}"
+    return f"offsets {first} to {last} cannot be read: {reason}"
 
 
 def parse_error_offsets(text: str) -> tuple[int, int] | None:

@@ -3,7 +3,8 @@ brokers.
 
 Spark stores offsets as JSON in the format of its Kafka source, `{"topic": {"0": 5}}`. Topics and partitions are sorted,
 because Spark compares the texts. The end offsets of a query's first batch may also contain the start offsets of this
-batch, under the key `FIRST_BATCH_START`.
+batch, under the key `FIRST_BATCH_START`; those of an input that advances together with others, the end offsets of the
+others (`OTHER_INPUTS`).
 
 Invariants:
 * The result contains exactly the partitions that are read.
@@ -40,6 +41,17 @@ Spark stores the end of a batch before it runs the batch, but not the start of t
 would request the start again, and `latest` would resolve to other offsets.
 """
 
+OTHER_INPUTS: Final = ","
+"""Key, in the offsets of one input, of the offsets of the query's other inputs, by their number: `{"1": {"topic": {"0":
+5}}}`. It is not a valid topic name.
+
+Spark plans each input of a query without the others. With these offsets each of them plans the same batch, also after
+a restart.
+"""
+
+RESERVED_KEYS: Final = frozenset({FIRST_BATCH_START, OTHER_INPUTS})
+"""Keys of stored offsets that are not topics."""
+
 LIST_OFFSETS_TIMEOUT_S = 3.0
 """After this time without a response to ListOffsets, the existence of the topics is checked."""
 
@@ -68,7 +80,7 @@ def offsets_from_json(offsets_json: Mapping[str, Any]) -> Offsets:
         return {
             TopicPartition(topic, int(partition)): int(offset)
             for topic, partitions in offsets_json.items()
-            if topic != FIRST_BATCH_START
+            if topic not in RESERVED_KEYS
             for partition, offset in partitions.items()
         }
     except (AttributeError, TypeError, ValueError):

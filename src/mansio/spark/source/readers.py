@@ -12,6 +12,7 @@ Invariants:
 * The same start and end offsets always plan the same records, so a repeated batch reads the same records. This includes
   the first batch: Spark does not store its start, so its end offsets contain the start (`FIRST_BATCH_START`).
 * A partition that is added while the query runs is read from its beginning.
+* A limited batch ends at the same time in all partitions of all inputs of a query with `alignedInputs`.
 * With Trigger.AvailableNow the query reads up to the end offsets at its start, and then terminates. With `stopAtLatest`
   it does not read further, whatever the trigger.
 """
@@ -29,6 +30,7 @@ from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from mansio.spark.options import SourceOptions
 from mansio.spark.source import data_loss
+from mansio.spark.source.aligned_inputs import JointPlanner
 from mansio.spark.source.offsets import (
     FIRST_BATCH_START,
     Offsets,
@@ -108,6 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._columns = tuple(columns)
         self._read = read or _read_records
+        self._joint = None if options.aligned is None else JointPlanner(options, options.aligned)
         self._initial: OffsetsJson | None = None
         self._latest: Offsets = {}
         self._target: Offsets | None = None
@@ -149,6 +152,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = latest_offsets(
             sync_client(self._options.bootstrap_servers), found.partitions, self._options.isolation_level
         )
+        if self._joint is not None:
+            self._joint.set_target()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end offsets of the next micro-batch. If there are no new records, or fewer than `minOffsetsPerTrigger`
@@ -166,16 +171,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         done = offsets_from_json(start)
         begin, latest, restarted = self._plan_bounds(done)
         self._publish({partition: offset for partition, offset in done.items() if partition in self._latest})
-        if not restarted and self._should_wait(begin, latest, limit):
+        is_first = start == self._initial
+        joint = None
+        if self._joint is not None and isinstance(limit, ReadMaxRows):
+            joint = self._joint.backlog(begin, latest, start, is_first=is_first)
+        backlog = sum(latest[partition] - begin[partition] for partition in latest)
+        if not restarted and self._should_wait(backlog if joint is None else joint.size, limit):
             return start
-        end = limit_offsets(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+        extra: dict[str, Any] = {}
+        if self._joint is not None and joint is not None and isinstance(limit, ReadMaxRows):
+            end, extra = self._joint.plan(joint, limit.max_rows)
+        else:
+            end = limit_offsets(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
         if any(end[partition] > begin[partition] for partition in end):
             self._last_batch_s = time.monotonic()
         end = {**end, **restarted}
-        if end == done:
+        if end == done and (joint is None or not joint.size):
             return start
-        is_first = start == self._initial and not is_constant(self._options.starting_offsets)
-        return {**offsets_to_json(end), FIRST_BATCH_START: start} if is_first else offsets_to_json(end)
+        if is_first and not is_constant(self._options.starting_offsets):
+            extra[FIRST_BATCH_START] = start
+        return {**offsets_to_json(end), **extra}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end offsets that were last seen, from which Spark computes the lag; None before the first batch."""
@@ -330,13 +345,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             self._published = done
 
-    def _should_wait(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
+    def _should_wait(self, backlog: int, limit: ReadLimit) -> bool:
         """Whether there are fewer new records than `minOffsetsPerTrigger`, and `maxTriggerDelay` has not expired."""
         lowest = self._options.offsets_per_trigger_min
         if lowest is None or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
-        backlog = sum(latest[partition] - begin[partition] for partition in latest)
         return backlog < lowest and waited_ms < self._options.trigger_delay_ms_max
 
 

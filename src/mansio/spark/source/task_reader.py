@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mansio.errors import DataLoss, MansioError, UnreadableRecords
+from mansio.errors import DataLoss, UnreadableRecords
 from mansio.net.offsets import READ_COMMITTED
 from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import record_schema
@@ -36,7 +36,6 @@ from mansio.spark.task_memory import keep_freed_memory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from mansio.errors import MansioError
     from mansio.spark.options import SourceOptions
     from mansio.spark.source.read_plan import TaskRange
 
@@ -158,10 +157,10 @@ class _TaskReader:
             else rows.decode(damaged.batch, DEAD_LETTER_COLUMNS, damaged.first, damaged.last)
         )
         for row in (row for batch in kept for row in batch.to_pylist()):
-            yield self._dead_letter(row, row["offset"], damaged.error)
+            yield self._dead_letter(row, row["offset"], damaged.reason)
         if not kept:
             yield self._dead_letter(
-                {"offset": damaged.first, "value": bytes(damaged.batch)}, damaged.last, damaged.error
+                {"offset": damaged.first, "value": bytes(damaged.batch)}, damaged.last, damaged.reason
             )
 
     def _report_damage(self, damaged: UnreadableRows) -> None:
@@ -172,14 +171,12 @@ class _TaskReader:
             f"of partition {task_range.partition} of topic {task_range.topic}"
         )
         if mode == ON_UNREADABLE_SUSPEND:
-            raise UnreadableRecords(
-                f"{where} cannot be read: {damaged.error.message}. {ON_UNREADABLE_HINT}"
-            ) from damaged.error
-        logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.error.message)
+            raise UnreadableRecords(f"{where} cannot be read: {damaged.reason}. {ON_UNREADABLE_HINT}")
+        logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.reason)
 
-    def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
+    def _dead_letter(self, row: dict[str, Any], last: int, reason: str) -> pa.RecordBatch:
         """The dead-letter row of the offsets from `row["offset"]` to `last`."""
-        error_message = unreadable_offsets_text(row["offset"], last, error)
+        error_message = unreadable_offsets_text(row["offset"], last, reason)
         row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: error_message}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
 

@@ -107,7 +107,8 @@ class DeadLetterBatch(NamedTuple):
 class DeadLetterQueue:
     """Queue of the ARCHIVING records of one share partition, which are copied to the dead-letter topic in batches.
 
-    `retry_at_ms`: time of the steady clock before which `next_batch` returns None.
+    `retry_at_ms`: time of the steady clock before which `next_batch` returns None. `unreserved_record_count`: number of
+    records without a reservation.
     """
 
     def __init__(self, producer: Producer | None) -> None:
@@ -115,6 +116,7 @@ class DeadLetterQueue:
         self.producer = producer
         self.phase = Phase.OPEN
         self.retry_at_ms = -math.inf
+        self.unreserved_record_count = 0
         self._unreserved: deque[ArchivingRange] = deque()
         self._reserved: list[ArchivingRange] = []
         self._is_repeat = False
@@ -135,6 +137,7 @@ class DeadLetterQueue:
         current when the last leader stopped."""
         if archiving_range.reservation.producer_id < 0:
             self._unreserved.append(archiving_range)
+            self.unreserved_record_count += archiving_range.last - archiving_range.first + 1
             return
         if self.phase is not Phase.OPEN and not self._is_repeat:
             raise AssertionError("a reserved record was added during a batch")
@@ -170,6 +173,7 @@ class DeadLetterQueue:
         taken = self.peek(records)
         for each in taken:
             whole = self._unreserved.popleft()
+            self.unreserved_record_count -= each.last - each.first + 1
             if whole.last > each.last:
                 self._unreserved.appendleft(whole._replace(first=each.last + 1))
         return self._reserve(taken, topic_id, partition, is_repeat=False)

@@ -499,7 +499,9 @@ class SharePartition:
                 else:
                     self._end_delivery(batch, run, member, step)
                 changed.append(batch)
-        return self._update(step.token, changed, durable=_must_be_durable(changed))
+        # If the release of records that were not handed out is lost, the end of the lease counts their delivery.
+        durable = _must_be_durable(changed) or not all(run.request_batch.was_handed_out for run in stored)
+        return self._update(step.token, changed, durable=durable)
 
     def _renew(self, run: AcknowledgedRange, now_ms: float) -> None:
         """Start leases again with their durations, which needs no update."""
@@ -593,6 +595,8 @@ class SharePartition:
             self._in_flight.change_state(
                 batch, ARCHIVED, step.token, holder=member, uncounted_deliveries=uncounted
             )
+        elif run.type == RELEASE and not run.request_batch.was_handed_out:
+            self._retry_or_dead_letter(batch, 0, member, step, uncounted=uncounted + 1)
         elif run.type == RELEASE:
             self._retry_or_dead_letter(batch, run.request_batch.delay_ms, member, step, uncounted=uncounted)
         else:

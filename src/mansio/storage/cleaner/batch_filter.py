@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.errors import RequestError
 from mansio.storage.cleaner.offset_map import digest_of
 from mansio.storage.index import NO_TIMESTAMP
-from mansio.storage.timestamp_search import DECODED_BYTES_MAX, DECODED_RECORDS_MAX
-from mansio.wire.batch.compression import Codec, compress, decompress
-from mansio.wire.batch.record_batch import DELETE_HORIZON_FLAG, HEADER_BYTES, TimestampType, encode_batch
-from mansio.wire.batch.record_reader import scan_records, with_timestamp_delta
+from mansio.storage.timestamp_search import DECODED_RECORDS_MAX
+from mansio.wire.batch.compression import Codec, compress
+from mansio.wire.batch.record_batch import DELETE_HORIZON_FLAG, TimestampType, encode_batch
+from mansio.wire.batch.record_reader import decompress_batch, scan_records, with_timestamp_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -56,7 +56,7 @@ class CompactionRules(NamedTuple):
     `now_ms`: time of the compaction. `delete_retention_ms`: delete.retention.ms of the topic.
     `delete_horizon_end_offset`: only below this offset bit 6 of a batch means a delete horizon; above it a client may
     have set the bit. `map_end_offset`: records at or above this offset are not in the offset map and are kept.
-    `output_bytes_max`: maximum decompressed size of a batch. `tombstone_floor`: tombstones at or above this offset are
+    `tombstone_floor`: tombstones at or above this offset are
     kept, because a reader that has older values will continue from this offset.
     `is_aborted(header)`: the batch is data of an aborted transaction and is removed. `is_obsolete_marker(header)`: the
     batch is the marker of a transaction whose data were removed; it is removed like a tombstone.
@@ -68,7 +68,6 @@ class CompactionRules(NamedTuple):
     delete_retention_ms: int
     delete_horizon_end_offset: int
     map_end_offset: int
-    output_bytes_max: int
     tombstone_floor: int = INT64_MAX
     is_aborted: Callable[[BatchHeader], bool] = matches_no_batch
     is_obsolete_marker: Callable[[BatchHeader], bool] = matches_no_batch
@@ -88,27 +87,22 @@ class FilteredBatch(NamedTuple):
     is_unfiltered: bool = False
 
 
-def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: int) -> bytes | None:
+def decompressed_records(batch: Buffer, header: BatchHeader) -> bytes | None:
     """The decompressed records of a batch; None if they cannot be decompressed or exceed a limit."""
-    size_max = min(output_bytes_max, DECODED_BYTES_MAX)
-    if header.record_count > DECODED_RECORDS_MAX or (
-        header.codec == Codec.NONE and len(batch) - HEADER_BYTES > size_max
-    ):
+    if header.record_count > DECODED_RECORDS_MAX:
         return None
     try:
-        return decompress(header.codec, memoryview(batch)[HEADER_BYTES:], size_max)
+        return decompress_batch(batch)[1]
     except RequestError:
         return None
 
 
-def key_digests(
-    batch: Buffer, header: BatchHeader, output_bytes_max: int
-) -> Generator[int, None, list[tuple[bytes, int]]]:
+def key_digests(batch: Buffer, header: BatchHeader) -> Generator[int, None, list[tuple[bytes, int]]]:
     """(digest of the key, offset) of every record that has a key; an empty list if the batch cannot be decoded.
 
     Yields regularly the number of records processed since the last yield.
     """
-    data = decompressed_records(batch, header, output_bytes_max)
+    data = decompressed_records(batch, header)
     if data is None:
         return []
     keys = []
@@ -139,7 +133,7 @@ def filter_batch(
         return _filter_marker(batch, header, rules, has_delete_horizon=has_delete_horizon)
     if header.record_count == 0 or rules.is_aborted(header):
         return _remove_all_records(batch, header, rules)
-    data = decompressed_records(batch, header, rules.output_bytes_max)
+    data = decompressed_records(batch, header)
     if data is None:
         return FilteredBatch(batch, header, is_unfiltered=True)
     expired = has_delete_horizon and rules.now_ms > header.base_timestamp_ms
@@ -249,7 +243,7 @@ def _filter_marker(
         if rules.now_ms <= header.base_timestamp_ms:
             return FilteredBatch(batch, header, header.base_timestamp_ms)
         return _remove_all_records(batch, header, rules)
-    data = decompressed_records(batch, header, rules.output_bytes_max)
+    data = decompressed_records(batch, header)
     try:
         records = (
             [] if data is None else list(scan_records(data, header.record_count, header.last_offset_delta))

@@ -312,7 +312,7 @@ class Compaction:
                 if header.base_offset + header.last_offset_delta >= first_dirty_offset and not (
                     header.is_control or rules.is_aborted(header)
                 ):
-                    keys = yield from self._in_slices(key_digests(batch, header, rules.output_bytes_max))
+                    keys = yield from self._in_slices(key_digests(batch, header))
                     for digest, offset in keys:
                         if not newest.put(digest, offset):
                             return max(header.base_offset, first_dirty_offset)

@@ -11,12 +11,11 @@ until the intent is on disk; after that it has to be completed, by recovery if n
 
 from __future__ import annotations
 
-import errno
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import StorageError
-from mansio.ports import DISK_FULL_ERRNOS
+from mansio.ports import TRANSIENT_ERRNOS
 from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, matches_no_batch
 from mansio.storage.cleaner.compaction import (
     CleanedSegment,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 
-TRANSIENT_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
 """Errors that mean a lack of disk space or of descriptors, which may be temporary: the log does not fail."""
 
 
@@ -126,7 +124,6 @@ def begin_compaction(
         delete_retention_ms=settings.delete_retention_ms,
         delete_horizon_end_offset=segment_swap.state.sparse_end_offset,
         map_end_offset=0,
-        output_bytes_max=log.settings.decompressed_batch_bytes_max,
         tombstone_floor=tombstone_floor,
         is_aborted=is_aborted or matches_no_batch,
         is_obsolete_marker=is_obsolete_marker or matches_no_batch,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import CorruptLog, StorageError
 from mansio.logs import fields
-from mansio.ports import DISK_FULL_ERRNOS
+from mansio.ports import TRANSIENT_ERRNOS
 from mansio.storage.checksummed_file import (
     TEMPORARY_SUFFIX,
     decode_checksummed,
@@ -189,7 +189,7 @@ def recover_compaction(disk: Disk, directory: str, start_offset: int) -> Compact
     try:
         write_state(disk, directory, clean)
     except OSError as error:
-        if error.errno not in DISK_FULL_ERRNOS:
+        if error.errno not in TRANSIENT_ERRNOS:
             raise
         return state  # the swap stays on disk until there is space; repeating it changes nothing
     return clean

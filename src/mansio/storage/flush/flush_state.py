@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import StorageError
-from mansio.ports import DISK_FULL_ERRNOS
+from mansio.ports import DISK_FULL_ERRNOS, TRANSIENT_ERRNOS
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_checkpoint
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.leader_epochs import EPOCHS_NAME
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class LogDiskFull(StorageError):
-    """Raised when the disk is full, no data was lost, and the job can be repeated later.
+    """Raised when the disk is full or no descriptor is free, no data was lost, and the job can be repeated later.
 
     `checkpoint_written`: the checkpoint of the maintenance job had already been written.
     """
@@ -60,26 +60,30 @@ class LogDiskFull(StorageError):
 
 @contextmanager
 def translate_disk_full(what: str, *, checkpoint_written: bool = False) -> Iterator[None]:
-    """Raise `LogDiskFull` if an `OSError` in the block reports a full disk. `what` names the data in the message."""
+    """Raise `LogDiskFull` if an `OSError` in the block reports a full disk or that no descriptor is free. `what` names
+    the data in the message."""
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_FULL_ERRNOS:
+        if error.errno not in TRANSIENT_ERRNOS:
             raise
-        raise LogDiskFull(f"no space for {what}: {error}", checkpoint_written=checkpoint_written) from error
+        missing = "space" if error.errno in DISK_FULL_ERRNOS else "file descriptor"
+        raise LogDiskFull(
+            f"no {missing} for {what}: {error}", checkpoint_written=checkpoint_written
+        ) from error
 
 
 class FlushJob(NamedTuple):
     """Job that makes one log durable up to `end_offset`, which is at `position` of the active segment `segment`.
 
-    It syncs `closed_files` and `active_file`, and the directory if `directory_dirty`. `epochs` is the new content of
-    the epochs file; None if it is up to date. `closed_segment_count` is the number of closed segments that the job
-    makes durable.
+    It syncs `closed_files` and `active_file` (None: closed, because it has nothing to sync), and the directory if
+    `directory_dirty`. `epochs` is the new content of the epochs file; None if it is up to date. `closed_segment_count`
+    is the number of closed segments that the job makes durable.
     """
 
     directory: str
     closed_files: tuple[DiskFile, ...]
-    active_file: DiskFile
+    active_file: DiskFile | None
     directory_dirty: bool
     epochs: bytes | None
     generation: int
@@ -103,8 +107,11 @@ class FlushJob(NamedTuple):
         for file in self.closed_files:
             file.sync()
         if self.directory_dirty:
-            disk.sync_directory(self.directory)
-        self.active_file.sync()
+            # No descriptor for the directory: everything is synced again later, no error of a sync was lost.
+            with translate_disk_full("the sync of the directory"):
+                disk.sync_directory(self.directory)
+        if self.active_file is not None:
+            self.active_file.sync()
 
     def write_epochs(self, disk: Disk, *, durable: bool) -> None:
         """Replace the epochs file if there are new epochs. Unless `durable`, the caller syncs the file system next.
@@ -333,6 +340,10 @@ class FlushState:
         self.record_truncation(segment, 0, segment.base_offset)
         self._indexes_due.clear()
 
+    def is_flushed(self, active: Segment) -> bool:
+        """Whether every byte of the segments was flushed; entries of the directory and epochs may not be."""
+        return active.end_offset == self.end_offset and not self._closed
+
     def prepare_sync(self, active: Segment, epochs: LeaderEpochCache) -> FlushJob | None:
         """The job that makes the log durable up to the end of its active segment; None if it is durable already."""
         clean = not (self._closed or self.epochs_dirty or self._directory_dirty)
@@ -341,7 +352,7 @@ class FlushState:
         job = FlushJob(
             directory=self._directory,
             closed_files=tuple(s.file for s in self._closed if s.file is not None) if self._closed else (),
-            active_file=active.file,  # type: ignore[arg-type]  # an active segment holds its file
+            active_file=active.file,
             directory_dirty=self._directory_dirty,
             epochs=epochs.encode() if self.epochs_dirty else None,
             generation=self.generation,

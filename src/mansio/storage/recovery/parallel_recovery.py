@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from mansio.storage.settings import LogSettings
 
 
+FILES_PER_RECOVERY = 4
+"""Open files of a log while it is recovered: of segments and checkpoints; more only after damage."""
+
+
 class OpenRequest(NamedTuple):
     """A log to be opened, or created if there is none in `directory`."""
 
@@ -46,6 +50,22 @@ def open_logs(
 
     `root` is an existing directory of their file system that no other code passes to `Disk.sync_all`.
     """
+    opened: list[Log | StorageError] = []
+    count = max(
+        files.active_files_max // FILES_PER_RECOVERY, 1
+    )  # each log has open files until it is recovered
+    for first in range(0, len(requests), count):
+        opened += _open_together(disk, clock, root, requests[first : first + count], files)
+        if len(requests) > count:
+            for log in opened[first:]:
+                if isinstance(log, Log):
+                    log.close_active_file()
+    return opened
+
+
+def _open_together(
+    disk: Disk, clock: Clock, root: str, requests: Sequence[OpenRequest], files: FileCache
+) -> list[Log | StorageError]:
     tasks = [recovery_steps(disk, request.directory, request.settings) for request in requests]
     opened: list[Log | StorageError] = []
     for request, result in zip(requests, run_batch(disk, root, tasks), strict=True):

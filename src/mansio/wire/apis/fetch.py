@@ -30,6 +30,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.headers import (
     has_flexible_response_header,
     read_response_header,
+    read_tag_count,
     read_unsigned_varint,
     request_header,
     skip_tagged_fields,
@@ -262,7 +263,7 @@ def _read_request_tags(
 ) -> tuple[int, int, bool, int]:
     """(replica id, broker epoch, is repair read, position after the tagged fields of the request)."""
     replica_epoch, is_repair_read = -1, False
-    count, position = read_unsigned_varint(frame, position)
+    count, position = read_tag_count(frame, position)
     for _ in range(count):
         tag, position = read_unsigned_varint(frame, position)
         length, position = read_unsigned_varint(frame, position)

@@ -11,7 +11,8 @@ All of these go to the leader of the partition and are advertised in ApiVersions
 
 `PrepareTransaction` lets a transaction wait for a decision instead of timing out, `CommitBatch` decides about the
 transactions of all tasks of a batch. They go to the coordinator of the transactional id or of the query id, found by
-FindCoordinator with the key type of transactional ids, and are advertised, too.
+FindCoordinator with the key type of transactional ids, and are advertised, too. `DescribeHealth` returns the health of
+the broker that answers, and is advertised.
 
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
@@ -632,6 +633,36 @@ class AuthenticateBrokerResponse(_Flexible):
     proof: bytes = field(metadata=_BYTES, default=b"")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeHealthRequest(_Flexible):
+    """Request for the health of the broker that answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthProblem(_Flexible):
+    """A problem or warning. `reason`: one of docs/OPERATIONS.md; `topic` None and `partition_index` -1 if it does not
+    concern one partition."""
+
+    reason: str = field(metadata=_TEXT)
+    detail: str = field(metadata=_TEXT)
+    topic: str | None = field(metadata=_TEXT, default=None)
+    partition_index: int = field(metadata=_INT32, default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeHealthResponse(_Flexible):
+    """Response. `is_session_held`: true on a single node; `session_lost_ms`: time since the Unix epoch from which the
+    session is not held, -1 if it is held or the time is unknown; `problems`: why the broker is not ready."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    is_session_held: bool = field(metadata=_BOOL)
+    session_lost_ms: int = field(metadata=_INT64)
+    problems: tuple[HealthProblem, ...]
+    warnings: tuple[HealthProblem, ...]
+
+
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: (AcknowledgeRecordsRequest, AcknowledgeRecordsResponse),
     ApiKey.DESCRIBE_LEASES: (DescribeLeasesRequest, DescribeLeasesResponse),
@@ -647,6 +678,7 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.REGISTER_SHARE_GROUP: (RegisterShareGroupRequest, RegisterShareGroupResponse),
     ApiKey.PREPARE_TRANSACTION: (PrepareTransactionRequest, PrepareTransactionResponse),
     ApiKey.COMMIT_BATCH: (CommitBatchRequest, CommitBatchResponse),
+    ApiKey.DESCRIBE_HEALTH: (DescribeHealthRequest, DescribeHealthResponse),
 }
 
 

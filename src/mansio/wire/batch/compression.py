@@ -2,7 +2,7 @@
 
 A batch of a few bytes can decompress to gigabytes. `decompress` therefore computes an upper bound of the output size
 from the compressed bytes (lengths and block headers) before it allocates, or decompresses in steps (gzip), and raises
-`InvalidRecord` above the caller's limit. Bytes that cannot be decompressed raise `CorruptMessage`.
+`DecompressedTooLarge` above the caller's limit. Bytes that cannot be decompressed raise `DecompressionFailed`.
 
 Formats, as Kafka's clients use them:
   gzip    RFC 1952; several members are allowed.
@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Final
 
 import cramjam
 
-from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
+from mansio.errors import (
+    CorruptMessage,
+    DecompressedTooLarge,
+    DecompressionFailed,
+    InvalidRecord,
+    UnsupportedCompression,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,13 +51,16 @@ class Codec(IntEnum):
 
 
 DECOMPRESSED_BYTES_MAX: Final = 128 << 20
-"""Maximum decompressed size of a batch: no reader has a lower limit."""
+"""Upper bound of the decompressed size of a batch: brokers refuse larger ones at produce, every reader reads up to it.
+"""
 
 _LITTLE_16: Final = Struct("<H")
 _LITTLE_32: Final = Struct("<I")
 _LITTLE_64: Final = Struct("<Q")
 _BIG_32: Final = Struct(">I")
 
+GZIP_RATIO_MAX: Final = 1032
+"""Upper bound of the decompressed size of one byte of a gzip stream."""
 _GZIP_PIECE_BYTES: Final = 64 * 1024
 """Input of one call of zlib, which copies all bytes after the end of a member."""
 _GZIP_MEMBERS_MAX: Final = 10_000
@@ -99,19 +108,24 @@ def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> bytes:
     return bytes(cramjam.zstd.compress(data, level=level))
 
 
-def decompress(codec: int, data: Buffer, output_bytes_max: int) -> bytes:
-    """Decompressed `data`, at most `output_bytes_max` long.
+def decompress(codec: int, data: Buffer, output_bytes_max: int, *, scratch: bytearray | None = None) -> bytes:
+    """Decompressed `data`, at most `output_bytes_max` long. `scratch`: a buffer that is used instead of a new one if it
+    is large enough; its content is undefined afterwards.
 
-    Raises `InvalidRecord` if it would be longer, `CorruptMessage` if it cannot be decompressed,
-    `UnsupportedCompression` for an unknown codec.
+    Raises `DecompressedTooLarge` if it would be longer, `DecompressionFailed` if it cannot be decompressed,
+    `UnsupportedCompression` for an unknown codec, and `InvalidRecord` for too many gzip members.
     """
     decompressor = _DECOMPRESSORS.get(codec)
     if decompressor is None:
         raise UnsupportedCompression(f"there is no compression codec {codec}")
     try:
+        if codec == Codec.LZ4:
+            return _decompress_lz4(data, output_bytes_max, scratch)
+        if codec == Codec.ZSTD:
+            return _decompress_zstd(data, output_bytes_max, scratch)
         return decompressor(data, output_bytes_max)
-    except (cramjam.DecompressionError, zlib.error, struct.error, IndexError) as error:
-        raise CorruptMessage(
+    except (CorruptMessage, cramjam.DecompressionError, zlib.error, struct.error, IndexError) as error:
+        raise DecompressionFailed(
             f"the records cannot be decompressed ({Codec(codec).name.lower()}): {error}"
         ) from error
 
@@ -128,7 +142,7 @@ def estimate_decompressed_bytes(codec: int, data: Buffer, bytes_max: int) -> int
     steps = repeat(None, _ESTIMATED_BLOCKS_MAX)
     try:
         if codec == Codec.GZIP:
-            (bound,) = _LITTLE_32.unpack(view[-4:])
+            bound = min(int(_LITTLE_32.unpack(view[-4:])[0]), len(view) * GZIP_RATIO_MAX)
         elif codec == Codec.SNAPPY:
             bound = _snappy_output_bytes(view, steps)
         elif codec == Codec.LZ4:
@@ -142,8 +156,8 @@ def estimate_decompressed_bytes(codec: int, data: Buffer, bytes_max: int) -> int
     return min(bound if stated is None else min(stated, bound), bytes_max)
 
 
-def _too_long(output_bytes_max: int) -> InvalidRecord:
-    return InvalidRecord(f"the records take more than {output_bytes_max} bytes when decompressed")
+def _too_long(output_bytes_max: int) -> DecompressedTooLarge:
+    return DecompressedTooLarge(f"the records take more than {output_bytes_max} bytes when decompressed")
 
 
 def _decompress_none(data: Buffer, output_bytes_max: int) -> bytes:
@@ -219,27 +233,29 @@ def _snappy_output_bytes(view: memoryview, steps: Iterator[None]) -> int:
     return total
 
 
-def _decompress_lz4(data: Buffer, output_bytes_max: int) -> bytes:
+def _decompress_lz4(data: Buffer, output_bytes_max: int, scratch: bytearray | None = None) -> bytes:
     stated, bound = _lz4_output_bytes(memoryview(data), repeat(None))
-    return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, output_bytes_max)
+    return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, output_bytes_max, scratch)
 
 
-def _decompress_zstd(data: Buffer, output_bytes_max: int) -> bytes:
+def _decompress_zstd(data: Buffer, output_bytes_max: int, scratch: bytearray | None = None) -> bytes:
     stated, bound = _zstd_output_bytes(memoryview(data), repeat(None))
-    return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, output_bytes_max)
+    return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, output_bytes_max, scratch)
 
 
 def _decompress_into(
-    decompress_into: Callable[[Buffer, bytearray], int],
+    decompress_into: Callable[[Buffer, Buffer], int],
     data: Buffer,
     stated: int | None,
     bound: int,
     output_bytes_max: int,
+    scratch: bytearray | None,
 ) -> bytes:
     """Decompress `data` into a buffer of the size that the frame states, or else of the upper bound."""
     if stated is not None and stated > output_bytes_max:
         raise _too_long(output_bytes_max)
-    out = bytearray(min(bound if stated is None else stated, bound, output_bytes_max))
+    size = min(bound if stated is None else stated, bound, output_bytes_max)
+    out = memoryview(scratch)[:size] if scratch is not None and size <= len(scratch) else bytearray(size)
     try:
         length = decompress_into(data, out)
     except cramjam.DecompressionError as error:

@@ -30,9 +30,6 @@ RECORDS_MAX: Final = 100_000
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
 
-DECOMPRESSED_BYTES_MAX: Final = 32 << 20
-"""Maximum decompressed size of a batch, because it is decoded on the event loop."""
-
 _NAME: Final = DEDUP_ID_HEADER.encode()
 _NAME_AND_LENGTH: Final = varint(len(_NAME)) + _NAME
 
@@ -44,17 +41,12 @@ class IdentifiedBatch(NamedTuple):
     keys: Sequence[bytes | None]
 
 
-def decompressed_bytes_max(batch: Buffer) -> int:
-    """Return the decompressed size up to which a batch of a topic with a deduplication window is decoded."""
-    return max(DECOMPRESSED_BYTES_MAX, len(batch))
-
-
 def read_ids(batch: Buffer, name: str) -> IdentifiedBatch | None:
     """Return the ids of a producer's batch; None if none of its records has one. `name` of the partition is for errors.
 
     Raises `InvalidRecord` with the indexes of the records whose ids are invalid, `MessageTooLarge` for more than
     `RECORDS_MAX` records."""
-    header, data = decompress_batch(batch, decompressed_bytes_max(batch))
+    header, data = decompress_batch(batch)
     if _NAME not in data:
         return None
     if header.record_count > RECORDS_MAX:

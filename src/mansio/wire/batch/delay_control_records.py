@@ -68,15 +68,6 @@ class DelayControlRecord(NamedTuple):
     batch: memoryview = memoryview(b"")
 
 
-DECOMPRESSED_BYTES_MAX: Final = 32 << 20
-"""Maximum decompressed size of a compressed batch with delayed records, because it is decoded on the event loop."""
-
-
-def decompressed_bytes_max(batch: Buffer) -> int:
-    """Return the decompressed size up to which a batch with delayed records is decoded."""
-    return max(DECOMPRESSED_BYTES_MAX, len(batch))
-
-
 def encode_accepted(batch: Buffer, header: BatchHeader, due_ms: Sequence[int]) -> bytes:
     """Encode the control batch for a producer's batch whose records are due at `due_ms`."""
     value = b"".join((_VALUE_HEAD.pack(VALUE_VERSION, len(due_ms)), _pack_numbers(due_ms), batch))

@@ -54,20 +54,20 @@ class DelayedBatch(NamedTuple):
     bounds: Sequence[int]
 
 
-def read_delays(batch: Buffer, name: str, now_ms: int, *, output_bytes_max: int) -> DelayedBatch | None:
+def read_delays(batch: Buffer, name: str, now_ms: int) -> DelayedBatch | None:
     """Return the due times of a producer's batch; None if none of its records is delayed.
 
     `name` of the partition is for errors, `now_ms` is the leader's time. A due time in the past is possible. All
     records are decoded if a header may be there, so that they can be decoded again later. Raises `InvalidRecord` with
     the indexes of the invalid records, `MessageTooLarge` for more than `RECORDS_MAX` records."""
-    header, data = decompress_batch(batch, output_bytes_max)
+    header, data = decompress_batch(batch)
     if _COMMON_PREFIX not in data:
         return None
     if header.record_count > RECORDS_MAX:
         raise MessageTooLarge(
             f"{name}: a batch of {header.record_count} records; with delayed records it may have {RECORDS_MAX}"
         )
-    records = read_records(batch, output_bytes_max=output_bytes_max)
+    records = read_records(batch)
     due_ms = [NOT_DELAYED_MS] * len(records)
     errors: list[tuple[int, str | None]] = []
     for index, record in enumerate(records):

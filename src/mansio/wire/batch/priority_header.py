@@ -42,9 +42,6 @@ RECORDS_MAX: Final = 100_000
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
 
-DECOMPRESSED_BYTES_MAX: Final = 32 << 20
-"""Maximum decompressed size of a batch, because it is decoded on the event loop."""
-
 _NAME: Final = PRIORITY_HEADER.encode()
 _NAME_AND_LENGTH: Final = varint(len(_NAME)) + _NAME
 _VALUES: Final = {name.encode(): priority for name, priority in PRIORITY_NAMES.items()}
@@ -64,7 +61,7 @@ def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[Prior
     `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records whose headers are
     invalid, and `MessageTooLarge` for more than `RECORDS_MAX` records. Otherwise such records have normal priority.
     `name` of the partition is for errors."""
-    header, data = decompress_batch(batch, max(DECOMPRESSED_BYTES_MAX, len(batch)))
+    header, data = decompress_batch(batch)
     found = data.find(_NAME)
     if found < 0:
         return ()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.wire.batch.compression import Codec, compress, decompress
 from mansio.wire.batch.record_batch import CODEC_MASK, HEADER_BYTES, check_batch, encode_batch
+from mansio.wire.batch.record_reader import check_records
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer
@@ -27,11 +28,11 @@ class Compression(NamedTuple):
 def recompress(batch: Buffer, target: Compression, *, output_bytes_max: int) -> bytes:
     """The batch with its records compressed with the codec and level of `target`, even if they have that codec already.
 
-    Raises the errors of `check_batch`, `InvalidRecord` if the records take more than `output_bytes_max` when
-    decompressed, and `CorruptMessage` if they cannot be decompressed.
+    Raises the errors of `check_batch` and `check_content`.
     """
     header = check_batch(batch)
     records = decompress(header.codec, memoryview(batch)[HEADER_BYTES:], output_bytes_max)
+    check_records(records, header.record_count)
     attributes = header.attributes & ~CODEC_MASK | target.codec
     return encode_batch(
         header._replace(attributes=attributes), compress(target.codec, records, level=target.level)

@@ -16,7 +16,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedMessageFormat
-from mansio.wire.batch.compression import decompress
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, decompress
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     MAGIC,
@@ -42,6 +42,12 @@ UNIFORM_RECORDS_MIN: Final = 16
 _OFFSET_DELTA_LIMITS: Final = (1 << 6, 1 << 13)
 """An offset delta below the first limit takes one byte, below the second two bytes. Records with larger deltas are
 decoded one by one."""
+_LONG_RUN: Final = 8
+"""Number of records of one length from which on `check_records` searches for the next run of them at once."""
+_WALKED_RECORDS: Final = 32
+"""Number of records that `check_records` reads one by one after a shorter run."""
+_SHORTEST_LENGTH: Final = 2 * (RECORD_BYTES_MIN - 1)
+"""The length of the shortest record, as it is encoded."""
 _NULL_KEY_LENGTH: Final = b"\x01"
 _ZIGZAG_DECODED: Final = tuple((number >> 1) ^ -(number & 1) for number in range(0x80))
 
@@ -56,8 +62,9 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
-def decompress_batch(batch: Buffer, output_bytes_max: int) -> tuple[BatchHeader, bytes]:
-    """(header, decompressed records) of one complete batch. The CRC is not checked.
+def decompress_batch(batch: Buffer, output_bytes_max: int | None = None) -> tuple[BatchHeader, bytes]:
+    """(header, decompressed records) of one complete batch. The CRC is not checked. `output_bytes_max`: None for the
+    limit up to which every reader reads (`DECOMPRESSED_BYTES_MAX`, or the size of an uncompressed batch).
 
     Raises `InvalidRecord` if the records take more than `output_bytes_max`, or too few bytes for the record count of
     the header; `CorruptMessage`, `UnsupportedMessageFormat`, `UnsupportedCompression`."""
@@ -67,7 +74,7 @@ def decompress_batch(batch: Buffer, output_bytes_max: int) -> tuple[BatchHeader,
     return header, data
 
 
-def _decompress_any_count(batch: Buffer, output_bytes_max: int) -> tuple[BatchHeader, bytes]:
+def _decompress_any_count(batch: Buffer, output_bytes_max: int | None) -> tuple[BatchHeader, bytes]:
     if len(batch) < HEADER_BYTES:
         raise CorruptMessage(f"{len(batch)} bytes are too few for a record batch")
     header = read_header(batch)
@@ -77,11 +84,67 @@ def _decompress_any_count(batch: Buffer, output_bytes_max: int) -> tuple[BatchHe
         raise CorruptMessage(f"a batch of {header.size} bytes in {len(batch)} bytes")
     if header.record_count < 0:
         raise InvalidRecord(f"a batch of {header.record_count} records")
+    if output_bytes_max is None:
+        output_bytes_max = max(DECOMPRESSED_BYTES_MAX, header.size)
     return header, decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], output_bytes_max)
 
 
-def read_records(batch: Buffer, *, output_bytes_max: int) -> list[Record]:
-    """All records of one complete batch, which take at most `output_bytes_max` decompressed. The CRC is not checked.
+def check_content(
+    batch: Buffer, header: BatchHeader, output_bytes_max: int, *, scratch: bytearray | None = None
+) -> None:
+    """Decompress the records of one complete batch, and check them with `check_records`. Nothing is kept.
+    `scratch`: as in `decompress`.
+
+    Raises `DecompressedTooLarge` if they take more than `output_bytes_max`, `DecompressionFailed`, `InvalidRecord`."""
+    data = decompress(
+        header.codec, memoryview(batch)[HEADER_BYTES : header.size], output_bytes_max, scratch=scratch
+    )
+    check_records(data, header.record_count)
+
+
+def check_records(data: bytes, record_count: int) -> None:
+    """Check that `data` is exactly so many records, by their lengths; what is in the records is not read.
+
+    Raises `InvalidRecord`."""
+    position, left = 0, record_count
+    try:
+        while left > 0:
+            # Records of one length follow at the same distance: the bytes of their lengths are columns of equal bytes.
+            begin = position
+            number, position = _read_number(data, begin)
+            if number < _SHORTEST_LENGTH or number & 1:
+                raise InvalidRecord(f"a record of {(number >> 1) ^ -(number & 1)} bytes")
+            stride = position - begin + (number >> 1)
+            end = begin + left * stride
+            run = left
+            for column in range(begin, position):
+                found = data[column:end:stride]
+                run = min(run, len(found) - len(found.lstrip(found[:1])))
+            position, left = begin + run * stride, left - run
+            if run >= _LONG_RUN:
+                continue
+            for _ in repeat(None, min(left, _WALKED_RECORDS)):
+                number = data[position]
+                if _SHORTEST_LENGTH <= number < 0x80:
+                    position += 1
+                elif number >= 0x80 > (second := data[position + 1]):
+                    number = number & 0x7F | second << 7
+                    position += 2
+                else:
+                    number, position = _read_number(data, position)
+                if number < _SHORTEST_LENGTH or number & 1:
+                    raise InvalidRecord(f"a record of {(number >> 1) ^ -(number & 1)} bytes")
+                position += number >> 1
+                left -= 1
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+    if position != len(data):
+        raise InvalidRecord(f"{record_count} records do not take the {len(data)} bytes of the batch")
+
+
+def read_records(batch: Buffer, *, output_bytes_max: int | None = None) -> list[Record]:
+    """All records of one complete batch, which take at most `output_bytes_max` decompressed (None: as in
+    `decompress_batch`). The CRC is not checked.
 
     Raises `InvalidRecord` or `CorruptMessage`.
     """
@@ -91,7 +154,7 @@ def read_records(batch: Buffer, *, output_bytes_max: int) -> list[Record]:
 
 
 def read_record_tuples(
-    batch: Buffer, kind: type[Row], topic: str, partition: int, *, output_bytes_max: int
+    batch: Buffer, kind: type[Row], topic: str, partition: int, *, output_bytes_max: int | None = None
 ) -> list[Row]:
     """`kind(topic, partition, offset, timestamp_ms, key, value, headers)` of every record of one complete batch.
 
@@ -108,7 +171,7 @@ def read_record_slices(
     topic: str,
     partition: int,
     *,
-    output_bytes_max: int,
+    output_bytes_max: int | None = None,
     records_max: int = SLICE_RECORDS_MAX,
 ) -> Iterator[list[Row]]:
     """The rows of `read_record_tuples` in lists of at most `records_max`, or one run of uniform records: the memory of
@@ -454,7 +517,7 @@ def scan_records(data: bytes, record_count: int, last_offset_delta: int) -> Iter
         raise InvalidRecord(f"{len(data) - position} bytes after the last record")
 
 
-def read_keys(batch: Buffer, *, output_bytes_max: int) -> Iterator[tuple[int, bytes | None]]:
+def read_keys(batch: Buffer, *, output_bytes_max: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """Yield offset and key of each record of one complete batch; values and headers are not decoded. The CRC is not
     checked.
 

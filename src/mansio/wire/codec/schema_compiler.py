@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
 from uuid import UUID
 
 from mansio.errors import WireError
-from mansio.wire.headers import read_unsigned_varint, unsigned_varint
+from mansio.wire.headers import read_tag_count, read_unsigned_varint, unsigned_varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -223,7 +223,10 @@ def struct_reader(entity: Any, schema: MergedSchema) -> Reader:
 def _read_tagged(
     body: MessageBytes, position: int, known: dict[int, tuple[str, Reader]], values: dict[str, Any]
 ) -> int:
-    count, position = read_unsigned_varint(body, position)
+    count, position = read_tag_count(body, position)
+    body.items_left -= count
+    if body.items_left < 0:
+        raise WireError(_TOO_MANY_ITEMS if body.is_request else _TOO_MANY_STRUCTS)
     for _ in range(count):
         tag, position = read_unsigned_varint(body, position)
         length, position = read_unsigned_varint(body, position)

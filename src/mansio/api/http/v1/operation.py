@@ -17,10 +17,11 @@ from starlette.responses import Response
 
 from mansio.api.http.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.v1.bodies import BodyBudget
+from mansio.api.http.v1.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
 from mansio.api.http.v1.problems import InvalidField, from_validation, http_problem, problem
 from mansio.broker.services.caller import Caller
 from mansio.broker.services.routed.own_client import OwnClient
-from mansio.errors import InvalidTopic, MansioError, Unavailable
+from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.loop_holds import LoopHolds
     from mansio.client import Client
     from mansio.config.settings import Settings
 
@@ -77,6 +79,11 @@ class ApiContext:
     def services(self) -> BrokerServices:
         return self.broker.services
 
+    def loop_holds(self) -> LoopHolds | None:
+        """Return the holds of the event loop by requests, None before the broker has started."""
+        broker = self._running()
+        return None if broker is None else broker.services.statistics.holds
+
     @property
     def own_client(self) -> OwnClient:
         return self._own_client
@@ -93,7 +100,8 @@ class ApiContext:
 
 @dataclass(slots=True)
 class Call:
-    """One request. `query` and `body`: of the types of the operation; `data`: the raw body."""
+    """One request. `query` and `body`: of the types of the operation; `data`: the raw body. `body` is None where the
+    operation parses a large one itself."""
 
     context: ApiContext
     request: Request
@@ -135,7 +143,8 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method on one path. `query`: model of the parameters; `body`: type of the JSON body, None for none or, with
-    `takes_raw_body`, for bytes; `result`: type of the JSON result, None for none. `media_type`: of another result."""
+    `takes_raw_body`, for bytes; `result`: type of the JSON result, None for none. `media_type`: of another result.
+    `parses_large`: the handler parses a body of more than `PIECE_BYTES`, and finds repeated keys in each."""
 
     method: str
     path: str
@@ -146,6 +155,7 @@ class Operation:
     result: Any = None
     status: int = 200
     takes_raw_body: bool = False
+    parses_large: bool = False
     media_type: str = "application/json"
     tag: str = ""
     description: str = ""
@@ -162,7 +172,7 @@ class Operation:
             check_form_body(request)
             query = _parse_query(self.query, request)
             async with context.budget.body(request) as data:
-                body = self._parse_body(request, data)
+                body = await self._parse_body(context, request, data)
                 result = await self.handler(Call(context, request, query, body, data))
         except MansioError as error:
             return problem(error)
@@ -180,7 +190,7 @@ class Operation:
             return Response(status_code=204)
         return Response(to_json(result, by_alias=True), self.status, media_type="application/json")
 
-    def _parse_body(self, request: Request, data: bytes) -> Any:
+    async def _parse_body(self, context: ApiContext, request: Request, data: bytes) -> Any:
         if self.adapter is None:
             if data and not self.takes_raw_body:
                 raise InvalidField("", "this request has no body")
@@ -190,10 +200,20 @@ class Operation:
             raise HTTPException(
                 415, f"the body is JSON: send Content-Type: application/json, not {kind[:60]!r}"
             )
+        if len(data) > PIECE_BYTES:
+            if self.parses_large:
+                return None
+            if len(data) > VALUE_BYTES_MAX:
+                raise MessageTooLarge(f"this body has at most {VALUE_BYTES_MAX} bytes, not {len(data)}")
+            async with context.budget.turns as turns:
+                await count_values(data, turns)
         try:
-            return self.adapter.validate_json(data, strict=True)  # true and "1" are no numbers
+            found = self.adapter.validate_json(data, strict=True)  # true and "1" are no numbers
         except ValidationError as error:
             raise from_validation(error) from error
+        if not self.parses_large:
+            check_keys(data)
+        return found
 
 
 def _parse_query(model: type[Body], request: Request) -> Body:

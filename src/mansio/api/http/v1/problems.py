@@ -27,6 +27,12 @@ RETRY_AFTER_S: Final = 1
 FIELDS_MAX: Final = 20
 """Maximum number of invalid fields in a response."""
 
+ERRORS_MAX: Final = 1_000
+"""Number of invalid fields above which none of them is named."""
+
+NAME_CHARACTERS_MAX: Final = 100
+"""Characters of a name in a pointer; what is longer is cut off."""
+
 PROBLEM_TYPE: Final = "application/problem+json"
 
 
@@ -38,13 +44,18 @@ class InvalidField(InvalidRequest):
         super().__init__(f"{pointer}: {detail}" if pointer else detail)
 
 
-def from_validation(error: ValidationError, prefix: str = "") -> InvalidField:
-    """Return the error for a body or parameters that do not have the form of their model."""
+def from_validation(error: ValidationError, prefix: str = "", first: int = 0) -> InvalidField:
+    """Return the error for a body or parameters that do not have the form of their model. `prefix`: pointer to what was
+    validated; `first`: number of the first element, where it was a part of a list."""
+    if error.error_count() > ERRORS_MAX:  # pydantic creates an object for each, which takes some microseconds
+        return InvalidField(prefix, f"{error.error_count()} fields are invalid")
     found = []
     for each in error.errors(include_url=False, include_context=False, include_input=False)[:FIELDS_MAX]:
-        pointer = prefix + "".join(
-            f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in each["loc"]
-        )
+        location = list(each["loc"])
+        if first and location:
+            location[0] = first + int(location[0])
+        names = [str(part)[:NAME_CHARACTERS_MAX] for part in location]
+        pointer = prefix + "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in names)
         found.append((pointer, each["msg"]))
     return InvalidField(*found[0], found[1:]) if found else InvalidField("", "the request is invalid")
 

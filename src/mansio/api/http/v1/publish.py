@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
+from mansio.api.http.v1.json_bodies import ElementReader, check_keys
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
-from mansio.broker.services.publish_records import RECORDS_MAX, RecordToPublish, ValuesToPublish
+from mansio.broker.services.publish_records import (
+    RECORDS_MAX,
+    RecordToPublish,
+    ValuesToPublish,
+    joined_records,
+)
 from mansio.broker.services.routed.publishing import publish_records
 from mansio.tracebacks import copied
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
@@ -28,6 +34,8 @@ COPIED_HEADERS: Final = ("content-type", "traceparent", "tracestate")
 """Headers of a request with a raw body that become headers of the record; so do `ce-*` (CloudEvents)."""
 
 PARTITION_MAX: Final = (1 << 31) - 1
+_COMPACT: Final = '{"value":""},'
+"""A record with a value and nothing else in its shortest form, without the value."""
 
 
 class RawParameters(Body):
@@ -56,6 +64,9 @@ class NewRecord(TypedDict, total=False):
 
 class NewRecords(Body):
     records: Annotated[list[NewRecord], Field(min_length=1, max_length=RECORDS_MAX)]
+
+
+_PIECE: Final = TypeAdapter(list[NewRecord])
 
 
 class Published(Body):
@@ -104,20 +115,47 @@ async def publish_one(call: Call) -> dict[str, Any]:
 
 
 async def publish_many(call: Call) -> dict[str, Any]:
-    body: NewRecords = call.body
-    key = call.request.headers.get("idempotency-key")
-    values = _values(body.records) if key is None else None
-    if values is not None:
-        return _results(await _publish(call, ValuesToPublish(values)))
-    records = []
-    for number, record in enumerate(body.records):
-        dedup_id = record.get("dedup_id")
-        if key is not None:
-            if dedup_id is not None:
-                raise InvalidField(f"/records/{number}/dedup_id", "give Idempotency-Key or ids, not both")
-            dedup_id = f"{key}/{number}"
-        records.append(_new_record(record, f"/records/{number}", dedup_id))
+    records = await _large_records(call) if call.body is None else _records(call)
+    call.body = None  # what was parsed is not needed while the records are being stored
     return _results(await _publish(call, records))
+
+
+def _records(call: Call) -> Sequence[RecordToPublish]:
+    """Return the records of a body. Raises `InvalidField`."""
+    records: list[NewRecord] = call.body.records
+    values = _values(records)
+    if values is None or len(call.data) != _compact_bytes(
+        values
+    ):  # otherwise it has no room for a second value
+        check_keys(call.data)
+    key = call.request.headers.get("idempotency-key")
+    if values is not None and key is None:
+        return ValuesToPublish(values)
+    return [_new_record(record, number, key) for number, record in enumerate(records)]
+
+
+async def _large_records(call: Call) -> Sequence[RecordToPublish]:
+    """Return the records of a large body, which are parsed in pieces. Raises `InvalidField`, `TooManyRequests`."""
+    key = call.request.headers.get("idempotency-key")
+    budget = call.context.budget
+    found: list[Sequence[RecordToPublish]] = []
+    first = 0
+    async with budget.turns as turns:
+        with budget.parsed(len(call.data)):
+            async for piece in ElementReader(call.data, "records", turns).pieces(_PIECE, RECORDS_MAX):
+                values = _values(piece) if key is None else None
+                found.append(
+                    [_new_record(record, number, key) for number, record in enumerate(piece, first)]
+                    if values is None
+                    else ValuesToPublish(values)
+                )
+                first += len(piece)
+    return joined_records(found)
+
+
+def _compact_bytes(values: list[bytes]) -> int:
+    """Return the size of the shortest body with these values."""
+    return len('{"records":[') + len(_COMPACT) * len(values) + sum(map(len, values)) + len("]}") - 1
 
 
 def _values(records: list[NewRecord]) -> list[bytes] | None:
@@ -150,8 +188,14 @@ def _results(ranges: Sequence[PublishedRange]) -> dict[str, Any]:
     return {"records": found, "failed": failed}
 
 
-def _new_record(record: NewRecord, pointer: str, dedup_id: str | None) -> RecordToPublish:
+def _new_record(record: NewRecord, number: int, idempotency_key: str | None) -> RecordToPublish:
     fields: dict[str, Any] = record  # type: ignore[assignment]
+    pointer = f"/records/{number}"
+    dedup_id = record.get("dedup_id")
+    if idempotency_key is not None:
+        if dedup_id is not None:
+            raise InvalidField(f"{pointer}/dedup_id", "give Idempotency-Key or ids, not both")
+        dedup_id = f"{idempotency_key}/{number}"
     at = record.get("deliver_at")
     headers = record.get("headers")
     return RecordToPublish(
@@ -210,6 +254,7 @@ OPERATIONS: Final = (
         publish_many,
         body=NewRecords,
         result=PublishResults,
+        parses_large=True,
         tag="records",
         description="A single record that fails is an error of the request. `Idempotency-Key` gives each record the id"
         " KEY/NUMBER.",

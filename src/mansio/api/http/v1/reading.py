@@ -73,7 +73,7 @@ class Records(Body):
     records: list[Record]
     next_offset: int
     unreadable: list[Unreadable] = Field(
-        description="Records before `next_offset` that cannot be read, or are larger than 32 MiB."
+        description="Records before `next_offset` that cannot be read, or are larger than 64 MiB."
     )
 
 

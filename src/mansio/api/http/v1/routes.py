@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pydantic_core import to_json
 from starlette.responses import HTMLResponse, Response
 
 from mansio.api.http.path_route import PathRoute
+from mansio.api.http.request_label import request_label
 from mansio.api.http.v1 import (
     cluster,
     delays,
@@ -47,7 +49,10 @@ def routes(context: ApiContext) -> list[PathRoute]:
 
     def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def call(request: Request) -> Response:
-            return await operation(context, request)
+            holds = context.loop_holds()
+            if holds is None:
+                return await operation(context, request)
+            return await holds.measured(operation(context, request), "http", partial(request_label, request))
 
         return call
 

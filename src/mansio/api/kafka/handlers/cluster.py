@@ -1,4 +1,5 @@
-"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeQuorum, UpdateFeatures.
+"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeQuorum, UpdateFeatures, and DescribeHealth
+(20114) of Mansio.
 
 Behavior: without authorization every operation is allowed, which is returned to clients that request the authorized
 operations (KIP-430); others get Kafka's value for "omitted".
@@ -15,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import DescribedTopic
+    from mansio.broker.services.health import Problem
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
 
@@ -37,6 +40,8 @@ ALL_CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9,
 ENDPOINT_TYPE_BROKERS: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 LEADER_NOT_AVAILABLE: Final = 5
+PROBLEMS_MAX: Final = 100
+"""Maximum number of problems, and of warnings, in a DescribeHealth response."""
 NO_PORT: Final = -1
 """Port of a fenced broker, whose address is unknown."""
 
@@ -84,6 +89,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
         ]
     else:
         may_create = version < 4 or request.allow_auto_topic_creation
+        may_create = may_create and len(request.topics) <= ITEMS_MAX
         topics = []
         for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
             try:
@@ -132,6 +138,29 @@ async def describe_cluster(
         "controller_id": found.controller_id,
         "brokers": described,
         "cluster_authorized_operations": ALL_CLUSTER_OPERATIONS if asked else OPERATIONS_OMITTED,
+    }
+
+
+async def describe_health(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Return the health of this broker."""
+    del request, context
+    found = service.health.report()
+    return {
+        "is_session_held": found.is_session_held,
+        "session_lost_ms": found.session_lost_ms,
+        "problems": [_problem_fields(each) for each in found.problems[:PROBLEMS_MAX]],
+        "warnings": [_problem_fields(each) for each in found.warnings[:PROBLEMS_MAX]],
+    }
+
+
+def _problem_fields(problem: Problem) -> dict[str, Any]:
+    return {
+        "reason": problem.reason,
+        "detail": problem.detail,
+        "topic": problem.topic or None,
+        "partition_index": problem.partition,
     }
 
 

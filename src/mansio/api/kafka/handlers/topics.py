@@ -2,6 +2,9 @@
 
 Behavior: the response is sent when everything requested is done and durable; `timeout_ms` is not needed for that.
 
+A request with more than `ITEMS_MAX` items is refused before the first. A request ends with its connection, between two
+items.
+
 Not obvious: an item that is named twice in a request is rejected in both positions and not executed, as in Kafka.
 """
 
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from mansio.broker.services.topics import NewTopic
+from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.tracebacks import copied, without_traceback
 
@@ -27,10 +31,13 @@ if TYPE_CHECKING:
 async def create_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Create topics (KIP-4). The response has the effective settings (KIP-525) and the id (KIP-516) of each topic."""
     del context
+    refused = too_many_items(len(request.topics))
     repeated = _find_duplicates(item.name for item in request.topics)
     results = []
     for item in request.topics:
         try:
+            if refused is not None:
+                raise copied(refused)
             if item.name in repeated:
                 raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
             topic = await service.topics.create(_new_topic(item), validate_only=request.validate_only)
@@ -81,7 +88,8 @@ async def delete_topics(service: BrokerServices, request: Struct, context: Reque
         wanted = [(item.name, item.topic_id) for item in request.topics]
     else:
         wanted = [(name, None) for name in request.topic_names]
-    found = [_find_topic_to_delete(service, name, topic_id) for name, topic_id in wanted]
+    refused = too_many_items(len(wanted))
+    found = [refused or _find_topic_to_delete(service, name, topic_id) for name, topic_id in wanted]
     repeated = _find_duplicates(one.topic_id for one in found if not isinstance(one, MansioError))
     results = []
     for (name, topic_id), one in zip(wanted, found, strict=True):
@@ -119,12 +127,15 @@ async def create_partitions(
 ) -> dict[str, Any]:
     """Add partitions to existing topics (KIP-195)."""
     del context
+    refused = too_many_items(len(request.topics))
     repeated = _find_duplicates(item.name for item in request.topics)
     results = []
     for item in request.topics:
         result: dict[str, Any] = {"name": item.name}
         assignments = None if item.assignments is None else [one.broker_ids for one in item.assignments]
         try:
+            if refused is not None:
+                raise copied(refused)
             if item.name in repeated:
                 raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
             await service.topics.add_partitions(

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.api.kafka.server.pending_response import PendingResponse
 from mansio.api.kafka.server.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
+from mansio.broker.services.loop_holds import HOLD_S_MIN
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
+from mansio.wire.api_versions import SUPPORTED_APIS
 from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.request_memory_pool import RequestMemoryPool
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_authenticator import BrokerChallenge
+    from mansio.broker.services.loop_holds import LoopHolds
     from mansio.state.broker_handshake import BrokerIdentity
     from mansio.storage.log import LogSlice
     from mansio.wire.apis.produce import ProduceTemplate
@@ -70,6 +73,7 @@ class ConnectionOwner(Protocol):
     scratch: memoryview
     receive_scratch: memoryview
     now: float
+    holds: LoopHolds
 
     @property
     def has_unsent_pressure(self) -> bool: ...
@@ -198,6 +202,8 @@ class Connection(asyncio.BufferedProtocol):
         frames = self._frames
         self.last_active = server.now
         self.received_bytes += nbytes
+        began = server.holds.now()
+        frame: memoryview | bytes = b""
         try:
             for frame in frames.buffer_updated(nbytes):
                 if not self._backlog and (
@@ -209,12 +215,22 @@ class Connection(asyncio.BufferedProtocol):
         except MansioError as error:
             self.reject(error)
             return
+        finally:
+            if (held_s := server.holds.now() - began) >= HOLD_S_MIN:
+                self._note_hold(held_s, frame)
         if self._out:
             self.flush()
         if frames.buffered_bytes or server.memory.held_bytes:
             self._report_buffered_bytes()
         if len(self._pending_responses) >= server.limits.requests_max:
             self.pause_reading()
+
+    def _note_hold(self, held_s: float, frame: memoryview | bytes) -> None:
+        """Note that requests of this connection, the last of which is `frame`, kept others waiting."""
+        key = int.from_bytes(frame[:2], "big")
+        api = SUPPORTED_APIS.get(key)  # type: ignore[call-overload]  # an IntEnum's keys are ints
+        name = f"API {key}" if api is None else api.key.name.lower()
+        self._server.holds.note(held_s, "kafka", name, self.client_host)
 
     def _report_buffered_bytes(self) -> None:
         """Report to the server how much memory requests hold that have not started."""
@@ -293,6 +309,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _drain_backlog(self) -> None:
         self._drain_due = False
+        began = self._server.holds.now()
+        frame = b""
         try:
             while self._backlog and self._may_start(self._backlog[0]):
                 frame = self._backlog.popleft()
@@ -301,6 +319,9 @@ class Connection(asyncio.BufferedProtocol):
         except MansioError as error:
             self.reject(error)
             return
+        finally:
+            if (held_s := self._server.holds.now() - began) >= HOLD_S_MIN:
+                self._note_hold(held_s, frame)
         self.flush()
         if self._server.memory.held_bytes:
             self._report_buffered_bytes()

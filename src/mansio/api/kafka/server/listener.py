@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 PRODUCE = int(ApiKey.PRODUCE)
 
+ENDS_WITH_CONNECTION = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
+"""APIs whose requests end, after the item in progress, when their connection is lost."""
+
 BUFFER_IDLE_S = 2.0
 """The receive buffer of a connection is shrunk after this time without received bytes."""
 
@@ -84,6 +87,7 @@ class KafkaServer:
         self.limits = limits
         self.loop = loop
         self.clock: Clock = service.clock
+        self.holds = service.statistics.holds
         self.scratch = memoryview(bytearray(SCRATCH_BUFFER_BYTES))
         self.receive_scratch = new_scratch_buffer()
         self.now = self.clock.monotonic()
@@ -324,9 +328,14 @@ class KafkaServer:
             connection.peer,
         )
         pending_response = connection.defer_response()
-        self.service.scheduler.spawn(
-            self._router.run(request, context, pending_response), name=f"{api.key.name.lower()} request"
+        name = api.key.name.lower()
+        run = self._router.run(request, context, pending_response)
+        peer = connection.client_host
+        task = self.service.scheduler.spawn(
+            self.holds.measured(run, "kafka", lambda: (name, peer)), name=f"{name} request"
         )
+        if key in ENDS_WITH_CONNECTION:
+            pending_response.on_lost = task.cancel
         return None
 
     def _unsupported_version(

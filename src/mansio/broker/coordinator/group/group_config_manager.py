@@ -63,6 +63,18 @@ class GroupConfigManager:
         entry = self._state.group_configs.get(group_id)
         return {} if entry is None else entry.configs
 
+    async def refresh(self, group_id: str) -> None:
+        """Wait until `overrides` contains each change of the group's settings that was stored before this call.
+
+        Reads the key from the metadata store, which is linearizable. Raises `Unavailable`, `StorageError`."""
+        key = self._state.keys.group_config(group_id)
+        entry = await self._store.get(key)
+        if entry is not None:
+            await self._state.wait_for_revision(entry.mod_revision, self._scheduler)
+        elif group_id in self._state.group_configs:  # the key was deleted, in an unknown revision until now
+            listing = await self._store.list(f"{key}/")
+            await self._state.wait_for_revision(listing.revision, self._scheduler)
+
     def describe(self, group_id: str) -> list[ConfigEntry]:
         """Return every setting of a group with its source; the group need not exist. Raises `InvalidGroupId`."""
         check_group_id(group_id)

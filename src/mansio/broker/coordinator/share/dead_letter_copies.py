@@ -15,12 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
+    UNREADABLE_CONTENT,
     CorruptLog,
     CorruptMessage,
-    InvalidRecord,
     OffsetNotAvailable,
     OffsetOutOfRange,
-    UnsupportedCompression,
 )
 from mansio.state.share_partition.types import CAUSE_REJECTED
 from mansio.wire.batch.compression import Codec
@@ -53,9 +52,6 @@ if TYPE_CHECKING:
 
 RECORDS_MAX: Final = 500
 """Maximum number of records in one batch of a dead-letter topic."""
-
-DECODED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Maximum size in bytes of a decompressed batch of the source topic; a larger batch counts as unreadable."""
 
 ADDED_HEADERS_BYTES_MAX: Final = 1024
 """Upper bound of the size in bytes of the headers added to one record, unless group name or reason is very long."""
@@ -116,6 +112,7 @@ def read_copies(
 
 def _read(partition: Partition, ranges: Sequence[tuple[int, int]]) -> Iterator[DeadLetterCopy]:
     known: dict[int, DeadLetterCopy] = {}
+    missing = REASON_DELETED  # why an offset has no copy in `known`
     begin = until = -1  # the offsets of which `known` has the copies
     for first, last in ranges:
         for offset in range(first, last + 1):
@@ -123,15 +120,17 @@ def _read(partition: Partition, ranges: Sequence[tuple[int, int]]) -> Iterator[D
                 not begin <= offset < until
             ):  # records may have died in another order than that of their offsets
                 begin = offset
-                known, until = _read_batch_at(partition, offset)
-            yield known.get(offset) or DeadLetterCopy(offset, None, None, (), REASON_DELETED)
+                known, until, missing = _read_batch_at(partition, offset)
+            yield known.get(offset) or DeadLetterCopy(offset, None, None, (), missing)
 
 
-def _read_batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCopy], int]:
-    """Return copies of the records of the first batch that ends above `offset`, by offset, and its end offset."""
+def _read_batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCopy], int, str]:
+    """Return copies of the records of the first batch that ends above `offset`, by offset, its end offset, and why the
+    other offsets below it have no copy."""
     start = partition.log.start_offset
     if offset < start:
-        return {}, min(offset + 1, start)
+        return {}, min(offset + 1, start), REASON_DELETED
+    end = offset + 1
     try:
         found = partition.read(offset, 1)
         if found is None:
@@ -139,20 +138,23 @@ def _read_batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLet
                 raise OffsetNotAvailable(
                     f"{partition.name}: offset {offset} is not known to be committed yet"
                 )
-            return {}, offset + 1
+            return {}, end, REASON_DELETED
         data = memoryview(found.read())
-        header = check_stored_batch(data[: read_header(data).size])
+        header = read_header(data)
+        check_stored_batch(data[: header.size])
         codec = header.codec
-        records = read_records(data, output_bytes_max=DECODED_BYTES_MAX)
+        records = read_records(data)
     except OffsetOutOfRange:
-        return {}, offset + 1
-    except (CorruptLog, CorruptMessage, InvalidRecord, UnsupportedCompression):
-        return {offset: DeadLetterCopy(offset, None, None, (), REASON_UNREADABLE)}, offset + 1
+        return {}, end, REASON_DELETED
+    except UNREADABLE_CONTENT:  # of the whole batch
+        return {}, max(header.last_offset + 1, end), REASON_UNREADABLE
+    except (CorruptLog, CorruptMessage):
+        return {}, end, REASON_UNREADABLE
     copies = {
         each.offset: DeadLetterCopy(each.offset, each.key, each.value, each.headers, codec=codec)
         for each in records
     }
-    return copies, max(header.last_offset, offset) + 1
+    return copies, max(header.last_offset + 1, end), REASON_DELETED
 
 
 # Batches

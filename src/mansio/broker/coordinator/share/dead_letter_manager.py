@@ -12,6 +12,10 @@ Invariants:
 * After any failure the same batch is sent again, and the dead-letter topic recognizes it as a repeated one.
 * At most `WRITERS_MAX` share partitions have copies in memory.
 
+Each batch costs three flushes, for which the acknowledgements of the group wait, too. So while records are rejected one
+after the other, the batches of a share partition begin at least `LINGER_MS` apart, unless one is full; a single dead
+letter does not wait.
+
 Source: KIP-1191. Copies are written exactly once by means of the sequences of an idempotent producer (KIP-98): see
 `state.share_partition.dead_letters`.
 """
@@ -19,6 +23,7 @@ Source: KIP-1191. Copies are written exactly once by means of the sequences of a
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
@@ -60,6 +65,9 @@ logger = logging.getLogger(__name__)
 
 WRITERS_MAX: Final = 16
 """Maximum number of share partitions whose dead letters are written at the same time."""
+
+LINGER_MS: Final = 100.0
+"""Time after the end of a batch for which a share partition collects records for the next one, if it is not full."""
 
 PRODUCER_STATE_LOST: Final = (
     OutOfOrderSequence,
@@ -112,15 +120,18 @@ class DeadLetterTask:
     """The dead letters of one share partition, and the state of the task that writes them.
 
     `has_ended`: this broker does not lead the share partition any more. `last_error`: message of the error with which
-    the last attempt failed, "" after a successful one.
+    the last attempt failed, "" after a successful one. `linger_until_ms`: time of the steady clock before which the
+    next batch begins only if it is full.
     """
 
     __slots__ = (
         "_wake",
         "backoff_ms",
         "has_ended",
+        "is_lingering",
         "is_working",
         "last_error",
+        "linger_until_ms",
         "queue",
         "share_partition",
         "topic",
@@ -134,7 +145,9 @@ class DeadLetterTask:
         self.has_ended = False
         self.last_error = ""
         self.is_working = False
+        self.is_lingering = False
         self.backoff_ms = RETRY_MS_MIN
+        self.linger_until_ms = -math.inf
         self._wake: Promise[None] | None = None
 
     def log_fields(self) -> dict[str, Any]:
@@ -247,6 +260,7 @@ class DeadLetterWriter:
         )
         task.ensure_not_ended()
         queue.mark_finished()
+        task.linger_until_ms = self._now_ms() + LINGER_MS
         self.counts.written_count += batch.record_count
         if task.last_error:
             task.last_error = ""
@@ -373,6 +387,8 @@ class DeadLetterManager:
     def _add(self, task: DeadLetterTask, ranges: Sequence[ArchivingRange]) -> None:
         for archiving_range in ranges:
             task.queue.add(archiving_range)
+        if task.is_lingering and task.queue.unreserved_record_count >= copying.RECORDS_MAX:
+            task.wake()
         if ranges and not task.is_working and not self._closed:
             task.is_working = True
             key = task.share_partition.key
@@ -453,6 +469,10 @@ class DeadLetterManager:
             await task.back_off(self._scheduler, queue.retry_at_ms - self._now_ms())
         elif not queue.needs_reservation:
             return False
+        elif queue.unreserved_record_count < copying.RECORDS_MAX:
+            task.is_lingering = True
+            await task.back_off(self._scheduler, task.linger_until_ms - self._now_ms())
+            task.is_lingering = False
         try:
             await self._write_in_turn(task)
         except MansioError as error:

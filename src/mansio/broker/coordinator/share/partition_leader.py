@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.broker.partition.partition import READ_COMMITTED, READ_UNCOMMITTED
 from mansio.errors import (
+    UNREADABLE_CONTENT,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     DamagedRange,
@@ -34,6 +35,7 @@ from mansio.errors import (
     NotCoordinator,
     NotLeaderOrFollower,
     StorageError,
+    Unavailable,
     VerificationPending,
 )
 from mansio.logs import fields
@@ -46,7 +48,7 @@ from mansio.state.share_partition.types import RENEW, LoadedState
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.priority_header import Priority
-from mansio.wire.batch.record_batch import check_stored_batch
+from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_keys
 
 if TYPE_CHECKING:
@@ -81,9 +83,6 @@ STATE_UNAVAILABLE: Final = (NotCoordinator, CoordinatorNotAvailable, Coordinator
 
 SCANNED_RECORDS_MAX: Final = 2_000
 """Number of records whose keys are read in one turn of the event loop; a batch may exceed it."""
-
-DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""Maximum decompressed size of a batch whose keys are read on the event loop."""
 
 _LARGEST_BELOW_ONE: Final = 1 - 2**-53
 
@@ -139,9 +138,10 @@ class NoDeadLetters:
 class ShareDependencies:
     """Dependencies shared by all share partitions of a broker.
 
-    `settings`: returns the settings of a group for a partition. `initial_offset`: returns the offset at which a group
-    without state starts in a partition. `normal_start`: returns the start offset of the share partition of normal
-    priority, which begins the one of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
+    `settings`: returns the settings of a group for a partition. `refresh_settings`: waits until these contain all
+    changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
+    partition. `normal_start`: returns the start offset of the share partition of normal priority, which begins the one
+    of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -149,6 +149,7 @@ class ShareDependencies:
     scheduler: Scheduler
     random: Random
     settings: Callable[[str, Partition], ShareSettings]
+    refresh_settings: Callable[[str], Awaitable[None]]
     initial_offset: Callable[[str, Partition], int]
     normal_start: Callable[[ShareKey], Awaitable[int]]
     dead_letters: DeadLetterSink
@@ -182,9 +183,15 @@ class _KeyReader:
             return False
         try:
             batch = next(self._partition.log.batches(begin))
-            header = check_stored_batch(batch)
-            found = () if header.is_control else read_keys(batch, output_bytes_max=DECOMPRESSED_BYTES_MAX)
-            keys = {offset: hash(key) for offset, key in found if key is not None}
+            header = read_header(batch)
+            keys: dict[int, int] = {}
+            try:
+                if not check_stored_batch(batch).is_control:
+                    keys = {offset: hash(key) for offset, key in read_keys(batch) if key is not None}
+            except (
+                UNREADABLE_CONTENT
+            ) as error:  # its records are offered without a key, and rejected when they are read
+                self._partition.report_damage(begin, error)
         except MansioError as error:
             self._partition.report_damage(begin, error)
             self.error = without_traceback(error)
@@ -285,6 +292,14 @@ class SharePartitionLeader:
             self._set_timer()
             self.wake()
 
+    async def _refresh_settings(self) -> None:
+        try:
+            await self._dependencies.refresh_settings(self.key.group)
+        except Unavailable as error:
+            raise CoordinatorNotAvailable(
+                f"the settings of group {self.key.group!r} cannot be read: {error.message}"
+            ) from error
+
     async def _load(self) -> None:
         dependencies, partition = self._dependencies, self.partition
         settings = dependencies.settings(self.key.group, partition)
@@ -298,6 +313,9 @@ class SharePartitionLeader:
             found if found is None or self.known_state is None else with_known_state(found, self.known_state)
         )
         if state is None:
+            # A client may have set where the group starts just before it subscribed, on another broker.
+            await self._refresh_settings()
+            settings = dependencies.settings(self.key.group, partition)
             partition.ensure_high_watermark_known()
             if self.key.priority is Priority.NORMAL:
                 start = dependencies.initial_offset(self.key.group, partition)

@@ -56,8 +56,9 @@ from mansio.state.share_partition.types import Backoff, ShareKey, ShareSettings
 from mansio.wire.batch.priority_header import PRIORITIES, Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.coordinator.share.partition_leader import DeadLetterSink
     from mansio.broker.coordinator.share.state_client import SharePersister
     from mansio.broker.partition.partition import Partition
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
     from mansio.metadata.image import MetadataImage
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
     from mansio.state.share_partition.types import LoadedState
-
-    Overrides = Callable[[str], Mapping[str, str]]
 
 
 IN_FLIGHT_RANGES_MAX: Final = 20_000
@@ -109,6 +108,10 @@ DEAD_LETTER_RELOAD_MS: Final = 1_000
 """Delay before a failed share partition is loaded again for its dead letters, if it is not used."""
 
 
+async def _no_refresh(_group: str) -> None:
+    """Of settings that are always current."""
+
+
 class SharePartitionManager:
     """The share partitions led by one broker. All methods run on the broker's event loop."""
 
@@ -125,10 +128,12 @@ class SharePartitionManager:
         sessions_max: int,
         dead_letters: DeadLetterSink | None = None,
         priorities_of: Callable[[bytes], Sequence[Priority]] = lambda _: PRIORITIES,
+        refresh_settings: Callable[[str], Awaitable[None]] = _no_refresh,
     ) -> None:
         """`find_partition`: returns a partition by topic name or id and number, or raises; `settings`: returns the
         settings of a group for a partition; `initial_offset`: returns the offset at which a group without state starts
-        in a partition; `priorities_of`: returns the priorities of which a group may have state, by topic id."""
+        in a partition; `priorities_of`: returns the priorities of which a group may have state, by topic id;
+        `refresh_settings`: waits until `settings` and `initial_offset` use all changes that were stored before."""
         self.persister = persister
         self.priorities_of = priorities_of
         self.sessions = ShareSessions(sessions_max)
@@ -143,6 +148,7 @@ class SharePartitionManager:
             scheduler,
             random,
             settings,
+            refresh_settings,
             initial_offset,
             self._normal_start,
             dead_letters or NoDeadLetters(),
@@ -460,12 +466,13 @@ def create_share_partition_manager(
     settings: Settings,
     host_ports: HostPorts,
     partitions: PartitionSet,
-    overrides: Overrides,
+    group_configs: GroupConfigManager,
     persister: SharePersister,
     dead_letters: DeadLetterSink | None,
     state: MetadataImage,
 ) -> SharePartitionManager:
-    """Return the share partition manager of one broker. `overrides`: returns the settings of a group."""
+    """Return the share partition manager of one broker."""
+    overrides = group_configs.overrides
 
     def priorities_of(topic_id: bytes) -> Sequence[Priority]:
         topic = state.topics_by_id.get(UUID(bytes=topic_id))
@@ -488,6 +495,7 @@ def create_share_partition_manager(
         sessions_max=settings.group_share_max_share_sessions,
         dead_letters=dead_letters,
         priorities_of=priorities_of,
+        refresh_settings=group_configs.refresh,
     )
 
 

@@ -27,7 +27,7 @@ RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 8 << 20
 WAIT_MS_MAX: Final = 30_000
 POLL_MS: Final = 500
-RECORD_BYTES_MAX: Final = 32 << 20
+RECORD_BYTES_MAX: Final = 64 << 20
 """Maximum size of a record that is returned: its encoded form takes several times as much memory."""
 UNREADABLE_MAX: Final = 100
 """Maximum number of ranges of unreadable offsets in one result."""

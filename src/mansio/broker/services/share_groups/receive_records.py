@@ -3,19 +3,26 @@
 Each call leases records to a new member. The result has the id of this member, which the client passes to
 `ShareService.acknowledge`. A lease that is not acknowledged expires, as any other lease.
 
+A batch whose content cannot be read is intact: a client has stored it so. Its records are rejected with the reason,
+which is also in the log and in the health of the broker, and the call continues behind it.
+
 Invariants:
-* The number of records in a result and their compressed and decompressed bytes are bounded.
-* Every leased offset is in the result, is acknowledged as a gap, or is released, so that no offset that the client does
-  not get stays leased.
-* The leases of a cancelled call are released, and their deliveries are not counted.
+* The number of records in a result and their compressed and decompressed bytes are bounded. At least one batch is
+  decompressed in each call, however large it is when decompressed (at most `DECOMPRESSED_BYTES_MAX`).
+* Every leased offset is in the result, is acknowledged as a gap, is rejected, or is released, so that no offset that
+  the client does not get stays leased.
+* The deliveries of records that were not handed out are not counted: those that a call does not decompress any more,
+  those at and behind damage, and the leases of a cancelled call.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
+from mansio.broker.coordinator.share.dead_letter_copies import REASON_UNREADABLE
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
 from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.share_groups.share import (
@@ -23,10 +30,23 @@ from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
     ReceiveOperation,
 )
-from mansio.errors import InvalidRecord, InvalidRequest, MansioError, NotLeaderOrFollower, Unavailable
-from mansio.state.share_partition.types import GAP, RELEASE, AcknowledgementBatch
+from mansio.errors import (
+    UNREADABLE_CONTENT,
+    InvalidRecord,
+    InvalidRequest,
+    MansioError,
+    NotLeaderOrFollower,
+    Unavailable,
+)
+from mansio.state.share_partition.types import GAP, REJECT, RELEASE, AcknowledgementBatch
 from mansio.tracebacks import copied, result_of, without_traceback
-from mansio.wire.batch.record_batch import check_stored_batch, iterate_batches
+from mansio.wire.batch.compression import (
+    DECOMPRESSED_BYTES_MAX,
+    GZIP_RATIO_MAX,
+    Codec,
+    estimate_decompressed_bytes,
+)
+from mansio.wire.batch.record_batch import HEADER_BYTES, check_stored_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
@@ -41,6 +61,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.topics import TopicService
     from mansio.ports import Clock, Promise, Random, Scheduler
     from mansio.state.consumer_group.types import TopicPartition
+    from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.batch.record_reader import Record
 
 RECORDS_MAX: Final = 10_000
@@ -49,8 +70,13 @@ RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 8 << 20
 """Maximum bytes of stored batches in one call; a larger first batch is returned nevertheless."""
 
-DECODED_BYTES_MAX: Final = 64 << 20
-"""Maximum decompressed bytes in one call."""
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""Maximum bytes of keys, values and headers in the result of one call. A larger record is rejected: no call can return
+it."""
+
+CALL_DECOMPRESSED_BYTES_MAX: Final = DECOMPRESSED_BYTES_MAX
+"""Maximum decompressed bytes in one call, except those of its first batch. The records behind are released, for the
+next call."""
 
 MEMBER_ID_RANDOM_BYTES: Final = 16
 
@@ -151,14 +177,17 @@ class ReceiveService:
             nonlocal is_complete
             try:
                 records: list[ReceivedRecord] = []
+                decoder = _Decoder()
                 while True:
                     received = await receive.run(())
                     result, gap_count = await self._decode_result(
-                        group_id, member_id, names, received, receive, caller
+                        group_id, member_id, names, received, receive, caller, decoder
                     )
                     records += result.records
                     # Offsets without a record are done now: others take their place, and a caller that waits waits on.
                     if not gap_count or result.errors or promise.done() or len(records) >= max_records:
+                        break
+                    if decoder.is_full:
                         break
                     receive.continue_with(max_records - len(records), waits=not records)
                 result = replace(result, records=records)
@@ -237,6 +266,14 @@ class ReceiveService:
         first = int(self._random.uniform(0, len(led))) % len(led)
         return [*led[first:], *led[:first]][:PARTITIONS_MAX]
 
+    def _report(self, topic_id: bytes, index: int, decoded: _Decoded) -> None:
+        """Report what was rejected because it cannot be read, or not be returned."""
+        for offset, error in decoded.unreadable:
+            try:
+                self._partitions.find(None, topic_id, index).report_damage(offset, error)
+            except MansioError:  # closed meanwhile
+                return
+
     async def _decode_result(
         self,
         group_id: str,
@@ -245,6 +282,7 @@ class ReceiveService:
         received: Mapping[TopicPartition, ReceivedPartition],
         receive: ReceiveOperation,
         caller: Caller,
+        decoder: _Decoder,
     ) -> tuple[ReceiveResult, int]:
         """Return the records in `received`, and the number of leased offsets without a record."""
         records: list[ReceivedRecord] = []
@@ -252,45 +290,23 @@ class ReceiveService:
         errors: dict[tuple[str, int], MansioError] = {}
         unused: list[PartitionAcknowledgements] = []
         size_bytes = 0
-        decoded_bytes_left = DECODED_BYTES_MAX
         for (topic_id, index), part in received.items():
             topic = names[topic_id]
             size_bytes += part.size_bytes
             error = part.error
-            by_offset: dict[int, Record] = {}
             if error is None:
-                error, decoded_bytes_left = _decode_records(part, by_offset, decoded_bytes_left)
+                decoded = decoder.decode(part)
+                error = decoded.error
+                leased_count += sum(last - first + 1 for first, last, _ in part.acquired)
+                records += [
+                    ReceivedRecord(topic, topic_id, index, record.offset, delivery_count, *record[1:])
+                    for record, delivery_count in decoded.records
+                ]
+                if decoded.unused:
+                    unused.append(PartitionAcknowledgements(topic_id, index, decoded.unused))
+                self._report(topic_id, index, decoded)
             if error is not None:
                 errors[topic, index] = error
-            missing: list[AcknowledgementBatch] = []
-            kind = bytes([GAP if error is None else RELEASE])
-            for first, last, delivery_count in part.acquired:
-                leased_count += last - first + 1
-                following = first
-                for offset in range(first, last + 1):
-                    record = by_offset.get(offset)
-                    if record is None:
-                        continue
-                    if offset > following:
-                        missing.append(AcknowledgementBatch(following, offset - 1, kind))
-                    following = offset + 1
-                    records.append(
-                        ReceivedRecord(
-                            topic,
-                            topic_id,
-                            index,
-                            offset,
-                            delivery_count,
-                            record.timestamp_ms,
-                            record.key,
-                            record.value,
-                            record.headers,
-                        )
-                    )
-                if following <= last:
-                    missing.append(AcknowledgementBatch(following, last, kind))
-            if missing:
-                unused.append(PartitionAcknowledgements(topic_id, index, missing))
         if unused:
             await self._share_service.acknowledge(group_id, member_id, unused)
         self._counters.count_fetch(size_bytes)
@@ -300,24 +316,126 @@ class ReceiveService:
         return result, leased_count - len(records)
 
 
-def _decode_records(
-    part: ReceivedPartition, by_offset: dict[int, Record], bytes_left: int
-) -> tuple[MansioError | None, int]:
-    """Decode the batches of a partition into `by_offset`. Return the error that ended the decoding early, or None, and
-    what remains of `bytes_left`, the bytes that may still be decompressed in this call."""
-    try:
-        for piece in part.slices:
-            data = memoryview(piece.read())
-            for position, header in iterate_batches(data):
-                batch = data[position : position + header.size]
-                check_stored_batch(batch)
-                if header.is_control:
-                    continue
-                if bytes_left <= 0:
-                    raise InvalidRecord(f"the records have more than {DECODED_BYTES_MAX} bytes decompressed")
-                for record in read_records(batch, output_bytes_max=bytes_left):
-                    by_offset[record.offset] = record
-                    bytes_left -= len(record.key or b"") + len(record.value or b"")
-    except MansioError as error:
-        return without_traceback(error), bytes_left
-    return None, bytes_left
+class _Decoded:
+    """The records of one partition in the result of a call, with their delivery counts; the acknowledgements of the
+    leased offsets that are not in the result, ascending; the error that ended the decoding early; and per unreadable
+    batch its first offset and the error."""
+
+    __slots__ = ("error", "records", "unreadable", "unused")
+
+    def __init__(self) -> None:
+        self.records: list[tuple[Record, int]] = []
+        self.unused: list[AcknowledgementBatch] = []
+        self.error: MansioError | None = None
+        self.unreadable: list[tuple[int, MansioError]] = []
+
+
+class _Decoder:
+    """Decodes the leased records of one call, within its bounds. `is_full`: the bounds are reached, and the records
+    behind were released."""
+
+    __slots__ = ("_answer_bytes_left", "_bound_bytes", "_decompressed_bytes_left", "_is_empty", "is_full")
+
+    def __init__(self) -> None:
+        self._answer_bytes_left = ANSWER_BYTES_MAX
+        self._decompressed_bytes_left = CALL_DECOMPRESSED_BYTES_MAX
+        self._bound_bytes = 0  # upper bound of the size of all records that were decoded
+        self._is_empty = True
+        self.is_full = False
+
+    def decode(self, part: ReceivedPartition) -> _Decoded:
+        """Decode the leased records of one partition."""
+        decoded = _Decoded()
+        found: dict[int, Record] = {}
+        reasons: dict[int, str] = {}  # of the offsets that are rejected
+        released_from = self._read(part, found, reasons, decoded)
+        may_exceed = self._bound_bytes > ANSWER_BYTES_MAX
+        runs: list[tuple[int, int, bytes, str]] = []
+        for first, last, delivery_count in part.acquired:
+            for offset in range(first, last + 1):
+                record = found.get(offset)
+                kind, reason = GAP, ""
+                if offset >= released_from:
+                    kind = RELEASE
+                elif (why := reasons.get(offset)) is not None:
+                    kind, reason = REJECT, why
+                elif record is not None:
+                    size = _size_bytes(record) if may_exceed else 0
+                    if size > ANSWER_BYTES_MAX:
+                        kind = REJECT
+                        reason = (
+                            f"the record takes {size} bytes; a receive returns at most {ANSWER_BYTES_MAX}"
+                        )
+                        decoded.unreadable.append((offset, InvalidRecord(reason)))
+                    elif size > self._answer_bytes_left:
+                        self.is_full, released_from, kind = True, offset, RELEASE
+                    else:
+                        self._answer_bytes_left -= size
+                        decoded.records.append((record, delivery_count))
+                        continue
+                if runs and runs[-1][1] + 1 == offset and runs[-1][2:] == (bytes([kind]), reason):
+                    runs[-1] = (runs[-1][0], offset, *runs[-1][2:])
+                else:
+                    runs.append((offset, offset, bytes([kind]), reason))
+        decoded.unused = [
+            AcknowledgementBatch(first, last, kind, reason=reason, was_handed_out=kind[0] != RELEASE)
+            for first, last, kind, reason in runs
+        ]
+        return decoded
+
+    def _read(
+        self, part: ReceivedPartition, found: dict[int, Record], reasons: dict[int, str], decoded: _Decoded
+    ) -> float:
+        """Read the batches with leased records into `found`, and why the records of others are rejected into `reasons`.
+        Return the offset from which on the records are released, infinite if there is none."""
+        if self.is_full:
+            return -1
+        next_offset = 0
+        try:
+            for piece in part.slices:
+                data = memoryview(piece.read())
+                for position, header in iterate_batches(data):
+                    next_offset = header.base_offset
+                    batch = data[position : position + header.size]
+                    leased = [
+                        (max(first, header.base_offset), min(last, header.last_offset))
+                        for first, last, _ in part.acquired
+                        if first <= header.last_offset and last >= header.base_offset
+                    ]
+                    if not leased:
+                        continue
+                    try:
+                        check_stored_batch(batch)
+                        if header.is_control:
+                            continue
+                        if self._must_end_before(header, batch):
+                            return next_offset
+                        for record in read_records(batch):
+                            found[record.offset] = record
+                    except UNREADABLE_CONTENT as error:
+                        decoded.unreadable.append((header.base_offset, without_traceback(error)))
+                        reason = f"{REASON_UNREADABLE}: {error}"
+                        for first, last in leased:
+                            reasons.update(dict.fromkeys(range(first, last + 1), reason))
+        except MansioError as error:
+            decoded.error = without_traceback(error)
+            return next_offset
+        return math.inf
+
+    def _must_end_before(self, header: BatchHeader, batch: memoryview) -> bool:
+        """Count the decompressed size of a batch, and return whether it does not fit any more."""
+        content = batch[HEADER_BYTES:]
+        size = estimate_decompressed_bytes(header.codec, content, DECOMPRESSED_BYTES_MAX)
+        if size > self._decompressed_bytes_left and not self._is_empty:
+            self.is_full = True
+            return True
+        self._decompressed_bytes_left -= size
+        # The size that a gzip stream states may be too low.
+        self._bound_bytes += size if header.codec != Codec.GZIP else len(content) * GZIP_RATIO_MAX
+        self._is_empty = False
+        return False
+
+
+def _size_bytes(record: Record) -> int:
+    size = len(record.key or b"") + len(record.value or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in record.headers)

@@ -15,7 +15,7 @@ import json
 import posixpath
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import ConfigError, InvalidRequest
 
@@ -44,6 +44,9 @@ class TimeRange:
 
     def overlaps(self, other: TimeRange) -> bool:
         return self.from_ms < other.to_ms and other.from_ms < self.to_ms
+
+    def contains(self, other: TimeRange) -> bool:
+        return self.from_ms <= other.from_ms and other.to_ms <= self.to_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +100,50 @@ def format_ranges(ranges: Sequence[BackfilledRange]) -> str:
     )
 
 
+class RangeUpdate(NamedTuple):
+    """What a backfill changes: the ranges of the table after it, in order of time, and those of them whose files it
+    replaces, as they were before it.
+    """
+
+    ranges: tuple[BackfilledRange, ...]
+    replaced: tuple[BackfilledRange, ...]
+
+    def replaces_file(self, path: str) -> bool:
+        """Whether a file of the table holds rows that the backfill replaces."""
+        return any(one.owns_file(path) for one in self.replaced)
+
+
 def with_range(
-    known: Sequence[BackfilledRange], new: BackfilledRange, table: str
-) -> tuple[BackfilledRange, ...]:
-    """The ranges of a table after `new` was written or replaced, in order of time.
+    known: Sequence[BackfilledRange], new: BackfilledRange, table: str, *, extends: bool = False
+) -> RangeUpdate:
+    """The change of a table by a backfill of `new`, which replaces the same range of an earlier run. `extends`: it also
+    replaces the ranges that it contains.
 
     Raises `InvalidRequest` if `new` overlaps another range, is of another pipeline or of other topics, or if there are
     too many ranges.
     """
-    others = [one for one in known if one.id != new.id]
-    for one in others:
+    for one in known:
         if (one.pipeline, set(one.topics)) != (new.pipeline, set(new.topics)):
             raise InvalidRequest(
                 f"table {table} has rows of pipeline {one.pipeline} over {', '.join(one.topics)}, not of "
                 f"{new.pipeline} over {', '.join(new.topics)}: choose another table"
             )
+    replaced = [one for one in known if one.id == new.id or (extends and new.times.contains(one.times))]
+    others = [one for one in known if one not in replaced]
+    for one in others:
         if one.times.overlaps(new.times):
+            extending = (
+                ", --extend to replace them by those of the longer time"
+                if new.times.contains(one.times)
+                else ""
+            )
             raise InvalidRequest(
                 f"table {table} already has the records of {one.times}, which overlap {new.times}: choose times that"
-                " do not overlap, the same times again to replace them, or another table"
+                f" do not overlap, the same times again to replace them{extending}, or another table"
             )
     if len(others) >= RANGES_MAX:
         raise InvalidRequest(f"table {table} has {len(others)} ranges, the maximum: choose another table")
-    return tuple(sorted([*others, new], key=lambda one: one.times))
+    return RangeUpdate(tuple(sorted([*others, new], key=lambda one: one.times)), (*replaced, new))
 
 
 def _format_time(milliseconds: int) -> str:

@@ -18,32 +18,31 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.exceptions import NoSuchTableError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from mansio.errors import ConfigError, DataLoss
-from mansio.spark.iceberg.catalog import ArchiveTable, catalog_errors, open_table
-from mansio.spark.iceberg.errors import NotAnArchiveTable, TableNotFound
-from mansio.spark.iceberg.replace_files import replace_files
-from mansio.spark.iceberg.table_scan import Selection
-from mansio.spark.jobs.backfill_ranges import (
+from mansio.spark.backfilling.backfill_ranges import (
     RANGES_PROPERTY,
     RUN_ID_PROPERTY,
     BackfilledRange,
     TimeRange,
     format_ranges,
-    parse_ranges,
     with_range,
 )
+from mansio.spark.backfilling.backfilled_table import known_ranges
+from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.errors import TableNotFound
+from mansio.spark.iceberg.replace_files import replace_files
+from mansio.spark.iceberg.table_scan import Selection
 from mansio.spark.jobs.pipeline_file import dataframe_builder
+from mansio.spark.jobs.restarts import run_with_restarts
 from mansio.spark.jobs.run import PipelineFailed, failure_reason, spark_settings
 from mansio.spark.jobs.topic_table import read_topic_as_table
 from mansio.spark.options import SourceOptions
 from mansio.spark.result_table.commit import to_data_file
 from mansio.spark.result_table.data_file_writer import REPORT_SCHEMA, parse_written_file, write_rows
 from mansio.spark.result_table.table import open_result_table
-from mansio.spark.result_table.table_name import open_catalog, parse_table_name
 from mansio.spark.source.offsets import (
     earliest_offsets,
     find_partitions,
@@ -81,6 +80,8 @@ class BackfillJob:
     whole_topics: tuple[str, ...] = ()
     accept_loss: bool = False
     """Whether records of the range may have been deleted before the backfill."""
+    extends: bool = False
+    """Whether the rows of ranges that this one contains are replaced, as of the same range with an earlier end."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the source for all inputs, such as `valueFormat`; those that the user's function gives come first."""
 
@@ -88,7 +89,7 @@ class BackfillJob:
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
     """Result of a backfill. `sources`: for each topic `log`, or `archive and log`. `replaced_files`: number of files of
-    an earlier run over the same range.
+    earlier runs whose rows it replaced.
     """
 
     table: ResultTable
@@ -101,7 +102,7 @@ class BackfillReport:
 
 
 def backfill(spark: SparkSession, job: BackfillJob) -> BackfillReport:
-    """Run a backfill.
+    """Run a backfill. It starts again if a Python worker of Spark does not start in time (`run_with_restarts`).
 
     Raises:
         PipelineFileError, PipelineFailed: The user's file is invalid, or its function failed.
@@ -112,7 +113,12 @@ def backfill(spark: SparkSession, job: BackfillJob) -> BackfillReport:
         IncompatibleSchema: The columns of the result do not fit the table.
         CommitConflict: Another program changed the table during the run.
         ArchiveError, OSError: The catalog or the files cannot be used.
+        WorkerStartTimeout: A Python worker of Spark was late after each restart.
     """
+    return run_with_restarts(lambda: _backfill_once(spark, job), f"backfill {job.name}")
+
+
+def _backfill_once(spark: SparkSession, job: BackfillJob) -> BackfillReport:
     began = time.monotonic()
     inputs = _BackfillInputs(spark, job)
     try:
@@ -123,7 +129,7 @@ def backfill(spark: SparkSession, job: BackfillJob) -> BackfillReport:
         raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
     wanted = BackfilledRange(job.name, tuple(sorted(inputs.sources)), job.times)
     settings = spark_settings(spark)
-    ranges = with_range(known_ranges(job.table, settings), wanted, job.table.name)
+    update = with_range(known_ranges(job.table, settings), wanted, job.table.name, extends=job.extends)
     table = open_result_table(job.table, result.schema, settings)
     order = [
         functions.desc(one.column) if one.descending else functions.asc(one.column) for one in table.sort_by
@@ -138,9 +144,9 @@ def backfill(spark: SparkSession, job: BackfillJob) -> BackfillReport:
     replaced = replace_files(
         ArchiveTable(table.iceberg, "", table.catalog.address),
         [to_data_file(table.iceberg, file, is_sorted=bool(order)) for file in files],
-        {RANGES_PROPERTY: format_ranges(ranges)},
+        {RANGES_PROPERTY: format_ranges(update.ranges)},
         run_property=RUN_ID_PROPERTY,
-        is_replaced=wanted.owns_file,
+        is_replaced=update.replaces_file,
     )
     table.remove_orphan_files()
     return BackfillReport(
@@ -236,26 +242,3 @@ def may_lack_records(start: int, end: int, first: int) -> bool:
     offset `end`. `first`: offset of the first record that is not older than the begin of the range; -1 if none.
     """
     return start > 0 and (first == start or start == end)
-
-
-def known_ranges(target: TableTarget, spark_settings: Mapping[str, str]) -> tuple[BackfilledRange, ...]:
-    """The ranges of an existing table; none if it does not exist or has no rows.
-
-    Raises:
-        NotAnArchiveTable: The table has rows that no backfill has written.
-        ConfigError, CatalogLocked, CatalogUnavailable: As in `open_result_table`.
-    """
-    name = parse_table_name(target.name)
-    opened = open_catalog(name, target.warehouse, spark_settings)
-    with catalog_errors(opened.address):
-        try:
-            table = opened.catalog.load_table(name.identifier)
-        except NoSuchTableError:
-            return ()
-        stored = table.properties.get(RANGES_PROPERTY)
-        if stored is None and table.current_snapshot() is not None:
-            raise NotAnArchiveTable(
-                f"table {name} has rows that `mansio pipeline backfill` has not written: choose another one with"
-                " --to-table"
-            )
-    return parse_ranges(stored)

@@ -1,0 +1,64 @@
+"""Health of this broker: problems because of which it is not ready, warnings, and whether its session is held.
+
+`api.http` derives problems and warnings from the running broker and adds itself as their source; DescribeHealth and the
+health checks of HTTP show the same ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mansio.broker.services.cluster import ClusterServices
+    from mansio.ports import Clock
+
+
+class Problem(NamedTuple):
+    """A problem of a running broker. `reason` is one of the reasons listed in `api.http.health`, `detail` is text for
+    operators; `topic` and `partition` are set if it concerns one partition."""
+
+    reason: str
+    detail: str
+    topic: str = ""
+    partition: int = -1
+
+
+class HealthReport(NamedTuple):
+    """`problems`: why the broker is not ready; `warnings`: what does not affect that. `is_session_held`: whether the
+    broker's session has certainly not expired; true on a single node, which has none. `session_lost_ms`: time since the
+    Unix epoch from which it is not held, -1 if it is held or the time is unknown."""
+
+    problems: Sequence[Problem]
+    warnings: Sequence[Problem]
+    is_session_held: bool
+    session_lost_ms: int
+
+
+class HealthService:
+    """Health of one broker. All methods run on its event loop."""
+
+    def __init__(self, clock: Clock, cluster: ClusterServices | None) -> None:
+        self._clock = clock
+        self._cluster = cluster
+        self._sources: tuple[Callable[[], Iterable[Problem]], Callable[[], Iterable[Problem]]] | None = None
+
+    def use_sources(
+        self, problems: Callable[[], Iterable[Problem]], warnings: Callable[[], Iterable[Problem]]
+    ) -> None:
+        """Take problems and warnings from these functions from now on."""
+        self._sources = problems, warnings
+
+    def report(self) -> HealthReport:
+        """Return the health of this broker now."""
+        problems, warnings = ((), ()) if self._sources is None else (tuple(each()) for each in self._sources)
+        cluster = self._cluster
+        if cluster is None or cluster.is_session_valid():
+            return HealthReport(problems, warnings, is_session_held=True, session_lost_ms=-1)
+        session = cluster.session()
+        lost_ms = -1
+        if session is not None and session.epoch:
+            lost_for_ms = (self._clock.monotonic() - session.valid_until) * 1000
+            lost_ms = int(self._clock.wall_ms() - max(0.0, lost_for_ms))
+        return HealthReport(problems, warnings, is_session_held=False, session_lost_ms=lost_ms)

@@ -1,0 +1,56 @@
+"""The check of records by their lengths against a walk of one record after the other."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mansio.errors import InvalidRecord
+from mansio.wire.batch.record_batch import RECORD_BYTES_MIN, read_varint, varint
+from mansio.wire.batch.record_reader import check_records
+from support.tiers import examples
+
+LENGTHS = st.sampled_from((6, 7, 63, 64, 100, 200))
+RUNS = st.lists(st.tuples(LENGTHS, st.sampled_from((1, 1, 2, 5, 9, 40))), min_size=1, max_size=6)
+CHANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=2)
+
+
+def is_walkable(data: bytes, count: int) -> bool:
+    position = 0
+    try:
+        for _ in range(count):
+            length, position = read_varint(data, position)
+            if length < RECORD_BYTES_MIN - 1:
+                return False
+            position += length
+    except (IndexError, InvalidRecord):
+        return False
+    return position == len(data)
+
+
+@settings(max_examples=examples(300, 3_000), deadline=None)
+@given(
+    runs=RUNS,
+    fill=st.booleans(),
+    changes=CHANGES,
+    more=st.sampled_from((0, 0, 0, 1, -1)),
+    cut=st.sampled_from((0, 0, 1)),
+)
+def test_the_check_accepts_what_can_be_walked_to_the_end_and_nothing_else(
+    runs: list[tuple[int, int]], fill: bool, changes: list[tuple[int, int]], more: int, cut: int
+) -> None:
+    """`fill`: the content of each record looks like lengths of records."""
+    lengths = [length for length, count in runs for _ in range(count)]
+    data = bytearray(
+        b"".join(varint(each) + (varint(each) if fill else b"\0")[:1] * each for each in lengths)
+    )
+    for at, value in changes:
+        data[at % len(data)] = value
+    content = bytes(data[: len(data) - cut])
+    count = len(lengths) + more
+    try:
+        check_records(content, count)
+        accepted = True
+    except InvalidRecord:
+        accepted = False
+    assert accepted == is_walkable(content, count)
