@@ -128,7 +128,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             )
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     _select_tier(config, items)
-    _scale_time_limits(config, items)
 
 
 def _select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -140,16 +139,16 @@ def _select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.get_closest_marker("full") is None]
 
 
-def _scale_time_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Multiply the time limit of each test by the factor of the machine."""
-    if not config.pluginmanager.has_plugin("timeout"):
-        return
-    default_s = float(config.getoption("timeout") or config.getini("timeout") or 0)
-    for item in items:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Multiply the time limit of each test by the factor of the machine, as it is when the test begins."""
+    if item.config.pluginmanager.has_plugin("timeout"):
         marker = item.get_closest_marker("timeout")
-        limit_s = float(marker.args[0]) if marker is not None and marker.args else default_s
+        default_s = item.config.getoption("timeout") or item.config.getini("timeout") or 0
+        limit_s = float(marker.args[0] if marker is not None and marker.args else default_s)
         if limit_s > 0:
             item.add_marker(pytest.mark.timeout(machine.scaled(limit_s)), append=False)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

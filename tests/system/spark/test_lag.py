@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mansio.spark.jobs.pipeline_progress import PipelineProgress
@@ -64,24 +63,28 @@ def test_pipeline_that_no_longer_reports_is_not_shown_as_running(
 ) -> None:
     servers = broker_process.bootstrap_servers
     topic, name = create(servers, topic_name("in")), topic_name("pipeline")
-    now_ms = int(time.time() * 1000)
     publisher = OffsetPublisher(name, servers)
 
-    def state_after(progress: PipelineProgress) -> tuple[str, str]:
-        """In JSON, and in the table."""
-        publisher.publish({TopicPartition(topic, 0): 0}, "query", progress)
+    def report(ago_s: int, *, is_over: bool) -> None:
+        progress = PipelineProgress(3, int(time.time() - ago_s) * 1000)
+        publisher.publish(
+            {TopicPartition(topic, 0): 0}, "query", progress.with_end(None) if is_over else progress
+        )
+
+    def state_after(ago_s: int, *, is_over: bool = False) -> tuple[str, str]:
+        """In JSON, and in the table; each command may take seconds, so the report before it is a new one."""
+        report(ago_s, is_over=is_over)
         (row,) = json.loads(command(broker_process, "pipeline", "lag", name).stdout)
+        report(ago_s, is_over=is_over)
         table = command(broker_process, "pipeline", "lag", name, output="table").stdout
         line = table.splitlines()[-1].removeprefix(name)
         return row["progress"]["state"], line.partition(" 0 ")[0].strip()
 
-    hours_ago = PipelineProgress(3, now_ms - 4 * 3_600_000)
     try:
-        assert state_after(hours_ago) == ("no report", "no report for 4 h")
-        assert state_after(replace(hours_ago, reported_ms=now_ms)) == ("running", "running")
-        minutes_ago = replace(hours_ago, reported_ms=now_ms - 5 * 60_000 - 1_000)
-        assert state_after(minutes_ago) == ("no report", "no report for 5 min")
-        assert state_after(minutes_ago.with_end(None)) == ("stopped", "stopped")
+        assert state_after(4 * 3600) == ("no report", "no report for 4 h")
+        assert state_after(0) == ("running", "running")
+        assert state_after(5 * 60) == ("no report", "no report for 5 min")
+        assert state_after(5 * 60, is_over=True) == ("stopped", "stopped")
     finally:
         publisher.close()
 
