@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback
+from mansio import BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback
 from types import TracebackType
 from typing import Literal, Self
 
@@ -280,6 +280,11 @@ class ClusterAdmin:
     """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
     def status(self) -> ClusterStatus:
         """The brokers, including fenced brokers if the cluster reports them, and the active controller."""
+        ...
+
+    def health(self, *, timeout_ms: float = 5000) -> list[BrokerHealth]:
+        """The health of each broker that the cluster reports as live, sorted by node id. Each broker is asked itself,
+        for at most `timeout_ms`; one that does not answer, or has no health because it is older, has an `error`."""
         ...
 
     def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:

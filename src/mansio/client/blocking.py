@@ -113,6 +113,7 @@ class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
     """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
 
     status = blocking(asyncio_cluster.ClusterAdmin.status)
+    health = blocking(asyncio_cluster.ClusterAdmin.health)
     partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
     elect_leaders = blocking(asyncio_cluster.ClusterAdmin.elect_leaders)
 
