@@ -125,10 +125,6 @@ def _no_listener(_: object) -> None:
     """Default listener of a log, also after it was closed: does nothing."""
 
 
-def _nothing() -> None:
-    """Default of `before_newer_format`."""
-
-
 class Log:
     """The log of one partition. `Log.open` creates it.
 
@@ -138,10 +134,11 @@ class Log:
     * `on_maintenance_due()` when `prepare_maintenance` may return a job,
     * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; without this
       listener the reading thread verifies all batches,
-    * `on_damage(segment, range)` for each damaged range that is found,
-    * `before_newer_format()` before a control batch or a batch of a transaction is written, and where a hook of the
-      partition is about to write a file that the first release cannot read. It may raise `OSError`; then nothing is
-      written. Any thread calls it.
+    * `on_damage(segment, range)` for each damaged range that is found.
+
+    `before_newer_format()` is called before a control batch or a batch of a transaction is written, and where a hook of
+    the partition is about to write a file that the first release cannot read. It may raise `OSError`; then nothing is
+    written. Any thread calls it.
 
     `recovery` is the result of opening the log. `unfinished_job_count` counts the flush and maintenance jobs that were
     prepared and have not finished. While `repair_pending` is set, readers of a damaged range get
@@ -156,6 +153,7 @@ class Log:
         settings: LogSettings,
         files: FileCache,
         recovery: RecoveredLog,
+        before_newer_format: Callable[[], object],
     ) -> None:
         self.directory = directory
         self.settings = settings
@@ -171,7 +169,7 @@ class Log:
         self.on_maintenance_due: Callable[[], object] | None = None
         self.on_check_due: Callable[[Segment, int], object] | None = None
         self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
-        self.before_newer_format: Callable[[], object] = _nothing
+        self.before_newer_format = before_newer_format
         self.unfinished_job_count = 0
         self.maintenance_running = False
         self.repair_pending = False
@@ -202,6 +200,7 @@ class Log:
         *,
         leader_epoch: int = -1,
         files: FileCache | None = None,
+        before_newer_format: Callable[[], object] = lambda: None,
     ) -> Log:
         """Open and recover the log in `directory`, or create one: see `mansio.storage.recovery`.
 
@@ -214,7 +213,7 @@ class Log:
             recovered = recover(disk, directory, settings)
         except OSError as error:
             raise StorageError(f"cannot open the log {directory}: {error}") from error
-        log = cls(disk, clock, directory, settings, files or FileCache(disk), recovered)
+        log = cls(disk, clock, directory, settings, files or FileCache(disk), recovered, before_newer_format)
         if leader_epoch > log.leader_epochs.latest_epoch:
             log.assign_leader_epoch(leader_epoch)
         return log

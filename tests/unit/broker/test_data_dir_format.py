@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,16 +16,16 @@ from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import BatchHeader, build_batch, check_stored_batch, encode_batch
 from support.logs import ManualClock
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 CONTROL = encode_batch(BatchHeader(0, 0, 0, 2, 0, 0x20, 0, -1, -1, 7, 0, -1, 1), bytes(10))
 TRANSACTIONAL = encode_batch(BatchHeader(0, 0, 0, 2, 0, 0x10, 0, -1, -1, 7, 0, 0, 1), bytes(10))
 PLAIN = build_batch([(1, None, b"value", ())])
 
 
-def open_log(disk: SimulatedDisk) -> Log:
-    disk.make_directory("data")
-    log = Log.open(disk, ManualClock(), "data/t-0")
-    log.before_newer_format = claim_data_dir_format(disk, "data").require_current
-    return log
+def open_log(disk: SimulatedDisk, before_newer_format: Callable[[], object]) -> Log:
+    return Log.open(disk, ManualClock(), "data/t-0", before_newer_format=before_newer_format)
 
 
 def add(log: Log, batch: bytes, *, as_follower: bool) -> None:
@@ -41,7 +42,8 @@ def test_batches_that_the_first_release_does_not_accept_raise_the_format(
     batch: bytes, number: int, as_follower: bool
 ) -> None:
     disk = SimulatedDisk()
-    log = open_log(disk)
+    disk.make_directory("data")
+    log = open_log(disk, claim_data_dir_format(disk, "data").require_current)
     add(log, batch, as_follower=as_follower)
     assert read_data_dir_format(disk, "data") == number
     assert claim_data_dir_format(disk, "data") is not None
@@ -50,17 +52,19 @@ def test_batches_that_the_first_release_does_not_accept_raise_the_format(
 @pytest.mark.parametrize("as_follower", [False, True])
 def test_batch_is_not_stored_while_the_format_cannot_be_raised(as_follower: bool) -> None:
     disk = SimulatedDisk()
-    log = open_log(disk)
-    raise_format = log.before_newer_format
+    disk.make_directory("data")
+    data_format = claim_data_dir_format(disk, "data")
+    failures = [OSError(errno.ENOSPC, "no space")]
 
-    def fail() -> None:
-        raise OSError(errno.ENOSPC, "no space")
+    def raise_format() -> None:
+        if failures:
+            raise failures.pop()
+        data_format.require_current()
 
-    log.before_newer_format = fail
+    log = open_log(disk, raise_format)
     with pytest.raises(StorageError):
         add(log, CONTROL, as_follower=as_follower)
     assert (log.end_offset, log.failure) == (0, None)
-    log.before_newer_format = raise_format
     add(log, CONTROL, as_follower=as_follower)
     assert log.end_offset == 1
 

@@ -64,8 +64,16 @@ class PartitionFiles:
     """Files of the partitions of this broker."""
 
     def __init__(
-        self, settings: Settings, disk: Disk, clock: Clock, files: FileCache, file_thread: Background
+        self,
+        settings: Settings,
+        disk: Disk,
+        clock: Clock,
+        files: FileCache,
+        file_thread: Background,
+        before_newer_format: Callable[[], object],
     ) -> None:
+        """`before_newer_format`: see `Log`."""
+        self._before_newer_format = before_newer_format
         self._settings = settings
         self._disk = disk
         self._clock = clock
@@ -104,7 +112,14 @@ class PartitionFiles:
                 results[number] = CorruptLog(f"{directory} is missing or empty")
             else:
                 requests[number] = OpenRequest(directory, settings[topic.topic_id])
-        logs = open_logs(self._disk, self._clock, self._root, list(requests.values()), self._files)
+        logs = open_logs(
+            self._disk,
+            self._clock,
+            self._root,
+            list(requests.values()),
+            self._files,
+            self._before_newer_format,
+        )
         for number, log in zip(requests, logs, strict=True):
             results[number] = self._load_producers(log) if isinstance(log, Log) else log
         self._record_hosted(replicas, results)

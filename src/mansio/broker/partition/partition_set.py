@@ -117,7 +117,6 @@ class PartitionSet:
         before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
         """`before_newer_format`: see `Log`."""
-        self._before_newer_format = before_newer_format
         self.verifier = BatchVerifier(verification_thread)
         self.recompressor = Recompressor(recompression_thread)
         self._scratch = bytearray(INLINE_CONTENT_BYTES_MAX)
@@ -135,7 +134,7 @@ class PartitionSet:
         self._file_thread = file_thread
         self.storage_health = StorageHealth(clock)
         self.holds = RetentionHolds()
-        self._files = PartitionFiles(settings, disk, clock, files, file_thread)
+        self._files = PartitionFiles(settings, disk, clock, files, file_thread, before_newer_format)
         self._opening: Promise[None] | None = None
         self._by_name: dict[str, _IndexedTopic] = {}
         self._by_id: dict[bytes, _IndexedTopic] = {}
@@ -387,7 +386,6 @@ class PartitionSet:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
-        log.before_newer_format = self._before_newer_format
         log.record_active_file()
         replica = (
             FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)

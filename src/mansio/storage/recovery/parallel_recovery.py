@@ -17,7 +17,7 @@ from mansio.storage.recovery.recovery import recovery_steps
 from mansio.storage.segment import base_offset_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.ports import Clock, Disk
     from mansio.storage.file_cache import FileCache
@@ -44,18 +44,26 @@ def contains_log(disk: Disk, directory: str) -> bool:
 
 
 def open_logs(
-    disk: Disk, clock: Clock, root: str, requests: Sequence[OpenRequest], files: FileCache
+    disk: Disk,
+    clock: Clock,
+    root: str,
+    requests: Sequence[OpenRequest],
+    files: FileCache,
+    before_newer_format: Callable[[], object] = lambda: None,
 ) -> list[Log | StorageError]:
     """Open the logs; returns, for each, the `Log` or the error with which it could not be opened. Blocks.
 
     `root` is an existing directory of their file system that no other code passes to `Disk.sync_all`.
+    `before_newer_format`: see `Log`.
     """
     opened: list[Log | StorageError] = []
     count = max(
         files.active_files_max // FILES_PER_RECOVERY, 1
     )  # each log has open files until it is recovered
     for first in range(0, len(requests), count):
-        opened += _open_together(disk, clock, root, requests[first : first + count], files)
+        opened += _open_together(
+            disk, clock, root, requests[first : first + count], files, before_newer_format
+        )
         if len(requests) > count:
             for log in opened[first:]:
                 if isinstance(log, Log):
@@ -64,7 +72,12 @@ def open_logs(
 
 
 def _open_together(
-    disk: Disk, clock: Clock, root: str, requests: Sequence[OpenRequest], files: FileCache
+    disk: Disk,
+    clock: Clock,
+    root: str,
+    requests: Sequence[OpenRequest],
+    files: FileCache,
+    before_newer_format: Callable[[], object],
 ) -> list[Log | StorageError]:
     tasks = [recovery_steps(disk, request.directory, request.settings) for request in requests]
     opened: list[Log | StorageError] = []
@@ -76,5 +89,6 @@ def _open_together(
         elif isinstance(result, StorageError):
             opened.append(result)
         else:
-            opened.append(Log(disk, clock, request.directory, request.settings, files, result))
+            log = Log(disk, clock, request.directory, request.settings, files, result, before_newer_format)
+            opened.append(log)
     return opened
