@@ -132,14 +132,21 @@ class UnsupportedCompression(RequestError):
     kafka_code = 76
 
 
-UNREADABLE_CONTENT: Final = (DecompressionFailed, InvalidRecord, UnsupportedCompression)
-"""Errors of the content of a batch with a valid checksum: a client has stored it so, and the log is intact."""
-
-
 class UnsupportedMessageFormat(RequestError):
     """Only record batch format 2 is accepted."""
 
     kafka_code = 43
+
+
+UNREADABLE_CONTENT: Final = (DecompressionFailed, InvalidRecord, UnsupportedCompression)
+"""Errors of the content of a batch with a valid checksum: a client has stored it so, and the log is intact."""
+
+DAMAGED_BATCH: Final = (CorruptMessage, UnsupportedMessageFormat)
+"""Errors of the checksum, the lengths or the format of a batch: it is not as a client has stored it. Test for
+`UNREADABLE_CONTENT` first, because `DecompressionFailed` is a `CorruptMessage`."""
+
+UNREADABLE_OR_DAMAGED: Final = (*DAMAGED_BATCH, *UNREADABLE_CONTENT)
+"""Errors after which a reader that cannot repair a batch goes on behind it."""
 
 
 class MessageTooLarge(RequestError):

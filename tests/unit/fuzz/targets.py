@@ -19,12 +19,11 @@ from mansio.client.consumer.batch_decoder import decode_fetch
 from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
 from mansio.client.types import TopicPartition
 from mansio.errors import (
+    UNREADABLE_OR_DAMAGED,
     CorruptLog,
     CorruptMessage,
     InvalidRecord,
     StorageError,
-    UnsupportedCompression,
-    UnsupportedMessageFormat,
     WireError,
 )
 from mansio.metadata import metadata_store
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 
 MAX_FRAME_BYTES = 4096
 MAX_OUTPUT_BYTES = 64 * 1024
-BATCH_ERRORS = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
 SCRATCH = new_scratch_buffer()
 NAME = "/d/file"
 
@@ -146,7 +144,7 @@ def decompress_batch(data: bytes | memoryview) -> None:
     try:
         header = record_batch.check_batch(data)
         assert len(record_reader.read_records(data, output_bytes_max=MAX_OUTPUT_BYTES)) == header.record_count
-    except BATCH_ERRORS:
+    except UNREADABLE_OR_DAMAGED:
         pass
 
 
@@ -163,9 +161,9 @@ def feed_batch(data: bytes) -> None:
     """As it is, and with its length and checksum put right, so that what is inside is looked at too."""
     for batch in (data, right_checksum(data)):
         decompress_batch(batch)
-        with suppress(*BATCH_ERRORS):
+        with suppress(*UNREADABLE_OR_DAMAGED):
             record_batch.check_stored_batch(batch)
-        with suppress(*BATCH_ERRORS):
+        with suppress(*UNREADABLE_OR_DAMAGED):
             for position, header in record_batch.iterate_batches(batch):
                 one = batch[position : position + header.size]
                 record_reader.read_records(one, output_bytes_max=MAX_OUTPUT_BYTES)
@@ -174,13 +172,13 @@ def feed_batch(data: bytes) -> None:
 def feed_compressed(data: bytes) -> None:
     """The first byte is the codec."""
     if data:
-        with suppress(*BATCH_ERRORS):
+        with suppress(*UNREADABLE_OR_DAMAGED):
             assert len(decompress(data[0] % 6, data[1:], MAX_OUTPUT_BYTES)) <= MAX_OUTPUT_BYTES
 
 
 def feed_client_batches(data: bytes) -> None:
     """What a broker answered to our consumer."""
-    with suppress(*BATCH_ERRORS):
+    with suppress(*UNREADABLE_OR_DAMAGED):
         state = PartitionState(TopicPartition("topic", 0), 0)
         for _ in decode_fetch(
             CompletedFetch(state, 0, memoryview(right_checksum(data)), []), True, MAX_OUTPUT_BYTES

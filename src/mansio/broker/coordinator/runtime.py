@@ -41,9 +41,9 @@ from mansio.broker.coordinator.view import (
     TransactionalView,
 )
 from mansio.errors import (
+    UNREADABLE_OR_DAMAGED,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
-    CorruptMessage,
     MansioError,
     MessageTooLarge,
     NotCoordinator,
@@ -418,7 +418,7 @@ class CoordinatorRuntime:
                 header = read_header(batch)
                 position = header.last_offset + 1
                 yield header, batch
-        except (StorageError, CorruptMessage) as error:
+        except (StorageError, *UNREADABLE_OR_DAMAGED) as error:
             partition.report_damage(position, error)
             raise
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
 from mansio.config.topic_config import DEDUP_MS_MAX
-from mansio.errors import CorruptLog, CorruptMessage, MansioError
+from mansio.errors import UNREADABLE_OR_DAMAGED, CorruptLog, MansioError
 from mansio.logs import fields
 from mansio.state.deduplication.window import AcceptedId, Copies, DeduplicationWindow
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
@@ -278,7 +278,7 @@ class DeduplicationView:
         if isinstance(error, MansioError):
             self.on_damage(self.applied_end, error)
         self._failures += 1
-        if self._failures > DAMAGE_RETRIES and isinstance(error, CorruptMessage | CorruptLog):
+        if self._failures > DAMAGE_RETRIES and isinstance(error, (CorruptLog, *UNREADABLE_OR_DAMAGED)):
             self._failures = 0
             self._expected = None
             found = next(self._log.batch_headers(self.applied_end), None)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.partition.schedule_manager import ScheduleManager
 from mansio.errors import (
+    UNREADABLE_OR_DAMAGED,
     CoordinatorLoadInProgress,
     CorruptMessage,
     LeaderNotAvailable,
@@ -320,7 +321,7 @@ class DelayManager:
                 break
             try:
                 contents.append(self.read(record))
-            except CorruptMessage as error:
+            except UNREADABLE_OR_DAMAGED as error:
                 self.partition.report_damage(record.location, error)
                 unreadable.add(record.id)
             else:

@@ -26,7 +26,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
-from mansio.errors import CorruptLog, CorruptMessage, MansioError
+from mansio.errors import UNREADABLE_OR_DAMAGED, CorruptLog, CorruptMessage, MansioError
 from mansio.logs import fields
 from mansio.state.delays.pending_records import PendingRecord, PendingRecords
 from mansio.state.schedules.schedules import Schedules
@@ -284,7 +284,7 @@ class DelayedRecords:
         if isinstance(error, MansioError):
             self.on_damage(self.applied_end, error)
         self._failures += 1
-        if self._failures > DAMAGE_RETRIES and isinstance(error, CorruptMessage | CorruptLog):
+        if self._failures > DAMAGE_RETRIES and isinstance(error, (CorruptLog, *UNREADABLE_OR_DAMAGED)):
             self._failures = 0
             found = next(self._log.batch_headers(self.applied_end), None)
             if found is None:

@@ -20,7 +20,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
-from mansio.errors import UNREADABLE_CONTENT, CorruptLog, CorruptMessage, MansioError
+from mansio.errors import UNREADABLE_OR_DAMAGED, CorruptLog, MansioError
 from mansio.logs import fields
 from mansio.state.priorities.priority_index import PriorityIndex, PriorityRange
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
@@ -213,7 +213,7 @@ class PriorityView:
                 runs = () if header.is_control else read_priorities(batch, self._directory, strict=False)
                 self._apply(runs, header, header.base_offset)
                 size += len(batch)
-        except (CorruptMessage, CorruptLog, *UNREADABLE_CONTENT) as error:
+        except (CorruptLog, *UNREADABLE_OR_DAMAGED) as error:
             self._log_read_error(error)
             self.on_damage(index.end, error)
             following = next(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from mansio.errors import UNREADABLE_OR_DAMAGED
 from mansio.spark.arrow.decode import RESULT_BYTES_MAX, decode_batches
 from mansio.wire.batch.record_batch import iterate_batches
-from mansio.wire.batch.unreadable import UNREADABLE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     Decode = Callable[[Sequence[str], int, int], list[pa.RecordBatch]]
-    """Function (columns, start offset, end offset (exclusive)) -> rows. Raises one of `UNREADABLE_ERRORS`."""
+    """Function (columns, start offset, end offset (exclusive)) -> rows. Raises one of `UNREADABLE_OR_DAMAGED`."""
 
 ISOLATION_ATTEMPTS_MAX: Final = 512
 """Maximum number of times a batch is decoded to find its invalid records: enough for thirty among a thousand."""
@@ -69,7 +69,7 @@ class ReadableRows:
                 rows_done += rows.num_rows
                 yield rows
                 del rows  # its memory is not needed while the next batch is decompressed
-        except UNREADABLE_ERRORS:
+        except UNREADABLE_OR_DAMAGED:
             pass
         else:
             return
@@ -117,7 +117,7 @@ class ReadableRows:
                         yield rows.slice(skipped)
                     del rows
                 continue
-            except UNREADABLE_ERRORS:
+            except UNREADABLE_OR_DAMAGED:
                 pass
             finally:
                 if header.is_control:  # the marker ended its transaction (KIP-98)
@@ -158,7 +158,7 @@ def isolate_unreadable_records(
     """
     try:
         found = decode(("offset",), start, end)
-    except UNREADABLE_ERRORS as error:
+    except UNREADABLE_OR_DAMAGED as error:
         yield UnreadableRows(start, max(end - 1, start), error.message, is_whole_batch=True)
         return
     offsets = (
@@ -172,7 +172,7 @@ def isolate_unreadable_records(
         attempts -= 1
         try:
             yield from decode(columns, first, last + 1)
-        except UNREADABLE_ERRORS as error:
+        except UNREADABLE_OR_DAMAGED as error:
             if high - low == 1 or attempts <= 0:
                 yield UnreadableRows(first, last, error.message, is_whole_batch=False)
             else:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from mansio.errors import ConfigError, CorruptMessage, UnsupportedMessageFormat
+from mansio.errors import DAMAGED_BATCH, ConfigError
 from mansio.spark.iceberg.decoded_schema import (
     NO_DECODED_COLUMNS,
     archive_schema,
@@ -292,7 +292,7 @@ def _is_batch(value: bytes | None, first: int, last: int) -> bool:
     """Whether the value of a dead letter is a whole record batch with these offsets, not the value of a record."""
     try:
         found = [header for _, header in iterate_batches(value or b"")]
-    except (CorruptMessage, UnsupportedMessageFormat):
+    except DAMAGED_BATCH:
         return False
     return (
         len(found) == 1

@@ -15,13 +15,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import (
-    CorruptMessage,
+    DAMAGED_BATCH,
     MansioError,
     OffsetOutOfRange,
     Unavailable,
     UnknownTopicOrPartition,
     UnreadableRecords,
-    UnsupportedMessageFormat,
 )
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, READ_COMMITTED, STALE_METADATA_ERRORS, list_offsets
@@ -213,14 +212,14 @@ class _RangeFetcher:
                 stop, next_offset = position + header.size, max(next_offset, header.last_offset + 1)
                 if next_offset >= self._end:
                     break
-        except (CorruptMessage, UnsupportedMessageFormat) as error:
+        except DAMAGED_BATCH as error:
             if next_offset > offset:
                 return stop, next_offset
             raise self._read_error(offset, error) from error
         return stop, next_offset
 
     def _read_error(self, offset: int, error: MansioError) -> MansioError:
-        if isinstance(error, (CorruptMessage, UnsupportedMessageFormat)):
+        if isinstance(error, DAMAGED_BATCH):
             return UnreadableRecords(
                 f"{self._name} cannot be read at offset {offset}: {error.message}. Run `mansio data check` on the"
                 " broker's data, or start after this offset with startingOffsets"

@@ -9,9 +9,9 @@ Invariant: the content of a batch whose CRC is valid raises nothing in `read_or_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat
+from mansio.errors import UNREADABLE_OR_DAMAGED
 from mansio.wire.batch.record_reader import read_record_slices
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
     Row = TypeVar("Row", bound=tuple[Any, ...])
-
-UNREADABLE_ERRORS: Final = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
-"""Errors that decoding a batch raises for its content."""
 
 
 class UnreadableOffsets(NamedTuple):
@@ -57,7 +54,7 @@ def read_or_skip(
                 first = rows[-1][2] + 1
             yield rows
             del rows
-    except UNREADABLE_ERRORS as error:
+    except UNREADABLE_OR_DAMAGED as error:
         # Bytes behind the last record are reported with its offset.
         unreadable = UnreadableOffsets(min(first, last), last, error.message)
     else:

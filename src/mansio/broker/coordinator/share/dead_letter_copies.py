@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
+    DAMAGED_BATCH,
     UNREADABLE_CONTENT,
     CorruptLog,
-    CorruptMessage,
     OffsetNotAvailable,
     OffsetOutOfRange,
 )
@@ -148,7 +148,7 @@ def _read_batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLet
         return {}, end, REASON_DELETED
     except UNREADABLE_CONTENT:  # of the whole batch
         return {}, max(header.last_offset + 1, end), REASON_UNREADABLE
-    except (CorruptLog, CorruptMessage):
+    except (CorruptLog, *DAMAGED_BATCH):
         return {}, end, REASON_UNREADABLE
     copies = {
         each.offset: DeadLetterCopy(each.offset, each.key, each.value, each.headers, codec=codec)
