@@ -67,8 +67,9 @@ rounds translated offsets down (`offset.lag.max`, as with Kafka), and does not t
 | MirrorMaker killed and started again | continues; records whose offsets it had not stored are written again \
 (at least once, as with Kafka) |
 | ACLs (`sync.topic.acls.enabled`) | set it to `false`: access control is not implemented |
-| exactly once (`exactly.once.source.support=enabled`) | [tested by hand](#tested-by-hand); by `make nightly` with Connect's source of lines: \
-see [Transactions](#transactions); [`mansio pipeline mirror`](PIPELINES.md#mirror) is exactly once |
+| exactly once (`exactly.once.source.support=enabled`) | [tested by hand](#tested-by-hand); by `make nightly` \
+with Connect's source of lines: see [Transactions](#transactions); \
+[`mansio pipeline mirror`](PIPELINES.md#mirror) is exactly once |
 
 ```properties
 clusters = a, b
