@@ -13,7 +13,6 @@ Invariants, which `tools/structure.py` checks:
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from mansio.errors import MansioError
@@ -42,27 +41,24 @@ def without_traceback(error: OptionalError) -> OptionalError:
 
 
 def copied(error: E) -> E:
-    """A copy of a stored exception, to be raised: same class, message, attributes and cause, without traceback."""
-    if isinstance(error, MansioError):
-        made = cast(
-            "E", type(error).__new__(type(error), *error.args)
-        )  # constructors may take other arguments
-        made.__dict__.update(error.__dict__)
-    else:
-        try:
-            made = copy.copy(error)
-        except TypeError:  # its constructor does not take `args`
-            return without_traceback(error)
+    """A stored exception, to be raised: of a `MansioError` a copy with the same class, message, attributes and cause;
+    any other one itself, because its constructor may do anything. Without traceback."""
+    if not isinstance(error, MansioError):
+        return without_traceback(error)
+    # Constructors may take other arguments.
+    made = cast("E", type(error).__new__(type(error), *error.args))
+    made.__dict__.update(error.__dict__)
     made.__cause__ = error.__cause__
     made.__suppress_context__ = error.__suppress_context__
     return made
 
 
 async def result_of(promise: Awaitable[T]) -> T:
-    """Await a promise; its exception is raised as a copy, so that the promise and its waiter form no cycle."""
+    """Await a promise. A `MansioError` is raised as a copy, so that the promise and its waiter form no cycle; any other
+    exception is a defect, and keeps its traceback."""
     try:
         return await promise
-    except Exception as error:  # noqa: BLE001  # raised again
+    except MansioError as error:
         raise copied(error) from error.__cause__
     finally:
         del promise

@@ -484,13 +484,6 @@ _ROWS: Final = (
         note="Mansio's own. Creates, pauses, resumes or deletes a recurring schedule; idempotent.",
     ),
     Api(
-        ApiKey.DESCRIBE_HEALTH,
-        0,
-        0,
-        "cluster.describe_health",
-        note="Mansio's own. Problems and warnings of the broker that answers, and whether its session is held.",
-    ),
-    Api(
         ApiKey.RECEIVE_RECORDS,
         0,
         0,
@@ -530,6 +523,13 @@ _ROWS: Final = (
         0,
         "batch_commits.commit_batch",
         note="Mansio's own. Commits or aborts the transactions of all tasks of a batch, all or none; idempotent.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_HEALTH,
+        0,
+        0,
+        "cluster.describe_health",
+        note="Mansio's own. Problems and warnings of the broker that answers, and whether its session is held.",
     ),
 )
 

@@ -78,6 +78,7 @@ def test_batch_is_not_stored_while_the_format_cannot_be_raised(as_follower: bool
         ("topics/__transaction_state", {}, 2),
         ("brokerconfigs/default", {"mansio.dedup.ms": "5"}, 2),
         ("brokerconfigs/1", {"log.retention.ms": "5"}, 1),
+        ("brokerconfigs/default", {"group.share.delivery.count.limit": "50"}, 2),
         ("groupconfigs/a%2Fb", {"mansio.share.order": "PARTITION", "share.delivery.count.limit": "10"}, 1),
         ("groupconfigs/a", {"mansio.share.order": "KEY"}, 2),
         ("groupconfigs/a", {"share.delivery.count.limit": "11"}, 2),

@@ -31,6 +31,8 @@ class DiskWithoutDescriptors(HostDisk):
     """A disk on which no file can be opened while `exhausted` is set."""
 
     exhausted = False
+    sync_errno = 0
+    """Error of the sync of a directory, after it was opened; 0: none."""
 
     def open(self, path: str, *, create: bool = False) -> Any:
         self._refuse()
@@ -42,6 +44,8 @@ class DiskWithoutDescriptors(HostDisk):
 
     def sync_directory(self, path: str) -> None:
         self._refuse()
+        if self.sync_errno:
+            raise OSError(self.sync_errno, os.strerror(self.sync_errno))
         super().sync_directory(path)
 
     def _refuse(self) -> None:
@@ -160,3 +164,19 @@ def test_a_roll_without_a_descriptor_is_repeated(tmp_path: Path) -> None:
     assert log.failure is None
     check_contents(log, stored)
     log.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_failed_sync_of_the_directory_is_the_end_of_the_log(tmp_path: Path, number: int) -> None:
+    """Also for want of space: the kernel reports the error once, and a repeated sync would succeed."""
+    disk = DiskWithoutDescriptors()
+    log = Log.open(disk, ManualClock(), str(tmp_path / "p"), SETTINGS)
+    append(log, make_batch([1]))
+    job = log.prepare_flush()
+    assert job is not None
+    job = job._replace(directory_dirty=True, epochs=None)
+    disk.sync_errno = number
+    with pytest.raises(OSError, match=os.strerror(number)) as failed:
+        job.run(disk)
+    log.finish_flush(job, failed.value)
+    assert log.failure is not None

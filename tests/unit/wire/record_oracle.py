@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import InvalidRecord
 from mansio.wire.batch.record_batch import RECORD_BYTES_MIN, TimestampType, read_varint
-from mansio.wire.batch.record_reader import Record, decompress_batch
+from mansio.wire.batch.record_reader import Record, decompress_any_count
 
 if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader, Header
@@ -19,7 +19,7 @@ def read_records(batch: bytes, *, output_bytes_max: int) -> list[Record]:
 
     Raises `InvalidRecord` or `CorruptMessage` on any inconsistency.
     """
-    header, data = decompress_batch(batch, output_bytes_max)
+    header, data = decompress_any_count(batch, output_bytes_max)
     fixed_timestamp_ms = (
         header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND else None
     )

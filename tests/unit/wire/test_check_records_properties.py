@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.errors import InvalidRecord
-from mansio.wire.batch.record_batch import RECORD_BYTES_MIN, read_varint, varint
-from mansio.wire.batch.record_reader import check_records
+from mansio.errors import InvalidRecord, MessageTooLarge
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import (
+    HEADER_BYTES,
+    RECORD_BYTES_MIN,
+    build_batch,
+    read_header,
+    read_varint,
+    varint,
+)
+from mansio.wire.batch.record_reader import CHECKED_RECORDS_MAX, check_content, check_records
 from support.tiers import examples
 
 LENGTHS = st.sampled_from((6, 7, 63, 64, 100, 200))
@@ -54,3 +65,32 @@ def test_the_check_accepts_what_can_be_walked_to_the_end_and_nothing_else(
     except InvalidRecord:
         accepted = False
     assert accepted == is_walkable(content, count)
+
+
+class CountedSlices(bytes):
+    """Bytes that count the bytes of their slices."""
+
+    sliced_bytes = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(key, slice):
+            self.sliced_bytes += len(found)
+        return found
+
+
+@pytest.mark.parametrize("run", [1, 2, 9, 64, 65, 5_000])
+def test_the_work_of_the_check_grows_with_the_number_of_records_only(run: int) -> None:
+    """Runs of records of two lengths: no slice may reach from each run to the end of the batch."""
+    short, long = varint(6) + bytes(6), varint(70) + bytes(70)
+    count = 20_000
+    data = CountedSlices(b"".join(long if n // run % 2 else short for n in range(count)))
+    check_records(data, count)
+    assert data.sliced_bytes < 20 * count
+
+
+def test_a_compressed_batch_of_too_many_records_is_refused_before_it_is_decompressed() -> None:
+    batch = build_batch([(0, None, b"", ())], codec=Codec.ZSTD)
+    header = read_header(batch)._replace(record_count=CHECKED_RECORDS_MAX + 1)
+    with pytest.raises(MessageTooLarge, match="at most 1000000"):
+        check_content(batch[:HEADER_BYTES] + b"no frame", header, 1 << 20)

@@ -62,6 +62,7 @@ def test_they_are_announced_with_numbers_of_their_own() -> None:
         (20108, 0, 0),
         (20112, 0, 0),
         (20113, 0, 0),
+        (20114, 0, 0),
     ]
     assert all(is_flexible(key, 0) for key in NATIVE)
 

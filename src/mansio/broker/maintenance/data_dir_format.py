@@ -123,6 +123,15 @@ _NEW_TOPIC_CONFIGS: Final = frozenset(
 )
 """Settings of topics, also as defaults of brokers, that version 0.1.0 does not have."""
 
+_NEW_BROKER_CONFIGS: Final = frozenset(
+    {
+        "group.share.delivery.count.limit",
+        "group.share.partition.max.record.locks",
+        "group.share.record.lock.duration.ms",
+    }
+)
+"""Dynamic settings of brokers that version 0.1.0 does not have: its groups would get other leases and limits."""
+
 _FIRST_DELIVERY_COUNTS: Final = range(2, 11)
 """Delivery limits of groups that version 0.1.0 accepts."""
 
@@ -135,6 +144,8 @@ def _is_new_metadata(operation: Put | Delete) -> bool:
     if kind not in ("topics", "groupconfigs", "brokerconfigs"):
         return False
     configs: dict[str, Any] = json.loads(operation.value)["configs"]
+    if kind == "brokerconfigs" and not _NEW_BROKER_CONFIGS.isdisjoint(configs):
+        return True
     if kind == "groupconfigs":
         deliveries = int(configs.get(DELIVERY_COUNT_LIMIT, _FIRST_DELIVERY_COUNTS[0]))
         return configs.get(SHARE_ORDER, "").lower() == "key" or deliveries not in _FIRST_DELIVERY_COUNTS

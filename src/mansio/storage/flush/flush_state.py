@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import StorageError
-from mansio.ports import DISK_FULL_ERRNOS, TRANSIENT_ERRNOS
+from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS, TRANSIENT_ERRNOS
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_checkpoint
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.leader_epochs import EPOCHS_NAME
@@ -59,13 +59,15 @@ class LogDiskFull(StorageError):
 
 
 @contextmanager
-def translate_disk_full(what: str, *, checkpoint_written: bool = False) -> Iterator[None]:
-    """Raise `LogDiskFull` if an `OSError` in the block reports a full disk or that no descriptor is free. `what` names
-    the data in the message."""
+def translate_disk_full(
+    what: str, *, checkpoint_written: bool = False, transient: frozenset[int] = TRANSIENT_ERRNOS
+) -> Iterator[None]:
+    """Raise `LogDiskFull` if an `OSError` in the block reports a full disk or that no descriptor is free; of these only
+    the numbers in `transient` count. `what` names the data in the message."""
     try:
         yield
     except OSError as error:
-        if error.errno not in TRANSIENT_ERRNOS:
+        if error.errno not in transient:
             raise
         missing = "space" if error.errno in DISK_FULL_ERRNOS else "file descriptor"
         raise LogDiskFull(
@@ -107,8 +109,9 @@ class FlushJob(NamedTuple):
         for file in self.closed_files:
             file.sync()
         if self.directory_dirty:
-            # No descriptor for the directory: everything is synced again later, no error of a sync was lost.
-            with translate_disk_full("the sync of the directory"):
+            # Without a descriptor for the directory nothing of it was synced, and everything is synced again later. Any
+            # other error may be that of the sync itself, which is not repeated.
+            with translate_disk_full("the sync of the directory", transient=DESCRIPTOR_ERRNOS):
                 disk.sync_directory(self.directory)
         if self.active_file is not None:
             self.active_file.sync()
