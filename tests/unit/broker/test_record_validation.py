@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.broker.partition import append_validation
+from mansio.broker.partition import append_validation, partition
 from mansio.broker.partition.append_validation import (
     DECODED_RECORDS_MAX,
     MISSING_KEY_MESSAGE,
@@ -39,13 +39,14 @@ def test_a_topic_that_is_not_compacted_takes_any_record_and_opens_no_batch(
     def opened(*_: object, **__: object) -> None:
         pytest.fail("a batch was opened")
 
-    monkeypatch.setattr(append_validation, "read_records", opened)
+    monkeypatch.setattr(append_validation, "inspect_records", opened)
+    monkeypatch.setattr(partition, "inspect_records", opened)
     bench = Bench()
     assert bench.partition.append(keyed(None, None)).end_offset == 2
 
 
 def test_the_brokers_own_batches_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_validation, "read_records", None)
+    monkeypatch.setattr(partition, "inspect_records", None)
     assert Bench(rules=COMPACTED).partition.append(keyed(b"k"), internal=True).end_offset == 1
 
 
