@@ -53,7 +53,7 @@ def test_the_brokers_own_batches_are_not_opened(monkeypatch: pytest.MonkeyPatch)
 def test_as_many_records_are_named_as_an_answer_should_carry() -> None:
     bench = Bench(rules=COMPACTED)
     with pytest.raises(InvalidRecord, match="2000 of 2000") as caught:
-        bench.partition.append(keyed(*[None] * 2000))
+        bench.partition.append(keyed(*[None] * 2000), is_checked=True)
     assert len(caught.value.record_errors) == REPORTED_RECORDS_MAX
 
 

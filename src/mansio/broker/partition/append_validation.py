@@ -22,6 +22,7 @@ from mansio.errors import (
     InvalidRecord,
     InvalidTimestamp,
     LogFailed,
+    MansioError,
     MessageTooLarge,
     RequestError,
     StorageError,
@@ -187,12 +188,14 @@ class InspectedRecords(NamedTuple):
     """What the features of a topic need to know of a client's batch (`inspect_records`).
 
     `rules`: those with which it was inspected. `priorities`: the records whose priority is not normal. `ids`,
-    `delays`: None if no record has an id, or a delay."""
+    `delays`: None if no record has an id, or a delay. `error`: why the batch must be rejected, unless it is a duplicate
+    of one that was accepted before."""
 
     rules: AppendRules
     priorities: Sequence[PriorityRun] = ()
     ids: IdentifiedBatch | None = None
     delays: DelayedBatch | None = None
+    error: MansioError | None = None
 
 
 def check_record_count(name: str, header: BatchHeader) -> None:

@@ -418,11 +418,8 @@ class Partition:
                 check_record_count(self.name, header)
             if header.attributes & CODEC_MASK and rules.checks_content and not is_checked:
                 check_content(batch, header, INLINE_CONTENT_BYTES_MAX, scratch=self.scratch)
-            if rules.inspects_records:
-                if inspected is None and not is_checked:
-                    check_inline(batch, header, rules)
-                if inspected is None or inspected.rules != rules:
-                    inspected = inspect_records(self.name, rules, batch, self.clock.wall_ms())
+            if rules.inspects_records and inspected is None and not is_checked:
+                check_inline(batch, header, rules)
         if self.log.failure is not None:
             raise self._new_log_failed_error(
                 self.log.failure
@@ -430,13 +427,14 @@ class Partition:
         for before in self._before_append:
             if (known := before(header)) is not None:
                 if rules.deduplicates and self.first_offset_of_repeat is not None:
-                    known = self.first_offset_of_repeat(None if inspected is None else inspected.ids, known)
+                    known = self.first_offset_of_repeat(self._inspect(batch, inspected).ids, known)
                 return known._replace(append_time_ms=-1) if by_client else known
         append_time_ms = -1
         front = None
         if not by_client:
             append_time_ms = self.clock.wall_ms()
-        if inspected is not None:
+        if rules.inspects_records and not internal:
+            inspected = self._inspect(batch, inspected)
             if rules.has_priorities and self.priorities is not None:
                 self.priorities.stage(header.crc, inspected.priorities)
             if inspected.ids is not None and self.check_ids is not None:
@@ -469,6 +467,14 @@ class Partition:
         else:
             self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
         return AppendResult(base_offset, end_offset, append_time_ms, False)
+
+    def _inspect(self, batch: Buffer, inspected: InspectedRecords | None) -> InspectedRecords:
+        """Return what is in a batch, known from the thread unless it is small; raise the error of its inspection."""
+        if inspected is None or inspected.rules != self.rules:
+            return inspect_records(self.name, self.rules, batch, self.clock.wall_ms())
+        if inspected.error is not None:
+            raise copied(inspected.error)
+        return inspected
 
     def _append_checked(
         self, checked: CheckedBatch, inspected: InspectedRecords, sent: Buffer, *, urgent: bool

@@ -32,6 +32,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.append_validation import (
+    InspectedRecords,
     check_client_batch,
     check_record_count,
     inspect_records,
@@ -54,7 +55,7 @@ from mansio.wire.batch.record_reader import check_content
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from mansio.broker.partition.append_validation import AppendRules, InspectedRecords
+    from mansio.broker.partition.append_validation import AppendRules
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Background, Buffer
@@ -151,7 +152,8 @@ class Recompressor:
     """Recompression of batches for all partitions of a broker. All methods run on the broker's event loop."""
 
     def __init__(self, background: Background) -> None:
-        self._background = background
+        self.background = background
+        """The thread, also for other work that decompresses much."""
         self._queues: dict[Partition, deque[_QueuedAppend]] = {}
         """Waiting batches. Between method calls the thread has the first batch of each queue, and no other."""
         self._client_bytes: dict[Hashable, int] = {}
@@ -273,7 +275,7 @@ class Recompressor:
             inspect=entry.inspect,
         )
         try:
-            self._background.submit(work, partial(self._on_recompressed, partition, entry))
+            self.background.submit(work, partial(self._on_recompressed, partition, entry))
         except RuntimeError:
             entry.result = RequestTimedOut(
                 f"{partition.name}: the broker shuts down; the batch was not written"
@@ -411,7 +413,12 @@ def _process(
 
 def _inspect(name: str, rules: AppendRules, records: Buffer, *, now_ms: int) -> InspectedRecords:
     check_batch(records)
-    return inspect_records(name, rules, records, now_ms)
+    try:
+        return inspect_records(name, rules, records, now_ms)
+    except DecompressedTooLarge:
+        raise
+    except MansioError as error:
+        return InspectedRecords(rules, error=without_traceback(error))
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:
