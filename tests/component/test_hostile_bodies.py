@@ -11,18 +11,37 @@ import gc
 import logging
 import re
 import socket
+import struct
 import time
 from typing import TYPE_CHECKING, Final
 
 import httpx
 import pytest
+from crc32c import crc32c
 
+import mansio
 from mansio.api.http.monitors import EventLoopMonitor
 from mansio.broker.services.statistics import LoopHolds
+from mansio.errors import MessageTooLarge
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
+from mansio.node.embedded import EmbeddedBroker
 from mansio.testing import TestBroker
-from support.hostile_bodies import ALL, GRPC, HTTP, KAFKA, SQS, Addresses, HostileBody, send
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch
+from support.hostile_bodies import (
+    ALL,
+    GRPC,
+    HTTP,
+    KAFKA,
+    PRODUCE,
+    SQS,
+    Addresses,
+    HostileBody,
+    kafka_request,
+    kafka_text,
+    send,
+)
 from support.machine import scaled
 from support.waiting import wait_until
 
@@ -47,7 +66,7 @@ UNBOUNDED: Final = {
 class LoopWatch:
     """Longest time for which the event loop of a broker ran without a turn of this watch, in processor time."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker | EmbeddedBroker) -> None:
         assert broker._loop is not None
         self._loop = broker._loop
         self.held_s_max = 0.0
@@ -129,6 +148,96 @@ def test_each_hostile_body_keeps_nobody_waiting(
     broker: Broker, addresses: Addresses, hostile: HostileBody
 ) -> None:
     check(broker, addresses, hostile)
+
+
+FEATURES: Final = {
+    "compaction": {"cleanup.policy": "compact"},
+    "delays": {"mansio.delay.enable": "true"},
+    "priorities": {"mansio.priority.enable": "true"},
+    "deduplication": {"mansio.dedup.ms": "60000"},
+}
+FEATURE_HEADERS: Final = {
+    "compaction": ("h", b"%d"),
+    "delays": ("mansio-delay-ms", b"%d"),
+    "priorities": ("mansio-priority", b"high"),
+    "deduplication": ("mansio-dedup-id", b"%d"),
+}
+
+
+def produced(topic: str, batch: bytes) -> bytes:
+    """Return a Produce request with one batch for partition 0."""
+    body = b"\xff\xff" + struct.pack(">hii", -1, 60_000, 1) + kafka_text(topic.encode())
+    return kafka_request(PRODUCE, 7, body + struct.pack(">iii", 1, 0, len(batch)) + batch, is_flexible=False)
+
+
+def many_records(feature: str, count: int, codec: Codec) -> bytes:
+    name, value = FEATURE_HEADERS[feature]
+    values = [value % each if b"%" in value else value for each in range(count)]
+    return build_batch([(0, b"k", b"v", [(name, each)]) for each in values], codec=codec)
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker with threads of its own: in `TestBroker` all work is on the event loop."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("hostile") / "data") as started:
+        yield started
+
+
+def produce_watched(broker: EmbeddedBroker, feature: str, batch: bytes) -> tuple[int, float]:
+    """Produce a batch to a topic with the feature; return the error code, and how long the loop was held."""
+    with mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic(feature, partitions=1, config=FEATURES[feature], exist_ok=True)
+    request = produced(feature, batch)
+    gc.collect()
+    watch = LoopWatch(broker)
+    try:
+        host, _, port = broker.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=scaled(60)) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            answer = connection.makefile("rb").read(4 + 4 + 4 + 2 + len(feature) + 4 + 4 + 2)
+    finally:
+        watch.stop()
+    return struct.unpack(">h", answer[-2:])[0], watch.held_s_max
+
+
+def test_a_batch_of_too_many_records_for_a_feature_is_refused_before_it_is_decompressed(
+    embedded: EmbeddedBroker,
+) -> None:
+    batch = bytearray(build_batch([(0, b"k", bytes(16 << 20), ())], codec=Codec.ZSTD))
+    struct.pack_into(">i", batch, 23, 100_000)  # the last offset delta
+    struct.pack_into(">i", batch, 57, 100_001)  # the number of records
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
+    for feature in FEATURES:
+        code, held_s = produce_watched(embedded, feature, bytes(batch))
+        assert code == MessageTooLarge.kafka_code
+        assert held_s < scaled(HOLD_S_MAX), f"{feature}: {held_s:.3f} s"
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_small_batch_that_decompresses_to_much_does_not_hold_the_loop(
+    embedded: EmbeddedBroker, feature: str
+) -> None:
+    batch = build_batch([(0, b"k", bytes(40 << 20), ())], codec=Codec.ZSTD)
+    code, held_s = produce_watched(embedded, feature, batch)
+    assert code == 0
+    assert held_s < scaled(HOLD_S_MAX), f"{held_s:.3f} s"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_batch_with_all_that_a_feature_accepts_does_not_hold_the_loop(
+    embedded: EmbeddedBroker, feature: str
+) -> None:
+    is_limited = feature in ("delays", "deduplication")
+    for batch, expected in (
+        (build_batch([(0, b"k", bytes((128 << 20) - 200), ())], codec=Codec.GZIP), 0),
+        (many_records(feature, 100_000, Codec.ZSTD), MessageTooLarge.kafka_code if is_limited else 0),
+        (many_records(feature, 10_000, Codec.GZIP), 0),
+        (build_batch([(0, b"k", b"", [("mansio-de", b"")] * 2_000_000)], codec=Codec.ZSTD), None),
+    ):
+        code, held_s = produce_watched(embedded, feature, batch)
+        assert expected in (code, None)
+        assert held_s < scaled(HOLD_S_MAX), f"{held_s:.3f} s"
 
 
 def test_eleven_and_five_million_entries_have_the_same_error(broker: Broker, addresses: Addresses) -> None:

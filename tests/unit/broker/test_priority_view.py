@@ -13,8 +13,8 @@ from mansio.errors import InvalidRecord
 from mansio.state.priorities import priority_index
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_HEADER, Priority
-from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_HEADER, Priority, read_priorities
+from mansio.wire.batch.record_batch import build_batch, read_header
 from support.simulated_partition import DIRECTORY, RULES, SimulatedPartition
 
 
@@ -141,7 +141,8 @@ def test_offsets_that_another_leader_writes_anew_have_its_priorities() -> None:
 def test_priorities_of_a_refused_batch_are_not_those_of_the_next_one() -> None:
     leader = PrioritizedPartition(SimulatedDisk())
     follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)  # it led before
-    follower.view.check(build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])]), "p")
+    refused = build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])])
+    follower.view.stage(read_header(refused).crc, read_priorities(refused, "p", strict=True))
     leader.append("low")
     leader.flush()
     replicate(leader, follower)

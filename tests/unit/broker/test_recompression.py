@@ -104,9 +104,15 @@ class FakePartition:
             raise NotLeaderOrFollower(self.name)
 
     def append(
-        self, batch: Buffer, *, urgent: bool = True, transactional: bool = False, is_checked: bool = False
+        self,
+        batch: Buffer,
+        *,
+        urgent: bool = True,
+        transactional: bool = False,
+        is_checked: bool = False,
+        inspected: object = None,
     ) -> AppendResult:
-        del urgent, transactional, is_checked
+        del urgent, transactional, is_checked, inspected
         self.ensure_leader()
         if self.fails_unexpectedly:
             raise ValueError(self.name)

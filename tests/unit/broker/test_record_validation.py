@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.broker.partition import append_validation
+from mansio.broker.partition import append_validation, partition
 from mansio.broker.partition.append_validation import (
     DECODED_RECORDS_MAX,
     MISSING_KEY_MESSAGE,
@@ -39,20 +39,21 @@ def test_a_topic_that_is_not_compacted_takes_any_record_and_opens_no_batch(
     def opened(*_: object, **__: object) -> None:
         pytest.fail("a batch was opened")
 
-    monkeypatch.setattr(append_validation, "read_records", opened)
+    monkeypatch.setattr(append_validation, "inspect_records", opened)
+    monkeypatch.setattr(partition, "inspect_records", opened)
     bench = Bench()
     assert bench.partition.append(keyed(None, None)).end_offset == 2
 
 
 def test_the_brokers_own_batches_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_validation, "read_records", None)
+    monkeypatch.setattr(partition, "inspect_records", None)
     assert Bench(rules=COMPACTED).partition.append(keyed(b"k"), internal=True).end_offset == 1
 
 
 def test_as_many_records_are_named_as_an_answer_should_carry() -> None:
     bench = Bench(rules=COMPACTED)
     with pytest.raises(InvalidRecord, match="2000 of 2000") as caught:
-        bench.partition.append(keyed(*[None] * 2000))
+        bench.partition.append(keyed(*[None] * 2000), is_checked=True)
     assert len(caught.value.record_errors) == REPORTED_RECORDS_MAX
 
 

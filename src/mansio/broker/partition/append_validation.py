@@ -1,8 +1,9 @@
 """Append validation (Kafka `LogValidator`): the topic's limits, and the errors for batches that violate them.
 
 Does no I/O. `Partition.append` compares each batch with the limits and calls these functions only to raise the error. A
-batch is decoded only if the topic is compacted, which requires a key in every record, or if the batch is rejected; the
-error then contains the indexes of the invalid records (`recordErrors`, KIP-467).
+batch is decoded only for the features of its topic (`inspect_records`: keys of a compacted one, delays, priorities,
+deduplication), or if the batch is rejected; the error then contains the indexes of the invalid records
+(`recordErrors`, KIP-467).
 
 Invariants:
 * An error names the partition and no path on the broker's disk.
@@ -15,11 +16,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from mansio.errors import (
+    DecompressedTooLarge,
     DescriptorsExhausted,
     DiskFull,
     InvalidRecord,
     InvalidTimestamp,
     LogFailed,
+    MansioError,
     MessageTooLarge,
     RequestError,
     StorageError,
@@ -28,11 +31,19 @@ from mansio.errors import (
 from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
 from mansio.tracebacks import copied
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
+from mansio.wire.batch.dedup_header import read_ids
+from mansio.wire.batch.delay_headers import read_delays
+from mansio.wire.batch.priority_header import read_priorities
 from mansio.wire.batch.record_batch import TimestampType
-from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.record_reader import decompress_batch, read_records, scan_records
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.ports import Buffer
+    from mansio.wire.batch.dedup_header import IdentifiedBatch
+    from mansio.wire.batch.delay_headers import DelayedBatch
+    from mansio.wire.batch.priority_header import PriorityRun
     from mansio.wire.batch.recompress import Compression
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -150,12 +161,15 @@ def _reason(error: StorageError) -> str:
     return cause.strerror or str(cause) if isinstance(cause, OSError) else error.message
 
 
-DECODED_RECORDS_MAX = 100_000
-"""Maximum number of records in a batch of a compacted topic."""
+DECODED_RECORDS_MAX: Final = 100_000
+"""Maximum number of records in a batch of a topic whose batches are decoded on append."""
 
 INLINE_CONTENT_BYTES_MAX: Final = 64 << 10
-"""Decompressed size up to which the content of a compressed batch is checked on the event loop; it takes less than
-0.2 ms."""
+"""Decompressed size up to which the content of a batch is checked and inspected on the event loop; the check takes less
+than 0.2 ms."""
+
+INLINE_RECORDS_MAX: Final = 1_000
+"""Number of records up to which a batch is inspected on the event loop; it takes some milliseconds."""
 
 REPORTED_RECORDS_MAX = 1000
 """Maximum number of record errors in one response."""
@@ -170,22 +184,65 @@ MISSING_KEY_MESSAGE = "a record of a compacted topic needs a key"
 INVALID_TIMESTAMP_MESSAGE = "the timestamp is out of the accepted range"
 
 
-def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
-    """Check that every record has a key.
+class InspectedRecords(NamedTuple):
+    """What the features of a topic need to know of a client's batch (`inspect_records`).
 
-    Raises `InvalidRecord` with at most `REPORTED_RECORDS_MAX` of the records without key, and `MessageTooLarge` for
-    more than `DECODED_RECORDS_MAX` records, after which clients send smaller batches."""
+    `rules`: those with which it was inspected. `priorities`: the records whose priority is not normal. `ids`,
+    `delays`: None if no record has an id, or a delay. `error`: why the batch must be rejected, unless it is a duplicate
+    of one that was accepted before."""
+
+    rules: AppendRules
+    priorities: Sequence[PriorityRun] = ()
+    ids: IdentifiedBatch | None = None
+    delays: DelayedBatch | None = None
+    error: MansioError | None = None
+
+
+def check_record_count(name: str, header: BatchHeader) -> None:
+    """Check the number of records in the header of a batch that is to be inspected, before it is decompressed.
+
+    Raises `MessageTooLarge` for more than `DECODED_RECORDS_MAX`, after which clients send smaller batches."""
     if header.record_count > DECODED_RECORDS_MAX:
         raise MessageTooLarge(
-            f"{partition}: a batch of {header.record_count} records; a compacted topic accepts at most"
-            f" {DECODED_RECORDS_MAX}"
+            f"{name}: a batch of {header.record_count} records; a topic that is compacted, or has delays, priorities or"
+            f" deduplication, accepts at most {DECODED_RECORDS_MAX}"
         )
-    records = read_records(batch)
-    keyless = [index for index, record in enumerate(records) if record.key is None]
+
+
+def check_inline(batch: Buffer, header: BatchHeader, rules: AppendRules) -> None:
+    """Raise `DecompressedTooLarge` for a batch that is too large to be inspected on the event loop."""
+    if header.record_count > INLINE_RECORDS_MAX or len(batch) > INLINE_CONTENT_BYTES_MAX:
+        raise DecompressedTooLarge("the batch is too large to be inspected on the event loop")
+    if header.codec and not rules.checks_content:  # otherwise it was decompressed up to this size before
+        decompress_batch(batch, INLINE_CONTENT_BYTES_MAX)
+
+
+def inspect_records(name: str, rules: AppendRules, batch: Buffer, now_ms: int) -> InspectedRecords:
+    """Decode a client's batch for the features of its topic. Uses no state and may run on any thread: a large batch
+    takes up to seconds. `name` of the partition is for errors; delays begin at `now_ms`.
+
+    Raises `InvalidRecord` with the indexes of invalid records, `MessageTooLarge`, and the errors of
+    `decompress_batch`."""
+    runs = read_priorities(batch, name, strict=True) if rules.has_priorities else ()
+    if rules.requires_keys:
+        check_keys(name, batch)
+        return InspectedRecords(rules, runs)
+    ids = read_ids(batch, name) if rules.deduplicates else None
+    delays = read_delays(batch, name, now_ms) if rules.accepts_delays else None
+    return InspectedRecords(rules, runs, ids, delays)
+
+
+def check_keys(partition: str, batch: Buffer) -> None:
+    """Check that every record has a key. Values and headers are not decoded.
+
+    Raises `InvalidRecord` with at most `REPORTED_RECORDS_MAX` of the records without key."""
+    header, data = decompress_batch(batch)
+    located = scan_records(data, header.record_count, header.last_offset_delta)
+    keyless = [index for index, record in enumerate(located) if record.key is None]
     if not keyless:
         return
     error = InvalidRecord(
-        f"{partition}: {MISSING_KEY_MESSAGE}; {len(keyless)} of {len(records)} in the batch have none"
+        f"{partition}: {MISSING_KEY_MESSAGE}; {len(keyless)} of {header.record_count} in the batch have none"
     )
     error.record_errors = tuple((index, MISSING_KEY_MESSAGE) for index in keyless[:REPORTED_RECORDS_MAX])
     raise copied(error)

@@ -30,7 +30,6 @@ from mansio.wire.batch.dedup_control_records import (
     encode_ids,
     encode_repeated,
 )
-from mansio.wire.batch.dedup_header import read_ids
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 
@@ -68,14 +67,12 @@ class Deduplicator:
 
     # Batches of producers
 
-    def check(self, batch: Buffer) -> CheckedBatch | None:
-        """Find the repeats in a client's batch; return None if none of its records has an id. Nothing is changed.
+    def check(self, batch: Buffer, identified: IdentifiedBatch) -> CheckedBatch:
+        """Find the repeats in a client's batch with ids. Nothing is changed.
 
-        Raises `InvalidRecord` for invalid ids, `ThrottlingQuotaExceeded` if there are too many ids, and
-        `LeaderNotAvailable` while the view is being read."""
-        identified = self._read_ids(batch)
-        if identified is None:
-            return None
+        Raises `ThrottlingQuotaExceeded` if there are too many ids, and `LeaderNotAvailable` while the view is being
+        read."""
+        self._check_view()
         partition, window = self.partition, self.view.window
         now_ms = partition.clock.wall_ms()
         until_ms = now_ms - partition.settings.dedup_ms
@@ -114,26 +111,23 @@ class Deduplicator:
 
         return CheckedBatch(kept_batch, first_offset, first_ms, known_end, now_ms, finish)
 
-    def with_first_offset(self, batch: Buffer, known: AppendResult) -> AppendResult:
+    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
         """Return the result of a batch that an idempotent producer sends again, `known` from its sequence.
 
         Raises `LeaderNotAvailable` while the view is being read."""
-        identified = self._read_ids(batch)
-        if identified is None or (key := identified.keys[0]) is None:
+        if identified is None:
+            return known
+        self._check_view()
+        if (key := identified.keys[0]) is None:
             return known
         found = self.view.window.find(key)
         if found is None or found.offset > known.base_offset:
             return known
         return known._replace(base_offset=found.offset)
 
-    def _read_ids(self, batch: Buffer) -> IdentifiedBatch | None:
-        partition = self.partition
-        if not partition.rules.deduplicates:
-            return None
-        identified = read_ids(batch, partition.name)
-        if identified is not None and not self.view.is_complete:  # producers retry this error
-            raise LeaderNotAvailable(f"{partition.name}: its deduplication ids are being loaded")
-        return identified
+    def _check_view(self) -> None:
+        if not self.view.is_complete:  # producers retry this error
+            raise LeaderNotAvailable(f"{self.partition.name}: its deduplication ids are being loaded")
 
     def _finish(
         self,

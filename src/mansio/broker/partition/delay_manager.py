@@ -42,7 +42,7 @@ from mansio.wire.batch.delay_control_records import (
     encode_delivered,
     encode_moved,
 )
-from mansio.wire.batch.delay_headers import base_timestamp_ms, delivered_record, read_delays
+from mansio.wire.batch.delay_headers import base_timestamp_ms, delivered_record
 from mansio.wire.batch.record_batch import (
     TimestampType,
     build_batch,
@@ -102,17 +102,12 @@ class DelayManager:
 
     # Acceptance
 
-    def convert(self, batch: Buffer) -> bytes | None:
-        """Return the control batch that is appended instead of a client's batch; None for one without delays.
+    def convert(self, batch: Buffer, delays: DelayedBatch) -> bytes:
+        """Return the control batch that is appended instead of a client's batch with delayed records.
 
-        Raises `InvalidRecord` for invalid headers, `ThrottlingQuotaExceeded` if too many records are pending, and
-        `LeaderNotAvailable` while the view is being read."""
+        Raises `ThrottlingQuotaExceeded` if too many records are pending, and `LeaderNotAvailable` while the view is
+        being read."""
         partition, view = self.partition, self.view
-        if not partition.rules.accepts_delays:
-            return None
-        delays = read_delays(batch, partition.name, partition.clock.wall_ms())
-        if delays is None:
-            return None
         if not view.is_complete:  # producers retry this error, unlike that of `ensure_usable`
             raise LeaderNotAvailable(f"{partition.name}: its delayed records are being loaded")
         self._check_limits(delays)

@@ -43,7 +43,9 @@ from mansio.broker.partition.append_validation import (
     INLINE_CONTENT_BYTES_MAX,
     AppendRules,
     check_client_batch,
-    check_keys,
+    check_inline,
+    check_record_count,
+    inspect_records,
     new_append_error,
     new_log_failed_error,
     reject_delayed,
@@ -76,6 +78,7 @@ from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.verification import is_unreadable
 from mansio.tracebacks import copied
+from mansio.wire.batch.delay_headers import read_delays
 from mansio.wire.batch.end_marker import encode_end_marker
 from mansio.wire.batch.record_batch import (
     CODEC_MASK,
@@ -96,6 +99,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
+    from mansio.broker.partition.append_validation import InspectedRecords
     from mansio.broker.partition.partition_hook import CheckedBatch, PartitionHook
     from mansio.broker.partition.priority_view import PriorityView
     from mansio.config.topic_config import TopicSettings
@@ -105,6 +109,8 @@ if TYPE_CHECKING:
     from mansio.storage.log import Log
     from mansio.storage.segment import Segment
     from mansio.storage.segment_list import LogSlice
+    from mansio.wire.batch.dedup_header import IdentifiedBatch
+    from mansio.wire.batch.delay_headers import DelayedBatch
     from mansio.wire.batch.end_marker import EndMarker
 
 H = TypeVar("H")
@@ -231,18 +237,18 @@ class Partition:
         """Whether batches wait in the `Recompressor`; later batches must be appended after them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
         """Called with a follower that is not in the ISR and meets all conditions to join it."""
-        self.convert_delayed: Callable[[Buffer], bytes | None] | None = None
-        """Returns the control batch to append instead of a client's batch with delayed records; None for other batches.
-        Called if the topic accepts delays."""
+        self.convert_delayed: Callable[[Buffer, DelayedBatch], bytes] | None = None
+        """Returns the control batch to append instead of a client's batch with delayed records."""
         self.on_control_batches: Callable[[Partition, memoryview], None] | None = None
         """Called with batches that a follower is about to append, some of which are control batches; None if pending
         records are known already. The topic may have accepted delays before this replica existed."""
-        self.check_ids: Callable[[Buffer], CheckedBatch | None] | None = None
-        """Finds the repeats in a client's batch with deduplication ids; None for other batches. Called if the topic has
-        a deduplication window."""
-        self.first_offset_of_repeat: Callable[[Buffer, AppendResult], AppendResult] | None = None
-        """Called with a batch that an idempotent producer sends again, and the result known from its sequence; returns
-        the result with the offset of the first record with its id."""
+        self.check_ids: Callable[[Buffer, IdentifiedBatch], CheckedBatch] | None = None
+        """Finds the repeats in a client's batch with deduplication ids."""
+        self.first_offset_of_repeat: Callable[[IdentifiedBatch | None, AppendResult], AppendResult] | None = (
+            None
+        )
+        """Called with the ids of a batch that an idempotent producer sends again, and the result known from its
+        sequence; returns the result with the offset of the first record with its id."""
         self.priorities: PriorityView | None = None
         """The priorities of the records; None if the topic has none."""
         self.producers: ProducerHook | None = None
@@ -380,6 +386,7 @@ class Partition:
         urgent: bool = True,
         transactional: bool = False,
         is_checked: bool = False,
+        inspected: InspectedRecords | None = None,
     ) -> AppendResult:
         """Append one encoded batch.
 
@@ -387,8 +394,10 @@ class Partition:
         the broker itself, may be larger than the topic's limit, may be a control batch, and needs no sequence.
         `transactional`: the request of the client is; if the batch is, too, the caller has verified its transaction.
         `is_checked`: the content of the batch was checked (`check_content`); otherwise that of a compressed one is
-        checked here if it is small. Raises the `MansioError` for which the batch was rejected, and
-        `DecompressedTooLarge` if its content must be checked by the `Recompressor`, because it is large.
+        checked here if it is small. `inspected`: the result of `inspect_records`, without which a small batch is
+        inspected here if the topic has a feature that needs it. Raises the `MansioError` for which the batch was
+        rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `Recompressor`, because
+        it is large.
         """
         header = check_stored_batch(batch) if internal else check_batch(batch)
         rules = self.rules
@@ -405,8 +414,12 @@ class Partition:
                     or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
                 ):
                     reject_timestamps(self.name, rules, batch, header, now_ms)
+            if rules.inspects_records:
+                check_record_count(self.name, header)
             if header.attributes & CODEC_MASK and rules.checks_content and not is_checked:
                 check_content(batch, header, INLINE_CONTENT_BYTES_MAX, scratch=self.scratch)
+            if rules.inspects_records and inspected is None and not is_checked:
+                check_inline(batch, header, rules)
         if self.log.failure is not None:
             raise self._new_log_failed_error(
                 self.log.failure
@@ -414,26 +427,23 @@ class Partition:
         for before in self._before_append:
             if (known := before(header)) is not None:
                 if rules.deduplicates and self.first_offset_of_repeat is not None:
-                    known = self.first_offset_of_repeat(batch, known)
+                    known = self.first_offset_of_repeat(self._inspect(batch, inspected).ids, known)
                 return known._replace(append_time_ms=-1) if by_client else known
         append_time_ms = -1
         front = None
         if not by_client:
             append_time_ms = self.clock.wall_ms()
         if rules.inspects_records and not internal:
+            inspected = self._inspect(batch, inspected)
             if rules.has_priorities and self.priorities is not None:
-                self.priorities.check(batch, self.name)
-            if rules.requires_keys:
-                check_keys(self.name, batch, header)
-            elif (
-                rules.deduplicates
-                and self.check_ids is not None
-                and (checked := self.check_ids(batch)) is not None
-            ):
+                self.priorities.stage(header.crc, inspected.priorities)
+            if inspected.ids is not None and self.check_ids is not None:
+                checked = self.check_ids(batch, inspected.ids)
                 if header.attributes & TRANSACTIONAL_FLAG:
                     reject_ids(self.name)
-                return self._append_checked(checked, urgent=urgent)
-            elif self.convert_delayed is not None and (converted := self.convert_delayed(batch)) is not None:
+                return self._append_checked(checked, inspected, batch, urgent=urgent)
+            if inspected.delays is not None and self.convert_delayed is not None:
+                converted = self.convert_delayed(batch, inspected.delays)
                 if header.attributes & TRANSACTIONAL_FLAG:
                     reject_delayed(self.name)
                 batch = converted
@@ -458,15 +468,28 @@ class Partition:
             self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
         return AppendResult(base_offset, end_offset, append_time_ms, False)
 
-    def _append_checked(self, checked: CheckedBatch, *, urgent: bool) -> AppendResult:
-        """Append the records of a client's batch with deduplication ids that are not repeats. The caller has made all
-        other checks of the batch."""
+    def _inspect(self, batch: Buffer, inspected: InspectedRecords | None) -> InspectedRecords:
+        """Return what is in a batch, known from the thread unless it is small; raise the error of its inspection."""
+        if inspected is None or inspected.rules != self.rules:
+            return inspect_records(self.name, self.rules, batch, self.clock.wall_ms())
+        if inspected.error is not None:
+            raise copied(inspected.error)
+        return inspected
+
+    def _append_checked(
+        self, checked: CheckedBatch, inspected: InspectedRecords, sent: Buffer, *, urgent: bool
+    ) -> AppendResult:
+        """Append the records of a client's batch, as `sent`, with deduplication ids that are not repeats. The caller
+        has made all other checks of the batch."""
         batch, first_ms = checked.batch, checked.first_ms
         by_client = self.rules.timestamp_type is TimestampType.CREATE
         if batch is not None:
-            converted = None if self.convert_delayed is None else self.convert_delayed(batch)
-            if converted is not None:
-                batch, by_client = converted, True  # its timestamp stays as it is
+            delays = inspected.delays
+            if delays is not None and batch is not sent:  # without the repeats
+                delays = read_delays(batch, self.name, self.clock.wall_ms())
+            if delays is not None and self.convert_delayed is not None:
+                batch = self.convert_delayed(batch, delays)
+                by_client = True  # its timestamp stays as it is
             elif not by_client:
                 front = with_log_append_time(batch, read_header(batch), checked.accepted_ms)
                 batch = front + bytes(batch[len(front) :])

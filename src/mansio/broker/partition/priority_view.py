@@ -25,13 +25,13 @@ from mansio.logs import fields
 from mansio.state.priorities.priority_index import PriorityIndex, PriorityRange
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
 from mansio.wire.batch.priority_header import read_priorities
-from mansio.wire.batch.record_batch import check_stored_batch, read_header
+from mansio.wire.batch.record_batch import check_stored_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mansio.broker.partition.partition_hook import AppendResult
-    from mansio.ports import Background, Buffer, Disk, Scheduler
+    from mansio.ports import Background, Disk, Scheduler
     from mansio.storage.log import Log
     from mansio.wire.batch.priority_header import PriorityRun
     from mansio.wire.batch.record_batch import BatchHeader
@@ -117,12 +117,9 @@ class PriorityView:
         """Whether the index reaches the end of the log."""
         return self.index.end >= self._log.end_offset
 
-    def check(self, batch: Buffer, name: str) -> None:
-        """Check the headers of a producer's batch that is about to be appended. `name` of the partition is for errors.
-
-        Raises `InvalidRecord`, `MessageTooLarge`."""
-        runs = read_priorities(batch, name, strict=True)
-        self._staged = (read_header(batch).crc, runs)
+    def stage(self, crc: int, runs: Sequence[PriorityRun]) -> None:
+        """Announce the priorities of a producer's batch that is about to be appended, by its CRC."""
+        self._staged = (crc, runs)
 
     # Hook methods
 

@@ -1,5 +1,5 @@
 """Check of the content of clients' compressed batches on append, and their recompression for topics whose
-compression.type is not `producer` (Kafka `LogValidator`).
+compression.type is not `producer` (Kafka `LogValidator`), and their inspection for the features of topics.
 
 A batch that is stored as sent is decompressed and its records are counted; one that is recompressed is decompressed
 once for both. A small batch is processed on the event loop, a larger one on a thread. Later batches of the same
@@ -31,18 +31,31 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition.append_validation import check_client_batch, new_too_large_error
+from mansio.broker.partition.append_validation import (
+    InspectedRecords,
+    check_client_batch,
+    check_record_count,
+    inspect_records,
+    new_too_large_error,
+)
 from mansio.errors import DecompressedTooLarge, InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, estimate_decompressed_bytes
 from mansio.wire.batch.recompress import recompress
-from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, HEADER_BYTES, check_batch
+from mansio.wire.batch.record_batch import (
+    ATTRIBUTES_END_POSITION,
+    CODEC_MASK,
+    HEADER_BYTES,
+    check_batch,
+    read_header,
+)
 from mansio.wire.batch.record_reader import check_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from mansio.broker.partition.append_validation import AppendRules
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Background, Buffer
@@ -81,6 +94,8 @@ class _QueuedAppend:
     __slots__ = (
         "check",
         "client",
+        "inspect",
+        "inspected",
         "is_checked",
         "job_bytes_max",
         "on_appended",
@@ -100,6 +115,7 @@ class _QueuedAppend:
         output_bytes_max: int,
         *,
         checks_content: bool,
+        inspect: Callable[[Buffer], InspectedRecords] | None,
         urgent: bool,
         client: Hashable,
         on_appended: OnAppended,
@@ -115,7 +131,10 @@ class _QueuedAppend:
         """Estimated decompressed size, at which decompression stops."""
         self.is_checked = target is not None or (checks_content and _is_compressed(records))
         """Whether the thread checks the content, so that `Partition.append` need not."""
-        if self.is_checked:
+        self.inspect = inspect
+        """Inspects the batch as it will be stored; None if the topic has no feature that needs it."""
+        self.inspected: InspectedRecords | None = None
+        if self.is_checked or (inspect is not None and _is_compressed(records)):
             content = memoryview(records)[HEADER_BYTES:]
             self.job_bytes_max = estimate_decompressed_bytes(_read_codec(records), content, output_bytes_max)
         self.queued_bytes = 0
@@ -125,7 +144,7 @@ class _QueuedAppend:
         self.on_appended = on_appended
         self.transactional = transactional
         self.check = check
-        self.result: Buffer | MansioError | None = None
+        self.result: Buffer | MansioError | None = None if self.is_checked or inspect is not None else records
         """The batch to append, or the error with which recompression failed; None while neither is known."""
 
 
@@ -133,7 +152,8 @@ class Recompressor:
     """Recompression of batches for all partitions of a broker. All methods run on the broker's event loop."""
 
     def __init__(self, background: Background) -> None:
-        self._background = background
+        self.background = background
+        """The thread, also for other work that decompresses much."""
         self._queues: dict[Partition, deque[_QueuedAppend]] = {}
         """Waiting batches. Between method calls the thread has the first batch of each queue, and no other."""
         self._client_bytes: dict[Hashable, int] = {}
@@ -171,6 +191,8 @@ class Recompressor:
             rules = partition.rules
             if len(records) > rules.message_bytes_max:
                 check_client_batch(partition.name, rules, check_batch(records), transactional=transactional)
+            if rules.inspects_records and len(records) >= HEADER_BYTES:
+                check_record_count(partition.name, read_header(records))
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
@@ -194,6 +216,9 @@ class Recompressor:
                     target,
                     rules.decompressed_bytes_max,
                     checks_content=rules.checks_content,
+                    inspect=partial(_inspect, partition.name, rules, now_ms=partition.clock.wall_ms())
+                    if rules.inspects_records
+                    else None,
                     urgent=urgent,
                     client=client,
                     on_appended=on_appended,
@@ -209,7 +234,7 @@ class Recompressor:
             on_appended(outcome)
             return
         entry.records = bytes(records)
-        if not entry.is_checked:
+        if entry.result is not None:
             entry.result = entry.records
         queue = self._queues.get(partition)
         if queue is not None:
@@ -241,13 +266,16 @@ class Recompressor:
 
     def _submit(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Pass the batch to the thread. Returns False, after setting an error as result, if the thread is closed."""
-        work: Callable[[], Buffer]
-        if entry.target is None:
-            work = partial(_check, entry.records, output_bytes_max=entry.job_bytes_max)
-        else:
-            work = partial(recompress, entry.records, entry.target, output_bytes_max=entry.job_bytes_max)
+        work = partial(
+            _process,
+            entry.records,
+            entry.target,
+            output_bytes_max=entry.job_bytes_max,
+            checks_content=entry.is_checked,
+            inspect=entry.inspect,
+        )
         try:
-            self._background.submit(work, partial(self._on_recompressed, partition, entry))
+            self.background.submit(work, partial(self._on_recompressed, partition, entry))
         except RuntimeError:
             entry.result = RequestTimedOut(
                 f"{partition.name}: the broker shuts down; the batch was not written"
@@ -256,10 +284,14 @@ class Recompressor:
         return True
 
     def _on_recompressed(
-        self, partition: Partition, entry: _QueuedAppend, batch: Buffer | None, error: BaseException | None
+        self,
+        partition: Partition,
+        entry: _QueuedAppend,
+        processed: tuple[Buffer, InspectedRecords | None] | None,
+        error: BaseException | None,
     ) -> None:
-        if batch is not None:
-            entry.result = batch
+        if processed is not None:
+            entry.result, entry.inspected = processed
         elif isinstance(error, DecompressedTooLarge):
             if entry.job_bytes_max >= entry.output_bytes_max:
                 entry.result = new_too_large_error(partition.name, len(entry.records), entry.output_bytes_max)
@@ -308,7 +340,8 @@ class Recompressor:
                 entry.transactional,
                 entry.check,
                 recompressed=entry.target is not None,
-                is_checked=entry.is_checked,
+                is_checked=True,  # what was not processed is small, or not to be checked
+                inspected=entry.inspected,
             )
         else:
             outcome = result
@@ -327,12 +360,17 @@ class Recompressor:
         *,
         recompressed: bool,
         is_checked: bool,
+        inspected: InspectedRecords | None = None,
     ) -> AppendResult | MansioError:
         try:
             if check is not None:
                 check()
             result = partition.append(
-                batch, urgent=urgent, transactional=transactional, is_checked=is_checked
+                batch,
+                urgent=urgent,
+                transactional=transactional,
+                is_checked=is_checked,
+                inspected=inspected,
             )
         except MansioError as error:
             return without_traceback(error)
@@ -356,11 +394,31 @@ def _is_compressed(records: Buffer) -> bool:
     return len(records) >= HEADER_BYTES and _read_codec(records) != Codec.NONE
 
 
-def _check(records: Buffer, *, output_bytes_max: int) -> Buffer:
-    """Check the content of a batch that is stored as sent, and return the batch. Raises the errors of `check_batch` and
-    `check_content`."""
-    check_content(records, check_batch(records), output_bytes_max)
-    return records
+def _process(
+    records: Buffer,
+    target: Compression | None,
+    *,
+    output_bytes_max: int,
+    checks_content: bool,
+    inspect: Callable[[Buffer], InspectedRecords] | None,
+) -> tuple[Buffer, InspectedRecords | None]:
+    """Return the batch as it is stored, and what is in it; the work for the thread. Raises the errors of `check_batch`,
+    `check_content`, `recompress` and `inspect_records`."""
+    if target is not None:
+        records = recompress(records, target, output_bytes_max=output_bytes_max)
+    elif checks_content:
+        check_content(records, check_batch(records), output_bytes_max)
+    return records, None if inspect is None else inspect(records)
+
+
+def _inspect(name: str, rules: AppendRules, records: Buffer, *, now_ms: int) -> InspectedRecords:
+    check_batch(records)
+    try:
+        return inspect_records(name, rules, records, now_ms)
+    except DecompressedTooLarge:
+        raise
+    except MansioError as error:
+        return InspectedRecords(rules, error=without_traceback(error))
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:

@@ -11,7 +11,7 @@ from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.tracebacks import copied
 from mansio.wire.batch.dedup_control_records import key_of
 from mansio.wire.batch.record_batch import varint
-from mansio.wire.batch.record_reader import decompress_batch, header_bounds, record_bounds
+from mansio.wire.batch.record_reader import check_header_count, decompress_batch, header_bounds, record_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,9 @@ DEDUP_ID_HEADER: Final = "mansio-dedup-id"
 ID_BYTES_MAX: Final = 128
 """Maximum size of an id in bytes; it has at least one."""
 
-RECORDS_MAX: Final = 100_000
-"""Maximum number of records in a batch with ids, because it is decoded on the event loop."""
+RECORDS_MAX: Final = 10_000
+"""Maximum number of records in a batch with ids: the ids are compared with the window on the event loop, and a batch
+with repeats is encoded there without them."""
 
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
@@ -45,7 +46,7 @@ def read_ids(batch: Buffer, name: str) -> IdentifiedBatch | None:
     """Return the ids of a producer's batch; None if none of its records has one. `name` of the partition is for errors.
 
     Raises `InvalidRecord` with the indexes of the records whose ids are invalid, `MessageTooLarge` for more than
-    `RECORDS_MAX` records."""
+    `RECORDS_MAX` records or too many headers."""
     header, data = decompress_batch(batch)
     if _NAME not in data:
         return None
@@ -56,6 +57,7 @@ def read_ids(batch: Buffer, name: str) -> IdentifiedBatch | None:
     bounds = record_bounds(data, header.record_count)
     if bounds[-1] != len(data):
         raise InvalidRecord(f"{name}: {len(data) - bounds[-1]} bytes after the last record")
+    check_header_count(data, bounds, name)
     keys: list[bytes | None] = []
     errors: list[tuple[int, str | None]] = []
     found = data.find(_NAME)

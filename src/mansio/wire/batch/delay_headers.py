@@ -13,7 +13,7 @@ from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.tracebacks import copied
 from mansio.wire.batch.delay_control_records import NOT_DELAYED_MS
 from mansio.wire.batch.record_batch import TimestampType
-from mansio.wire.batch.record_reader import decompress_batch, read_records, record_bounds
+from mansio.wire.batch.record_reader import check_header_count, decompress_batch, read_records, record_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +31,8 @@ DELAYED_ID_HEADER: Final = "mansio-delayed-id"
 DELAY_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
 """Maximum time from the acceptance of a record until it is due."""
 
-RECORDS_MAX: Final = 100_000
-"""Maximum number of records in a batch with delayed records, because it is decoded on the event loop."""
+RECORDS_MAX: Final = 10_000
+"""Maximum number of records in a batch with delayed records, which become pending in one step of the event loop."""
 
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
@@ -59,7 +59,8 @@ def read_delays(batch: Buffer, name: str, now_ms: int) -> DelayedBatch | None:
 
     `name` of the partition is for errors, `now_ms` is the leader's time. A due time in the past is possible. All
     records are decoded if a header may be there, so that they can be decoded again later. Raises `InvalidRecord` with
-    the indexes of the invalid records, `MessageTooLarge` for more than `RECORDS_MAX` records."""
+    the indexes of the invalid records, `MessageTooLarge` for more than `RECORDS_MAX` records or too many
+    headers."""
     header, data = decompress_batch(batch)
     if _COMMON_PREFIX not in data:
         return None
@@ -67,6 +68,8 @@ def read_delays(batch: Buffer, name: str, now_ms: int) -> DelayedBatch | None:
         raise MessageTooLarge(
             f"{name}: a batch of {header.record_count} records; with delayed records it may have {RECORDS_MAX}"
         )
+    bounds = record_bounds(data, header.record_count)
+    check_header_count(data, bounds, name)
     records = read_records(batch)
     due_ms = [NOT_DELAYED_MS] * len(records)
     errors: list[tuple[int, str | None]] = []
@@ -82,7 +85,7 @@ def read_delays(batch: Buffer, name: str, now_ms: int) -> DelayedBatch | None:
         raise copied(rejection)
     if due_ms.count(NOT_DELAYED_MS) == len(due_ms):
         return None
-    return DelayedBatch(header, data, due_ms, record_bounds(data, len(records)))
+    return DelayedBatch(header, data, due_ms, bounds)
 
 
 def delivered_record(record: NewRecord, record_id: int, due_ms: int, now_ms: int) -> NewRecord:

@@ -9,10 +9,10 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import InvalidRecord, MessageTooLarge
+from mansio.errors import InvalidRecord
 from mansio.tracebacks import copied
 from mansio.wire.batch.record_batch import read_varint, varint
-from mansio.wire.batch.record_reader import decompress_batch, header_bounds, record_bounds
+from mansio.wire.batch.record_reader import check_header_count, decompress_batch, header_bounds, record_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +36,6 @@ PRIORITIES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 
 PRIORITY_NAMES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
 
-RECORDS_MAX: Final = 100_000
-"""Maximum number of records in a batch with priorities, because it is decoded on the event loop."""
-
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
 
@@ -59,19 +56,17 @@ def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[Prior
     """Return the records of a batch whose priority is not normal, in the order of their offsets.
 
     `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records whose headers are
-    invalid, and `MessageTooLarge` for more than `RECORDS_MAX` records. Otherwise such records have normal priority.
+    invalid, and `MessageTooLarge` for too many headers. Otherwise such records have normal priority.
     `name` of the partition is for errors."""
     header, data = decompress_batch(batch)
     found = data.find(_NAME)
     if found < 0:
         return ()
-    if strict and header.record_count > RECORDS_MAX:
-        raise MessageTooLarge(
-            f"{name}: a batch of {header.record_count} records; with priorities it may have {RECORDS_MAX}"
-        )
     bounds = record_bounds(data, header.record_count)
     if (uniform := _read_uniform(data, bounds, header)) is not None:
         return uniform
+    if strict:
+        check_header_count(data, bounds, name)
     runs: list[PriorityRun] = []
     errors: list[tuple[int, str | None]] = []
     for index in range(header.record_count):

@@ -28,12 +28,15 @@ from mansio.wire.batch.record_batch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.ports import Buffer
     from mansio.wire.batch.record_batch import BatchHeader, Header, NewRecord
 
     Row = TypeVar("Row", bound=tuple[Any, ...])
+
+HEADERS_MAX: Final = 1_000_000
+"""Maximum number of headers in a batch whose headers are read on append (`check_header_count`)."""
 
 SLICE_RECORDS_MAX: Final = 16_384
 """Number of records of a batch that are decoded at a time."""
@@ -389,6 +392,26 @@ def record_bounds(data: bytes, record_count: int) -> list[int]:
     if position > len(data):
         raise InvalidRecord("a record is longer than its batch")
     return bounds
+
+
+def check_header_count(data: bytes, bounds: Sequence[int], name: str) -> None:
+    """Check that the encoded records between `bounds` have at most `HEADERS_MAX` headers: each takes two bytes in a
+    batch, and fifty times as much when it is decoded. `name` of the partition is for errors.
+
+    Raises `MessageTooLarge`, `InvalidRecord`."""
+    total = 0
+    try:
+        for begin in bounds[:-1]:
+            position = _skip_number(data, begin) + 1  # length and attributes
+            position = _skip_number(data, _skip_number(data, position))  # timestamp and offset
+            for _ in range(2):  # key and value
+                length, position = read_varint(data, position)
+                position += max(length, 0)
+            total += max(read_varint(data, position)[0], 0)
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+    if total > HEADERS_MAX:
+        raise MessageTooLarge(f"{name}: a batch with {total} record headers; it may have {HEADERS_MAX}")
 
 
 def header_bounds(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
@@ -38,6 +39,7 @@ from mansio.errors import (
     NotLeaderOrFollower,
     Unavailable,
 )
+from mansio.host.run_in_thread import run_in_thread
 from mansio.state.share_partition.types import GAP, REJECT, RELEASE, AcknowledgementBatch
 from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.compression import (
@@ -47,10 +49,10 @@ from mansio.wire.batch.compression import (
     estimate_decompressed_bytes,
 )
 from mansio.wire.batch.record_batch import HEADER_BYTES, check_stored_batch, iterate_batches
-from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.record_reader import Record, read_record_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
     from mansio.ports import Clock, Promise, Random, Scheduler
     from mansio.state.consumer_group.types import TopicPartition
     from mansio.wire.batch.record_batch import BatchHeader
-    from mansio.wire.batch.record_reader import Record
 
 RECORDS_MAX: Final = 10_000
 """Maximum number of records in one call."""
@@ -77,6 +78,10 @@ it."""
 CALL_DECOMPRESSED_BYTES_MAX: Final = DECOMPRESSED_BYTES_MAX
 """Maximum decompressed bytes in one call, except those of its first batch. The records behind are released, for the
 next call."""
+
+INLINE_DECOMPRESSED_BYTES_MAX: Final = 128 << 10
+"""Decompressed size of a partition's batches up to which they are decoded on the event loop, which takes less than
+50 ms for the smallest records."""
 
 MEMBER_ID_RANDOM_BYTES: Final = 16
 
@@ -295,7 +300,7 @@ class ReceiveService:
             size_bytes += part.size_bytes
             error = part.error
             if error is None:
-                decoded = decoder.decode(part)
+                decoded = await self._decode(decoder, part)
                 error = decoded.error
                 leased_count += sum(last - first + 1 for first, last, _ in part.acquired)
                 records += [
@@ -314,6 +319,35 @@ class ReceiveService:
         throttle_ms = 0 if quotas is None else quotas.record_fetch(caller.client_id, size_bytes)
         result = ReceiveResult(member_id, records, receive.lock_ms, errors, throttle_ms)
         return result, leased_count - len(records)
+
+    async def _decode(self, decoder: _Decoder, part: ReceivedPartition) -> _Decoded:
+        """Decode the leased records of one partition, of large batches on a thread."""
+        pieces: list[memoryview] = []
+        error: MansioError | None = None
+        try:
+            pieces.extend(memoryview(piece.read()) for piece in part.slices)
+        except MansioError as raised:
+            error = without_traceback(raised)
+        work = partial(decoder.decode, part, pieces, error)
+        if _decompressed_bytes(pieces) <= INLINE_DECOMPRESSED_BYTES_MAX:
+            return work()
+        return await run_in_thread(self._scheduler, self._partitions.recompressor.background, work)
+
+
+def _decompressed_bytes(pieces: Sequence[memoryview]) -> int:
+    """Upper bound of the decompressed size of batches."""
+    total = 0
+    try:
+        for data in pieces:
+            for position, header in iterate_batches(data):
+                content = data[position + HEADER_BYTES : position + header.size]
+                if header.codec == Codec.GZIP:  # the size that the stream states may be too low
+                    total += len(content) * GZIP_RATIO_MAX
+                else:
+                    total += estimate_decompressed_bytes(header.codec, content, DECOMPRESSED_BYTES_MAX)
+    except MansioError:
+        pass  # raised again where the batches are decoded
+    return total
 
 
 class _Decoded:
@@ -334,21 +368,34 @@ class _Decoder:
     """Decodes the leased records of one call, within its bounds. `is_full`: the bounds are reached, and the records
     behind were released."""
 
-    __slots__ = ("_answer_bytes_left", "_bound_bytes", "_decompressed_bytes_left", "_is_empty", "is_full")
+    __slots__ = (
+        "_answer_bytes_left",
+        "_bound_bytes",
+        "_decompressed_bytes_left",
+        "_is_empty",
+        "_next_offset",
+        "is_full",
+    )
 
     def __init__(self) -> None:
         self._answer_bytes_left = ANSWER_BYTES_MAX
         self._decompressed_bytes_left = CALL_DECOMPRESSED_BYTES_MAX
         self._bound_bytes = 0  # upper bound of the size of all records that were decoded
         self._is_empty = True
+        self._next_offset = 0  # base offset of the last batch that was read
         self.is_full = False
 
-    def decode(self, part: ReceivedPartition) -> _Decoded:
-        """Decode the leased records of one partition."""
+    def decode(
+        self, part: ReceivedPartition, pieces: Sequence[memoryview], error: MansioError | None
+    ) -> _Decoded:
+        """Decode the leased records of one partition, which are in the batches of `pieces`; `error` ended the reading
+        of further ones. May run on any thread."""
         decoded = _Decoded()
         found: dict[int, Record] = {}
         reasons: dict[int, str] = {}  # of the offsets that are rejected
-        released_from = self._read(part, found, reasons, decoded)
+        released_from = self._read(part, pieces, found, reasons, decoded)
+        if error is not None and decoded.error is None and not self.is_full:
+            decoded.error, released_from = error, self._next_offset
         may_exceed = self._bound_bytes > ANSWER_BYTES_MAX
         runs: list[tuple[int, int, bytes, str]] = []
         for first, last, delivery_count in part.acquired:
@@ -384,18 +431,22 @@ class _Decoder:
         return decoded
 
     def _read(
-        self, part: ReceivedPartition, found: dict[int, Record], reasons: dict[int, str], decoded: _Decoded
+        self,
+        part: ReceivedPartition,
+        pieces: Sequence[memoryview],
+        found: dict[int, Record],
+        reasons: dict[int, str],
+        decoded: _Decoded,
     ) -> float:
         """Read the batches with leased records into `found`, and why the records of others are rejected into `reasons`.
         Return the offset from which on the records are released, infinite if there is none."""
         if self.is_full:
             return -1
-        next_offset = 0
+        self._next_offset = 0
         try:
-            for piece in part.slices:
-                data = memoryview(piece.read())
+            for data in pieces:
                 for position, header in iterate_batches(data):
-                    next_offset = header.base_offset
+                    self._next_offset = header.base_offset
                     batch = data[position : position + header.size]
                     leased = [
                         (max(first, header.base_offset), min(last, header.last_offset))
@@ -409,9 +460,8 @@ class _Decoder:
                         if header.is_control:
                             continue
                         if self._must_end_before(header, batch):
-                            return next_offset
-                        for record in read_records(batch):
-                            found[record.offset] = record
+                            return self._next_offset
+                        _find_records(batch, leased[0][0], leased[-1][1], found)
                     except UNREADABLE_CONTENT as error:
                         decoded.unreadable.append((header.base_offset, without_traceback(error)))
                         reason = f"{REASON_UNREADABLE}: {error}"
@@ -419,7 +469,7 @@ class _Decoder:
                             reasons.update(dict.fromkeys(range(first, last + 1), reason))
         except MansioError as error:
             decoded.error = without_traceback(error)
-            return next_offset
+            return self._next_offset
         return math.inf
 
     def _must_end_before(self, header: BatchHeader, batch: memoryview) -> bool:
@@ -434,6 +484,18 @@ class _Decoder:
         self._bound_bytes += size if header.codec != Codec.GZIP else len(content) * GZIP_RATIO_MAX
         self._is_empty = False
         return False
+
+
+def _find_records(batch: memoryview, first: int, last: int, found: dict[int, Record]) -> None:
+    """Read the records of a batch with offsets from `first` to `last` into `found`. The others take no memory: a batch
+    may have millions of them."""
+    new_record = tuple.__new__
+    for rows in read_record_slices(batch, tuple, "", 0):
+        for row in rows:
+            if first <= row[2] <= last:
+                found[row[2]] = new_record(Record, row[2:])
+        if rows and rows[-1][2] >= last:
+            return
 
 
 def _size_bytes(record: Record) -> int:
