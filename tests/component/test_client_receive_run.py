@@ -130,7 +130,7 @@ def test_fifo_passes_no_failed_record_and_rejects_it_after_the_last_try(broker: 
             assert settings["mansio.share.order"].value == "partition"
             async with client.consume("dlq.fifo", max_records=1) as letters:
                 (letter,) = await letters.poll()
-            assert letter.header("mansio-dlq-reason") == b"ValueError: poison (after 3 tries)"
+            assert letter.header("mansio-dlq-reason") == b"ValueError: poison (3 attempts in this delivery)"
 
     run(scenario)
 
