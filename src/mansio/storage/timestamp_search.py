@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 DECODED_RECORDS_MAX = 100_000
 """Maximum number of records of a batch that a search decodes, because a search runs on the event loop."""
 
+DECODED_BYTES_MAX = 16 << 20
+"""Maximum decompressed size of a batch that a search decodes. The answer for a larger one is its first offset."""
+
 
 def offset_for_time(
     segments: SegmentList,
@@ -183,7 +186,7 @@ def _decode_batch(file: DiskFile, position: int, header: BatchHeader) -> list[Re
     try:
         if header.record_count > DECODED_RECORDS_MAX:
             raise InvalidRecord(f"{header.record_count} records are too many to decode")
-        return read_records(data)
+        return read_records(data, output_bytes_max=max(DECODED_BYTES_MAX, len(data)))
     except RequestError as error:
         try:
             check_stored_batch(data)

@@ -24,7 +24,7 @@ from mansio.errors import (
 from mansio.state.share_partition.types import CAUSE_REJECTED
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
-from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.record_reader import read_record_slices
 from mansio.wire.internal_records.dead_letter_headers import (
     CONSUMER_HEADER,
     DELIVERIES_EXCEEDED_MESSAGE,
@@ -126,11 +126,12 @@ def _read(partition: Partition, ranges: Sequence[tuple[int, int]]) -> Iterator[D
 
 def _read_batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCopy], int, str]:
     """Return copies of the records of the first batch that ends above `offset`, by offset, its end offset, and why the
-    other offsets below it have no copy."""
+    other offsets below it have no copy. Of a batch that can be read in part the records before the rest are copied."""
     start = partition.log.start_offset
     if offset < start:
         return {}, min(offset + 1, start), REASON_DELETED
     end = offset + 1
+    copies: dict[int, DeadLetterCopy] = {}
     try:
         found = partition.read(offset, 1)
         if found is None:
@@ -143,17 +144,15 @@ def _read_batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLet
         header = read_header(data)
         check_stored_batch(data[: header.size])
         codec = header.codec
-        records = read_records(data)
+        for rows in read_record_slices(data, tuple, "", 0):
+            for _, _, position, _, key, value, headers in rows:
+                copies[position] = DeadLetterCopy(position, key, value, headers, codec=codec)
     except OffsetOutOfRange:
         return {}, end, REASON_DELETED
-    except UNREADABLE_CONTENT:  # of the whole batch
-        return {}, max(header.last_offset + 1, end), REASON_UNREADABLE
+    except UNREADABLE_CONTENT:
+        return copies, max(header.last_offset + 1, end), REASON_UNREADABLE
     except (CorruptLog, *DAMAGED_BATCH):
         return {}, end, REASON_UNREADABLE
-    copies = {
-        each.offset: DeadLetterCopy(each.offset, each.key, each.value, each.headers, codec=codec)
-        for each in records
-    }
     return copies, max(header.last_offset + 1, end), REASON_DELETED
 
 
