@@ -395,7 +395,8 @@ class _Decoder:
         reasons: dict[int, str] = {}  # of the offsets that are rejected
         released_from = self._read(part, pieces, found, reasons, decoded)
         if error is not None and decoded.error is None and not self.is_full:
-            decoded.error, released_from = error, self._next_offset
+            decoded.error = without_traceback(error)
+            released_from = self._next_offset
         may_exceed = self._bound_bytes > ANSWER_BYTES_MAX
         runs: list[tuple[int, int, bytes, str]] = []
         for first, last, delivery_count in part.acquired:
