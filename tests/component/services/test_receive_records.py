@@ -17,7 +17,7 @@ from mansio.config.config_def import Change, Operation
 from mansio.errors import InvalidGroupId, InvalidRequest, UnknownTopicOrPartition
 from mansio.state.share_partition.types import ACCEPT, RELEASE, AcknowledgementBatch
 from mansio.wire.batch.compression import Codec, compress
-from mansio.wire.batch.record_batch import build_batch, encode_batch, read_header
+from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, encode_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.internal_records.dead_letter_headers import (
     OFFSET_HEADER,
@@ -301,6 +301,29 @@ def test_an_unreadable_batch_is_rejected_alone_and_its_neighbours_are_delivered_
         assert health.unreadable["t", 0].offset == 1
         assert not health.damaged, "the log is intact"
         assert not health.corrupt_batches
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+def test_records_before_the_unreadable_rest_of_a_batch_are_delivered(tmp_path: Path, codec: Codec) -> None:
+    async def work(services: BrokerServices) -> None:
+        await prepare(services, {"mansio.deadletterqueue.enable": "true"})
+        await publish_one(services, b"0")
+        whole = build_batch([(1_700_000_000_000, None, b"v", ())] * 3)
+        body = bytearray(whole[HEADER_BYTES:])
+        body[-4] = 0x7E  # length of the key of the last record: longer than the batch
+        batch = encode_batch(read_header(whole)._replace(attributes=int(codec)), compress(codec, bytes(body)))
+        services.partitions.find("t", None, 0).append(batch, internal=True)
+        await publish_one(services, b"4")
+        found = []
+        while len(found) < 4:
+            result = await receive(services, max_wait_ms=100)
+            found += [(record.offset, record.delivery_count) for record in result.records]
+            await acknowledge(services, result.member_id, result.records)
+        assert found == [(0, 1), (1, 1), (2, 1), (4, 1)]
+        (letter,) = await dead_letters(services, 1)
+        assert dict(letter.headers)[OFFSET_HEADER] == b"3"
 
     run(tmp_path, work)
 

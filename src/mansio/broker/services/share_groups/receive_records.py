@@ -467,7 +467,8 @@ class _Decoder:
                         decoded.unreadable.append((header.base_offset, without_traceback(error)))
                         reason = f"{REASON_UNREADABLE}: {error}"
                         for first, last in leased:
-                            reasons.update(dict.fromkeys(range(first, last + 1), reason))
+                            unread = (offset for offset in range(first, last + 1) if offset not in found)
+                            reasons.update(dict.fromkeys(unread, reason))
         except MansioError as error:
             decoded.error = without_traceback(error)
             return self._next_offset
@@ -488,8 +489,8 @@ class _Decoder:
 
 
 def _find_records(batch: memoryview, first: int, last: int, found: dict[int, Record]) -> None:
-    """Read the records of a batch with offsets from `first` to `last` into `found`. The others take no memory: a batch
-    may have millions of them."""
+    """Read the records of a batch with offsets from `first` to `last` into `found`; if an error is raised, those before
+    the unreadable rest. The others take no memory: a batch may have millions of them."""
     new_record = tuple.__new__
     for rows in read_record_slices(batch, tuple, "", 0):
         for row in rows:
