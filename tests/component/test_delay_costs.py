@@ -25,10 +25,14 @@ REQUESTS = 1
 """Requests of a round. With more of them, a busy machine may leave no round without a call of something else."""
 ROUNDS = 200
 SOURCE = Path(mansio.__file__).parent
+_SOURCE_PREFIX = f"{SOURCE}/"
 
 
 class CountedBroker:
-    """A connection to a broker whose event loop counts the calls that it makes."""
+    """A connection to a broker whose event loop counts the calls that it makes in rounds of some requests."""
+
+    requests = REQUESTS
+    rounds = ROUNDS
 
     def __init__(self, broker: mansio.Broker | TestBroker) -> None:
         started = broker._broker
@@ -40,15 +44,15 @@ class CountedBroker:
         self._calls: Counter[str] = Counter()
 
     def calls_of(self, request: bytes) -> tuple[int, set[str]]:
-        """Return how many calls `REQUESTS` requests take at least, and the functions that were called in every round.
+        """Return how many calls the requests of a round take at least, and the functions that every round called.
 
         The fewest of several rounds are those without timers and flushes that other requests do not have."""
-        rounds = [self._round(request) for _ in range(ROUNDS)]
+        rounds = [self._round(request) for _ in range(self.rounds)]
         return min(calls.total() for calls in rounds[1:]), set.intersection(*map(set, rounds))
 
     def _round(self, request: bytes) -> Counter[str]:
         self._in_loop(sys.setprofile, self._count)
-        for _ in range(REQUESTS):
+        for _ in range(self.requests):
             self._ask(request)
         self._in_loop(sys.setprofile, None)
         calls, self._calls = self._calls, Counter()
@@ -58,8 +62,12 @@ class CountedBroker:
         self._socket.close()
 
     def _count(self, frame: Any, event: str, argument: Any) -> None:
+        """Count calls of Mansio's functions, and of C functions by them. How often the event loop itself turns depends
+        on when the test's thread is woken."""
+        code = frame.f_code
+        if not code.co_filename.startswith(_SOURCE_PREFIX):
+            return
         if event == "call":
-            code = frame.f_code
             self._calls[f"{code.co_filename}:{code.co_qualname}"] += 1
         elif event == "c_call":
             self._calls[argument.__name__] += 1

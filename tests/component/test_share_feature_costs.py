@@ -9,7 +9,7 @@ import pytest
 from bench.share_frames import ShareFetches, acquired
 
 import mansio
-from component.test_delay_costs import REQUESTS, SOURCE, CountedBroker
+from component.test_delay_costs import SOURCE, CountedBroker
 from mansio.wire.apis import share_acknowledge
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
 
@@ -24,6 +24,9 @@ WARM_UP = 3
 
 class CountedMember(CountedBroker):
     """A member of a share group of topic `plain`, which takes and accepts one record with each request."""
+
+    requests = 5
+    rounds = 40
 
     def __init__(self, broker: mansio.Broker, group: str, topic_id: bytes) -> None:
         super().__init__(broker)
@@ -110,5 +113,5 @@ def test_a_share_group_without_the_settings_takes_no_call_more(tmp_path: Path, a
             finally:
                 plain.close()
             assert not of_features(functions), of_features(functions)
-    assert abs(fewest[True] - fewest[False]) < REQUESTS  # not one call more per request
+    assert abs(fewest[True] - fewest[False]) < CountedMember.requests  # not one call more per request
     assert fewest[True] > 100
