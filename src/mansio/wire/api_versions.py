@@ -98,6 +98,14 @@ class ApiKey(IntEnum):
     DESCRIBE_HEALTH = 20114
 
 
+REQUEST_ITEMS_MAX: Final = 20_000
+"""Limit on the structs, numbers and strings in the arrays of one request: twice the partitions that a broker has by
+default. A group name that takes one byte of a request can take a thousand bytes of the response."""
+
+BROKER_ITEMS_MAX: Final = 100_000
+"""The same limit for requests of brokers, whose transactions and share groups may have as many partitions."""
+
+
 class Api(NamedTuple):
     """One supported API: its versions, its handler, and remarks for docs/COMPATIBILITY.md."""
 
@@ -120,6 +128,12 @@ class Api(NamedTuple):
     another API that contains a broker's id (`replica_id`) is refused unless that broker sent it."""
     is_advertised: bool = True
     """Whether ApiVersions responses contain the API."""
+
+    @property
+    def request_items_max(self) -> int:
+        """Maximum number of array items in one request."""
+        is_large = self.brokers_only or self.key in (ApiKey.WRITE_TXN_MARKERS, ApiKey.COMMIT_BATCH)
+        return BROKER_ITEMS_MAX if is_large else REQUEST_ITEMS_MAX
 
 
 _BROKERS_ONLY: Final = "Between brokers of a cluster only; other clients get CLUSTER_AUTHORIZATION_FAILED."

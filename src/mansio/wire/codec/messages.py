@@ -13,7 +13,7 @@ few. `preload_schemas` compiles them beforehand, step by step.
 
 Invariants:
 * Decoding malformed bytes raises `WireError` and nothing else; time and memory are bounded by `BODY_BYTES_MAX`,
-  `STRUCTS_MAX` and `REQUEST_ITEMS_MAX`. Bytes after the end of a request are ignored; after a response they are an
+  `STRUCTS_MAX` and `Api.request_items_max`. Bytes after the end of a request are ignored; after a response they are an
   error.
 * Encoding an unknown field name or a value that does not fit raises `TypeError` or `ValueError`.
 """
@@ -28,7 +28,6 @@ from mansio.errors import WireError
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis import mansio_apis
 from mansio.wire.codec.schema_compiler import (
-    REQUEST_ITEMS_MAX,
     STRUCTS_MAX,
     MergedSchema,
     MessageBytes,
@@ -155,7 +154,7 @@ def _decode(api_key: int, version: int, direction: str, buffer: Buffer) -> Struc
     read = _reader(api_key, version, direction)
     body = MessageBytes(buffer)
     body.is_request = direction == REQUEST
-    body.items_left = REQUEST_ITEMS_MAX if body.is_request else STRUCTS_MAX
+    body.items_left = SUPPORTED_APIS[ApiKey(api_key)].request_items_max if body.is_request else STRUCTS_MAX
     try:
         message, end = read(body, 0)
     except (struct.error, IndexError) as error:

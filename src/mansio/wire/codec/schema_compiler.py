@@ -14,7 +14,7 @@ Invariants:
   uuids 16 bytes (None for the zero uuid).
 * A reader allocates at most a small multiple of the message's size: a count is compared with the remaining bytes, a
   message has at most `STRUCTS_MAX` structs, and a request, whose response has an entry per item, at most
-  `REQUEST_ITEMS_MAX` structs and other array items.
+  `Api.request_items_max` structs and other array items.
 * A writer raises `TypeError` (unknown name, wrong type) or `ValueError` (a number or string that does not fit) with the
   name of the field.
 """
@@ -172,13 +172,8 @@ def _none() -> None:
 STRUCTS_MAX: Final = 500_000
 """Limit on the structs (topic, partition, member, ...) of one message, which then takes at most about 250 MB."""
 
-REQUEST_ITEMS_MAX: Final = 100_000
-"""Limit on the structs, numbers and strings in the arrays of one request. It is lower than `STRUCTS_MAX` because a
-group name that takes one byte of a request can take a thousand bytes of the response."""
-
-
 _TOO_MANY_STRUCTS: Final = f"more than {STRUCTS_MAX} structs in one message"
-_TOO_MANY_ITEMS: Final = f"more than {REQUEST_ITEMS_MAX} items in one request"
+_TOO_MANY_ITEMS: Final = "more items than one request of this API may have"
 
 
 class MessageBytes(bytes):

@@ -29,7 +29,7 @@ from mansio.wire.api_versions import SUPPORTED_APIS
 from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.api.kafka.server.limits import ServerCounters, ServerLimits
     from mansio.api.kafka.server.pending_response import QueuedResponse
@@ -271,6 +271,21 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_responses.append(pending_response)
         self._blocked_by = pending_response
         return pending_response
+
+    def hold_request(self, size: int) -> Callable[[], None]:
+        """Count the bytes of the current request as waiting. Returns the function that is to be called when they are
+        no longer held."""
+        self.backlog_bytes += size
+
+        def release() -> None:
+            if self.closed:
+                return
+            self.backlog_bytes -= size
+            if self._server.memory.held_bytes:
+                self._report_buffered_bytes()
+            self.resume_reading()
+
+        return release
 
     def queue_response(self, response: QueuedResponse) -> None:
         """Queue the pending response of the current request, which is answered later. Requests behind it start

@@ -23,7 +23,7 @@ from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.connection import Connection
 from mansio.api.kafka.server.limits import ServerCounters
 from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
-from mansio.api.kafka.server.request_router import RequestContext, RequestRouter
+from mansio.api.kafka.server.request_router import LARGE_REQUEST_BYTES, RequestContext, RequestRouter
 from mansio.api.kafka.server.socket_writer import SCRATCH_BUFFER_BYTES
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion
@@ -315,8 +315,11 @@ class KafkaServer:
         if key in HANDSHAKE_KEYS:
             return handshake(self.service, connection, header, frame)
         body = bytes(frame[header.body_position :])
+        is_large = len(body) > LARGE_REQUEST_BYTES and not api.is_decoded_by_handler
         request = (
-            body if api.is_decoded_by_handler else messages.decode_request(key, header.api_version, body)
+            body
+            if is_large or api.is_decoded_by_handler
+            else messages.decode_request(key, header.api_version, body)
         )
         context = RequestContext(
             key,
@@ -329,7 +332,11 @@ class KafkaServer:
         )
         pending_response = connection.defer_response()
         name = api.key.name.lower()
-        run = self._router.run(request, context, pending_response)
+        if is_large:
+            release = connection.hold_request(len(body))
+            run = self._router.run_large(body, context, pending_response, release)
+        else:
+            run = self._router.run(request, context, pending_response)
         peer = connection.client_host
         task = self.service.scheduler.spawn(
             self.holds.measured(run, "kafka", lambda: (name, peer)), name=f"{name} request"

@@ -5,6 +5,8 @@ Handlers are named in the versions table as "module.function" under `mansio.api.
 the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields; a
 handler of an API marked `raw` receives the request's bytes.
 
+A large request is decoded, and its response encoded, on a thread: both take up to half a second.
+
 Invariant: `run` completes its pending response, or closes the connection when no correct response exists.
 """
 
@@ -12,9 +14,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mansio.errors import MansioError, WireError
+from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields as fields_of_event
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
@@ -29,10 +33,15 @@ if TYPE_CHECKING:
     from mansio.wire.headers import RequestHeader
 
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_VERSION = 35
 """Kafka's error code."""
+
+LARGE_REQUEST_BYTES: Final = 16 << 10
+"""Size from which a request is decoded on a thread: up to it, that takes less than 20 ms."""
 
 
 class RequestContext(NamedTuple):
@@ -67,32 +76,62 @@ class RequestRouter:
         """Run the handler of one request and complete its response. A handler returns the fields of the response, or
         the encoded response as `bytes`."""
         try:
-            handler = self._handlers.get(context.api_key) or self._find(context.api_key)
-            try:
-                fields = await handler(self._service, request, context)
-            except MansioError as error:
-                if (
-                    isinstance(error, WireError)
-                    and SUPPORTED_APIS[ApiKey(context.api_key)].is_decoded_by_handler
-                ):
-                    pending_response.reject(error)  # invalid bytes, which only the handler can detect
-                    return
-                rejection = _error_fields(error, context)
-                if rejection is None:
-                    pending_response.reject(error)
-                    return
-                fields = rejection
-            if not isinstance(fields, bytes):
-                self._service.statistics.count_errors(context.api_key, fields)
-            pending_response.answer([self._encode(fields, context)])
+            fields = await self._handle(request, context, pending_response)
+            if fields is not None:
+                pending_response.answer([_encode(fields, context)])
         finally:
             # No effect after a response. Otherwise an unexpected error or a shutdown: close the connection.
             pending_response.abandon()
 
-    def _encode(self, fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes:
-        if isinstance(fields, bytes):
-            return fields
-        return messages.encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+    async def run_large(
+        self,
+        body: bytes,
+        context: RequestContext,
+        pending_response: PendingResponse,
+        on_decoded: Callable[[], None],
+    ) -> None:
+        """Like `run`, for the bytes of a large request. `on_decoded` is called when they are no longer held."""
+        try:
+            try:
+                request = await self._in_thread(
+                    partial(messages.decode_request, context.api_key, context.api_version, body)
+                )
+            except WireError as error:
+                pending_response.reject(error)
+                return
+            finally:
+                del body
+                on_decoded()
+            fields = await self._handle(request, context, pending_response)
+            if fields is not None:
+                pending_response.answer([await self._in_thread(partial(_encode, fields, context))])
+        finally:
+            pending_response.abandon()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await run_in_thread(
+            self._service.scheduler, self._service.partitions.recompressor.background, work
+        )
+
+    async def _handle(
+        self, request: Struct | bytes, context: RequestContext, pending_response: PendingResponse
+    ) -> Mapping[str, Any] | bytes | None:
+        """Return the fields of the response, or its bytes; None after the connection has been closed instead."""
+        handler = self._handlers.get(context.api_key) or self._find(context.api_key)
+        try:
+            fields = await handler(self._service, request, context)
+        except MansioError as error:
+            if isinstance(error, WireError) and SUPPORTED_APIS[ApiKey(context.api_key)].is_decoded_by_handler:
+                pending_response.reject(error)  # invalid bytes, which only the handler can detect
+                return None
+            rejection = _error_fields(error, context)
+            if rejection is None:
+                pending_response.reject(error)
+                return None
+            fields = rejection
+        if not isinstance(fields, bytes):
+            self._service.statistics.count_errors(context.api_key, fields)
+        return fields
 
     def _find(self, api_key: int) -> Handler:
         name = SUPPORTED_APIS[ApiKey(api_key)].handler
@@ -113,6 +152,12 @@ class RequestRouter:
         pending_response.answer(
             [messages.encode_response(ApiKey.API_VERSIONS, 0, header.correlation_id, fields)]
         )
+
+
+def _encode(fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes:
+    if isinstance(fields, bytes):
+        return fields
+    return messages.encode_response(context.api_key, context.api_version, context.correlation_id, fields)
 
 
 def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any] | None:

@@ -1,0 +1,28 @@
+"""Turns of requests with many items: other work runs on the event loop in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mansio.ports import Scheduler
+
+ITEMS_PER_TURN: Final = 500
+"""Number of items after which other work runs; they take less than 10 ms."""
+
+
+class ItemTurns:
+    """The turns of one request. Items must be independent of each other, as other requests run between them."""
+
+    __slots__ = ("_left", "_scheduler")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._left = ITEMS_PER_TURN
+
+    async def next(self) -> None:
+        """Begin the next item; let other work run first if `ITEMS_PER_TURN` items have been processed since it did."""
+        self._left -= 1
+        if not self._left:
+            self._left = ITEMS_PER_TURN
+            await self._scheduler.sleep(0)
