@@ -7,7 +7,6 @@ Rules, each a section of the output:
   attributes, or assigns to its attributes;
 * no base class with a single subclass (exceptions and protocols are exempt);
 * no identifier and no first line of a docstring uses a word that `docs/GLOSSARY.md` replaces;
-* at most 20 modules in one folder;
 * no stored exception keeps a traceback, and no exception is raised while a local or a stored value refers to it
   (`tools/stored_exceptions.py`).
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
-FILES_PER_FOLDER_MAX = 20
 
 REPLACEMENTS = {
     "anew": "again",
@@ -77,8 +75,8 @@ REPLACEMENTS = {
 ALLOWED: dict[str, frozenset[str]] = {
     "mansio/storage/cleaner/batch_filter.py": frozenset({"horizon"}),  # the delete horizon of KIP-534
     "mansio/storage/cleaner/compaction.py": frozenset({"horizon"}),
-    "mansio/storage/cleaner/compaction_run.py": frozenset({"horizon"}),
-    "mansio/storage/cleaner/compaction_state.py": frozenset({"horizon"}),
+    "mansio/storage/compaction_run.py": frozenset({"horizon"}),
+    "mansio/storage/compaction_state.py": frozenset({"horizon"}),
     "mansio/wire/batch/record_batch.py": frozenset({"horizon"}),
     "mansio/spark/iceberg/table_format.py": frozenset({"lane"}),  # a column of the archive's format
 }
@@ -319,19 +317,6 @@ def _named(module: Module) -> Iterable[tuple[int, str, str]]:
                 yield line, "docstring", docstring.split("\n", 1)[0]
 
 
-def crowded_folders(tree: list[Module]) -> list[str]:
-    """Folders with more modules than a reader can survey."""
-    count: dict[str, int] = defaultdict(int)
-    for module in tree:
-        if not module.path.endswith("__init__.py"):
-            count[module.path.rpartition("/")[0]] += 1
-    return [
-        f"{folder}: {number} modules"
-        for folder, number in sorted(count.items())
-        if number > FILES_PER_FOLDER_MAX
-    ]
-
-
 def exceptions_as_values(tree: list[Module]) -> dict[str, list[str]]:
     """Exceptions that are stored with their traceback, or raised although something refers to them."""
     names = stored_exceptions.exception_names(module.tree for module in tree)
@@ -363,7 +348,6 @@ def findings(source: Path = SOURCE) -> dict[str, list[str]]:
         "owner as argument": owners_as_arguments(tree, defined),
         "single subclass": single_subclasses(defined),
         "vocabulary": vocabulary(tree),
-        "folder": crowded_folders(tree),
         **exceptions_as_values(tree),
     }
 

@@ -37,7 +37,7 @@ PEER_INTERVAL_S: Final = 1.0
 KINDS_MAX: Final = 1000
 
 PEER_LOGGERS: Final = (
-    "mansio.api.kafka.server.connection",
+    "mansio.api.kafka.connections.connection",
     "mansio.api.kafka.server.listener",
     "mansio.api.kafka.server.request_router",
     "mansio.api.kafka.handlers",

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.api.kafka.server.connection import Connection
-from mansio.api.kafka.server.pending_response import PendingResponse
-from mansio.api.kafka.server.socket_writer import SocketWriter
+from mansio.api.kafka.connections.connection import Connection
+from mansio.api.kafka.connections.pending_response import PendingResponse
+from mansio.api.kafka.connections.socket_writer import SocketWriter
 from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages

@@ -15,8 +15,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import mansio
-from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import DELETE_HORIZON_FLAG, build_batch, iterate_batches
 from support.machine import scaled

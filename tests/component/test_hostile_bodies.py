@@ -379,7 +379,7 @@ def test_what_holds_the_loop_is_noted_with_request_and_peer(
     broker: Broker, addresses: Addresses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mansio.broker.services.statistics.HOLD_S_MIN", 0.0)
-    monkeypatch.setattr("mansio.api.kafka.server.connection.HOLD_S_MIN", 0.0)
+    monkeypatch.setattr("mansio.api.kafka.connections.connection.HOLD_S_MIN", 0.0)
     noted: list[tuple[str, str, str]] = []
     monkeypatch.setattr(LoopHolds, "note", lambda _, _held_s, *what: noted.append(what))
     for hostile in (HTTP[-3], SQS[1], GRPC[2], KAFKA[0]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio import blocking
-from mansio.api.kafka.server.connection import Connection
+from mansio.api.kafka.connections.connection import Connection
 from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.api.kafka.server.connection import Connection
+from mansio.api.kafka.connections.connection import Connection
 from mansio.host.disk import HostDisk, HostFile
 from mansio.wire.apis import produce
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame

@@ -32,7 +32,7 @@ def test_stock_client_reads_megabytes_the_same_either_way(
         return count
 
     monkeypatch.setattr("os.sendfile", sendfile)
-    monkeypatch.setattr("mansio.api.kafka.server.connection.is_loopback", lambda host: not remote)
+    monkeypatch.setattr("mansio.api.kafka.connections.connection.is_loopback", lambda host: not remote)
     with mansio.Broker(tmp_path) as broker:
         with mansio.blocking.connect(broker.address) as client:
             client.admin.create_topic("large", partitions=1)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import pytest
 
 import mansio
-from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.client.consumer import consumer as consumer_module
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import UnstableOffsetCommit
 from mansio.net.offsets import fetch_offsets
 from mansio.wire.api_versions import ApiKey

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.kafka.server.limits import ServerLimits
+from mansio.api.kafka.connections.limits import ServerLimits
 from mansio.api.kafka.server.listener import KafkaServer
 from mansio.config.settings import Settings
 from mansio.errors import MansioError

@@ -4,7 +4,7 @@ A `Link` is one TCP connection: what arrives on it arrives in order. What a netw
 by other connections: a frame that was held up arrives when its sender has long given up (`late`), or comes a second
 time (`duplicate`); a link that lost something stays silent for good (`drop`).
 
-On the broker's side stands the shipped connection (`api.kafka.server.connection.Connection`) with another socket:
+On the broker's side stands the shipped connection (`api.kafka.connections.connection.Connection`) with another socket:
 the same frames, backlog, order of answers and entry into the handlers.
 
 Always true: bytes are carried as they are; nothing passes between two ends that are cut off from each other, in that
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.kafka.server.connection import Connection
+from mansio.api.kafka.connections.connection import Connection
 from mansio.broker.services.produce import PendingAppend, PendingProduce
 from mansio.errors import ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate

@@ -11,7 +11,7 @@ import gc
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.errors import MansioError, TopicAlreadyExists
 from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk

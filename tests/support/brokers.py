@@ -7,7 +7,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING
 
-from mansio.broker.services.topics import NewTopic, TopicService
+from mansio.broker.topics.topics import NewTopic, TopicService
 from mansio.config.settings import Settings
 from mansio.errors import ConfigError, Unavailable
 from mansio.host.asyncio_loop import AsyncioScheduler

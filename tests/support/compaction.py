@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.storage.cleaner.compaction import CompactionSettings
-from mansio.storage.cleaner.compaction_run import (
+from mansio.storage.compaction_run import (
     CompactionOutcome,
     CompactionRun,
     begin_compaction,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mansio.broker.services.topics import TopicService
+from mansio.broker.topics.topics import TopicService
 from mansio.config.settings import Settings
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostRandom

@@ -33,7 +33,7 @@ from mansio.metadata.metadata_store import Compare, Keys, Put, decode, encode
 from mansio.metadata.model import BrokerChange, BrokerState, PartitionState, partition_document
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.state.replica import NO_LEADER, FollowerReplica
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk

@@ -7,8 +7,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers.share import share_state as handlers
-from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings

@@ -15,7 +15,7 @@ from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.state.replica import ReplicationProgress
 from mansio.state.share_partition.types import ACQUIRED, ShareKey, StateBatch, Update
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk

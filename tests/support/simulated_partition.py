@@ -10,7 +10,7 @@ from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.config import topic_config
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.wire.batch.record_batch import TimestampType, read_header
 from mansio.wire.batch.record_reader import read_records

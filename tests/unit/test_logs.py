@@ -133,7 +133,7 @@ def test_traceback_is_there_and_none_of_its_lines_looks_like_a_line_of_ours(text
 
 def test_peer_gets_one_line_per_kind_and_second_and_the_rest_is_counted() -> None:
     clock = Clock()
-    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), RateLimitFilter(monotonic=clock))
+    sink = Sink("mansio.api.kafka.connections.connection", TextFormatter(), RateLimitFilter(monotonic=clock))
     before = COUNTS.held_back
     for number in range(1000):
         sink.logger.warning("connection_closed", extra=fields(peer=f"10.0.0.{number % 250}"))
@@ -150,7 +150,7 @@ def test_peer_gets_one_line_per_kind_and_second_and_the_rest_is_counted() -> Non
 
 def test_last_of_the_held_back_lines_comes_out_when_nothing_more_happens() -> None:
     clock = Clock()
-    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), RateLimitFilter(monotonic=clock))
+    sink = Sink("mansio.api.kafka.connections.connection", TextFormatter(), RateLimitFilter(monotonic=clock))
     for number in range(5):
         sink.logger.warning("connection_closed", extra=fields(number=number))
     sink.handler.write_suppressed()

@@ -1,4 +1,4 @@
-"""Names of topics that are derived from other names: of dead-letter topics, and of the queues of other systems.
+"""Names of topics: of internal ones, of dead-letter topics, and of the queues of other systems.
 
 Invariant: a derived name depends on the given name only, and two names have different derived names: one that had to be
 changed ends with a digest of the whole name.
@@ -11,6 +11,9 @@ import re
 from typing import Final
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+"""Internal topic of the groups and their offsets."""
 
 DEAD_LETTER_PREFIX: Final = "dlq."
 """Default beginning of the names of dead-letter topics."""

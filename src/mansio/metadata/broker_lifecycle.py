@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, Unavailable
 from mansio.logs import fields
 from mansio.metadata import metadata_store, transactions
-from mansio.metadata.controller.controller_plan import (
+from mansio.metadata.controller_plan import (
     ClusterView,
     PartitionChange,
     transferable_leaderships,

@@ -15,7 +15,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from mansio.api.kafka.server.limits import ServerLimits
+from mansio.api.kafka.connections.limits import ServerLimits
 from mansio.api.kafka.server.listener import KafkaServer
 from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
 from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode

@@ -19,7 +19,7 @@ from mansio.broker.coordinator.checkpoint import CheckpointStorage
 from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
-from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC, group_settings
+from mansio.broker.coordinator.group.settings import group_settings
 from mansio.broker.coordinator.group.share_groups import ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.coordinator.share.dead_letter_manager import create_dead_letter_manager
@@ -52,7 +52,6 @@ from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.health import HealthService
 from mansio.broker.services.produce import ProduceService
-from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
@@ -62,15 +61,17 @@ from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
 from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
-from mansio.broker.services.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.broker.services.transactions.transaction_service import TransactionService
+from mansio.broker.topics.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
+from mansio.metadata.producer_ids import ProducerIdAllocator
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.storage.file_cache import ACTIVE_FILES_MAX, OPEN_FILES_MAX, FileCache
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from mansio.storage.checkpoint import (
     write_checkpoint,
 )
 from mansio.storage.checksummed_file import TEMPORARY_SUFFIX, write_checksummed
-from mansio.storage.cleaner.compaction_state import COMPACTION_NAME, load_state
+from mansio.storage.compaction_state import COMPACTION_NAME, load_state
 from mansio.storage.index import SparseIndex, load_index
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache, load_leader_epochs
 from mansio.storage.recovery.quarantine import FileRange, FoundBatches, find_batches, parse_quarantine_name

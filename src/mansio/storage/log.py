@@ -45,10 +45,10 @@ from mansio.storage import timestamp_search
 from mansio.storage.checked_ranges import OPEN_RANGE_END, CheckedRange, CheckedRanges, damaged_range_error
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.storage.checksummed_file import write_checksummed
-from mansio.storage.cleaner.compaction_state import DirectoryNotSynced, write_state
 from mansio.storage.cleaner.segment_swap import SegmentSwap
+from mansio.storage.compaction_state import DirectoryNotSynced, write_state
 from mansio.storage.file_cache import FileCache
-from mansio.storage.flush.flush_state import FlushJob, FlushState, LogDiskFull
+from mansio.storage.flush_state import FlushJob, FlushState, LogDiskFull
 from mansio.storage.index import SparseIndex
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache
 from mansio.storage.preallocation import Preallocation
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
-    from mansio.storage.flush.flush_state import MaintenanceJob
+    from mansio.storage.flush_state import MaintenanceJob
     from mansio.storage.recovery.recovery import RecoveredLog
     from mansio.wire.batch.record_batch import BatchHeader
 

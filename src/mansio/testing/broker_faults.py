@@ -21,9 +21,9 @@ from mansio.wire.headers import read_request_header
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-    from mansio.api.kafka.server.connection import Connection
+    from mansio.api.kafka.connections.connection import Connection
+    from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.api.kafka.server.listener import BeginRequest
-    from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.node.broker import Broker
     from mansio.testing.disk import SimulatedDisk
     from mansio.testing.metadata import InMemoryStore

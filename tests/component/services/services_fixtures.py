@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import mansio
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

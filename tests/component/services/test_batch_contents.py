@@ -9,7 +9,7 @@ import pytest
 from component.services.services_fixtures import run
 from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX
 from mansio.broker.services.produce import ACKS_ALL
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.config.settings import SPECIFICATIONS, Settings
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError, MessageTooLarge, UnsupportedCompression
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, compress

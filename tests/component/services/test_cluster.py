@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from mansio.broker.services.records import (
     OffsetQuery,
     RecordsToDelete,
 )
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.errors import (
     InvalidRequest,
     InvalidTopic,

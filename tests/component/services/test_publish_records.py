@@ -12,7 +12,7 @@ from mansio.broker.services import publish_records
 from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL, Caller
 from mansio.broker.services.produce import ACKS_NONE
 from mansio.broker.services.publish_records import RecordToPublish, ValuesToPublish, ranges_of
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.errors import (
     InvalidRecord,
     InvalidRequest,

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.config.config_def import Change, Operation
 from mansio.errors import (
     InvalidConfig,

@@ -15,8 +15,9 @@ import pytest
 
 from mansio.errors import ConfigError
 from mansio.spark import session
-from mansio.spark.cluster import check, probe
+from mansio.spark.cluster import probe
 from mansio.spark.cluster.problems import MODULES, Expectation, PythonReport
+from mansio.spark.jobs import cluster_check as check
 from mansio.spark.session.addresses import MasterUnreachable, require_reachable
 from support.machine import scaled
 

@@ -125,7 +125,7 @@ MORE_REPLICATION_DEFECTS = (
     ),
     Defect(
         "nothing is synced at all",
-        "storage/flush/flush_state.py",
+        "storage/flush_state.py",
         "self.active_file.sync()",
         "pass",
         found_by("test_what_was_acknowledged_survives_the_power_loss_of_all_brokers"),

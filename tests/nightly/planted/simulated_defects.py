@@ -72,7 +72,7 @@ DEFECTS = (
     rule(
         0,
         "nothing is synced at all",
-        "storage/flush/flush_state.py",
+        "storage/flush_state.py",
         "self.active_file.sync()",
         "pass",
     ),
@@ -115,14 +115,14 @@ DEFECTS = (
     rule(
         0,
         "elected outside the in-sync set",
-        "metadata/controller/controller_plan.py",
+        "metadata/controller_plan.py",
         "return [replica for replica in partition.replicas if replica in partition.isr]",
         "return list(partition.replicas)",
     ),
     rule(
         0,
         "a leader goes on in the epoch from before its restart",
-        "metadata/controller/controller_plan.py",
+        "metadata/controller_plan.py",
         "return broker is not None and broker.epoch == partition.leader_broker_epoch",
         "return broker is not None",
     ),

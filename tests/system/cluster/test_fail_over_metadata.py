@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from mansio.broker.services.topics import NewTopic, TopicService
+from mansio.broker.topics.topics import NewTopic, TopicService
 from mansio.config.settings import Settings
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock, HostRandom

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import ConcurrentChange, StorageError
-from mansio.storage.cleaner.compaction_run import CompactionOutcome
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.compaction_run import CompactionOutcome
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
@@ -23,7 +23,7 @@ from support.compaction import Kept, finish, records_of, start_compaction
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
-    from mansio.storage.cleaner.compaction_run import CompactionRun
+    from mansio.storage.compaction_run import CompactionRun
 
 ROOT = "/data"
 DIRECTORY = "/data/p"

@@ -24,7 +24,7 @@ from mansio.config import topic_config
 from mansio.errors import DiskFull
 from mansio.state.replica import ReplicationProgress
 from mansio.state.schedules import recurrence
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.delay_headers import DELAY_HEADER

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 
 from mansio.storage.file_cache import FileCache
-from mansio.storage.flush.group_commit import GroupCommit, flush_on_shutdown
+from mansio.storage.group_commit import GroupCommit, flush_on_shutdown
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
     ManualBackground,

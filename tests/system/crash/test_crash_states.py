@@ -14,7 +14,7 @@ import pytest
 
 from mansio.errors import MansioError, StorageError
 from mansio.storage.checkpoint import load_checkpoint
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.scan import scan
 from mansio.testing.disk import SimulatedDisk

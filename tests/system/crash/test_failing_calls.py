@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import MansioError, StorageError
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (

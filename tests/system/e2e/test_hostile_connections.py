@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.api.kafka.server.connection import ANSWERS_PER_SEND, CONGESTED_BYTES_MAX
-from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES
+from mansio.api.kafka.connections.connection import ANSWERS_PER_SEND, CONGESTED_BYTES_MAX
+from mansio.api.kafka.connections.request_memory_pool import SMALL_FRAME_BYTES
 from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages

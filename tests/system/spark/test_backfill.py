@@ -11,9 +11,9 @@ import mansio
 from mansio.errors import DataLoss, InvalidRequest
 from mansio.spark.backfilling import backfill as job_module
 from mansio.spark.backfilling.backfill import BackfillJob, backfill
-from mansio.spark.backfilling.backfill_ranges import TimeRange
 from mansio.spark.iceberg.errors import NotAnArchiveTable
 from mansio.spark.jobs.run import PipelineFailed
+from mansio.spark.result_table.backfill_ranges import TimeRange
 from mansio.spark.result_table.table import TableTarget
 from system.spark.archives import archive_once
 from system.spark.topics import create, publish

@@ -210,7 +210,7 @@ def run_driver(cluster: SparkCluster, place: Path, code: str, *arguments: str, *
 CHECKS = """
 import json, os, sys
 from mansio.spark import session
-from mansio.spark.cluster.check import check_cluster
+from mansio.spark.jobs.cluster_check import check_cluster
 from mansio.spark.cluster.problems import SharedDirectory
 
 settings, servers, place = sys.argv[2:]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.spark.jobs.run import run_pipeline
-from mansio.spark.result_table.maintenance import maintain_table
+from mansio.spark.jobs.table_maintenance import maintain_table
 from mansio.spark.result_table.partition_spec import parse_partition_by
 from mansio.spark.result_table.table import open_existing_table
 from support.machine import scaled

@@ -14,9 +14,9 @@ from pyiceberg.catalog import load_catalog
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.spark.backfilling.backfill import BackfillJob, backfill
-from mansio.spark.backfilling.backfill_ranges import TimeRange
 from mansio.spark.jobs.lag import pipeline_lag
 from mansio.spark.jobs.run import PipelineJob, run_pipeline
+from mansio.spark.result_table.backfill_ranges import TimeRange
 from mansio.spark.result_table.table import TableTarget
 from mansio.spark.sync_client import sync_client
 from support.paths import ROOT

@@ -14,7 +14,7 @@ from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.elections import ElectionService
 from mansio.config.settings import Settings
 from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
-from mansio.metadata.controller.controller_plan import ClusterView, preferred_election, unclean_election
+from mansio.metadata.controller_plan import ClusterView, preferred_election, unclean_election
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_response import TopicEncoder
 from mansio.metadata.metadata_store import Keys

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio.broker.coordinator.group.group_config_manager
+from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers import configs as handlers
-from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
 from mansio.broker.services.configs import ConfigService
 from mansio.config import group_config

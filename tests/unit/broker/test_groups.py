@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers import groups as group_handlers
 from mansio.api.kafka.handlers import offsets as offset_handlers
-from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.services.groups import GroupService

@@ -20,7 +20,7 @@ from mansio.config.settings import Settings
 from mansio.errors import CorruptLog, StorageError
 from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic
 from mansio.storage.file_cache import FileCache
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, Simulation
 

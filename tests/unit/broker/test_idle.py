@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from mansio.api.kafka.server.connection import Connection
+from mansio.api.kafka.connections.connection import Connection
 from mansio.wire.framing import new_scratch_buffer
 
 IDLE_S = 5.0

@@ -11,7 +11,7 @@ from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.config import topic_config
 from mansio.state.replica import ReplicationProgress
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk

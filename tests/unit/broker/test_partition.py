@@ -29,7 +29,7 @@ from mansio.errors import (
     UnknownLeaderEpoch,
 )
 from mansio.state.replica import ReplicationProgress
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk

@@ -16,7 +16,8 @@ from mansio.broker.partition import producer_hook
 from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.services.produce import ProduceService
-from mansio.broker.services.transactions.marker_service import OFFSETS_TOPIC, TransactionMarkerService
+from mansio.broker.services.transactions.marker_service import TransactionMarkerService
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,

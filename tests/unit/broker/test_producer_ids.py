@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.services.producer_ids import IDS_PER_BLOCK, ProducerIdAllocator
 from mansio.errors import Unavailable
 from mansio.metadata.metadata_store import Keys, TransactionResult
+from mansio.metadata.producer_ids import IDS_PER_BLOCK, ProducerIdAllocator
 from mansio.testing.metadata import InMemoryStore
 from unit.broker.groups_fixtures import VirtualScheduler
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.api.kafka.server.connection import MUTE_MS_MAX
-from mansio.api.kafka.server.request_memory_pool import (
+from mansio.api.kafka.connections.connection import MUTE_MS_MAX
+from mansio.api.kafka.connections.request_memory_pool import (
     BLOCKED_BY_BROKER_S,
     PROGRESS_BYTES_MIN,
     STALL_S,
@@ -18,7 +18,7 @@ from mansio.api.kafka.server.request_memory_pool import (
 from support.tiers import examples
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.connection import Connection
+    from mansio.api.kafka.connections.connection import Connection
 
 BUDGET = 100
 

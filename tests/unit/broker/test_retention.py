@@ -15,7 +15,7 @@ from mansio.broker.partition.partition import Partition
 from mansio.config import topic_config
 from mansio.logs import FIELDS
 from mansio.state.replica import ReplicationProgress
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.api.kafka.server.socket_writer import SLICE_BYTES_MIN, SocketWriter
+from mansio.api.kafka.connections.socket_writer import SLICE_BYTES_MIN, SocketWriter
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.host.disk import HostDisk
 from mansio.storage.log import LogSlice

@@ -592,7 +592,7 @@ def test_own_topics_of_an_earlier_version_get_the_settings_they_lack_and_keep_th
         path = f"{tmp_path}/m.sqlite3"
         earlier = {"retention.ms": "-1", "retention.bytes": "-1"}
         async with sqlite_store(path) as store, topic_admin(store) as admin:
-            monkeypatch.setattr("mansio.broker.services.topics.COMPACTED_TOPIC_CONFIGS", earlier)
+            monkeypatch.setattr("mansio.broker.topics.topics.COMPACTED_TOPIC_CONFIGS", earlier)
             await admin.topics.create(NewTopic("__consumer_offsets", 2), internal=True)
             await admin.topics.create(NewTopic("mine"))
             await admin.topics.alter_configs("__consumer_offsets", [Change("segment.bytes", 0, "5000")])

@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers.cluster import ALL_CLUSTER_OPERATIONS, ALL_TOPIC_OPERATIONS, OPERATIONS_OMITTED
-from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.config.settings import Settings
 from mansio.host.clock import HostRandom
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers.cluster import api_versions
-from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.transaction.verifier import RoutedVerifier
 from mansio.broker.services.transactions.transaction_service import TransactionService
 from mansio.errors import ClusterAuthorizationFailed, CoordinatorNotAvailable, RequestTimedOut

@@ -21,7 +21,7 @@ PURE = (
     "state",
     "metadata/model.py",
     "metadata/controller/failure_detector.py",
-    "metadata/controller/controller_plan.py",
+    "metadata/controller_plan.py",
     "metadata/session.py",
     "metadata/topic_plan.py",
 )

@@ -114,10 +114,3 @@ def test_raise_of_a_value_that_something_refers_to_is_found(tmp_path: Path, valu
 def test_raise_of_a_copy_or_of_a_deleted_name_is_allowed(tmp_path: Path, lines: str) -> None:
     text = f"def run(self, error):\n    {lines}\n"
     assert not findings(tmp_path, one=text)["raised value"]
-
-
-def test_folder_with_too_many_modules_is_found(tmp_path: Path) -> None:
-    found = findings(
-        tmp_path, **{f"module{number}": "" for number in range(structure.FILES_PER_FOLDER_MAX + 1)}
-    )
-    assert found["folder"] == [f"mansio: {structure.FILES_PER_FOLDER_MAX + 1} modules"]

@@ -27,10 +27,9 @@ from mansio.errors import (
     WireError,
 )
 from mansio.metadata import metadata_store
-from mansio.storage import index, leader_epochs, segment_timestamps
+from mansio.storage import compaction_state, index, leader_epochs, segment_timestamps
 from mansio.storage.checkpoint import Checkpoint, load_checkpoint
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
-from mansio.storage.cleaner import compaction_state
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.api_versions import ApiKey, is_supported
 from mansio.wire.apis import fetch, produce, share_acknowledge, share_fetch

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.errors import MansioError
-from mansio.metadata.controller.controller_plan import PartitionChange
+from mansio.metadata.controller_plan import PartitionChange
 from mansio.metadata.metadata_store import decode
 from mansio.metadata.model import BROKER_ACTIVE, NO_LEADER, PartitionState
 from mansio.metadata.transactions import commit_changes

@@ -8,7 +8,7 @@ import pytest
 
 from mansio.errors import ConfigError, InvalidRequest
 from mansio.spark.backfilling.backfill import may_lack_records
-from mansio.spark.backfilling.backfill_ranges import (
+from mansio.spark.result_table.backfill_ranges import (
     BackfilledRange,
     TimeRange,
     format_ranges,

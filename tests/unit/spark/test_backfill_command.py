@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mansio.cli.main import app
 from mansio.cli.pipeline import backfill as command
-from mansio.spark.backfilling.backfill_ranges import (
+from mansio.spark.result_table.backfill_ranges import (
     RANGES_PROPERTY,
     BackfilledRange,
     TimeRange,

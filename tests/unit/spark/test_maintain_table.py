@@ -16,16 +16,17 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyspark.sql import types as spark_types
 
 from mansio.errors import ConfigError, InvalidRequest
-from mansio.spark.backfilling.backfill_ranges import (
+from mansio.spark.iceberg.errors import InvalidDataFiles, TableNotFound
+from mansio.spark.jobs import table_maintenance as maintenance
+from mansio.spark.jobs.table_maintenance import maintain_table
+from mansio.spark.result_table import data_file_writer, rewrite_tasks
+from mansio.spark.result_table.backfill_ranges import (
     RANGES_PROPERTY,
     BackfilledRange,
     TimeRange,
     format_ranges,
 )
-from mansio.spark.iceberg.errors import InvalidDataFiles, TableNotFound
-from mansio.spark.result_table import data_file_writer, maintenance, rewrite_tasks
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
-from mansio.spark.result_table.maintenance import maintain_table
 from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
 from mansio.spark.result_table.rewrite_tasks import RewriteItem, rewrite_items, sort_indices
 from mansio.spark.result_table.table import CREATED_PROPERTY, open_existing_table

@@ -14,7 +14,7 @@ from mansio.errors import DescriptorsExhausted, StorageError
 from mansio.host.disk import HostDisk
 from mansio.storage.file_cache import FileCache
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from support.logs import ManualClock, append, check_contents, make_batch
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from mansio.storage.cleaner.compaction import (
     group_segments,
     plan_compaction,
 )
-from mansio.storage.cleaner.compaction_run import CompactionOutcome, CompactionRun, plan_log_compaction
-from mansio.storage.cleaner.compaction_state import CompactionState, write_state
+from mansio.storage.compaction_run import CompactionOutcome, CompactionRun, plan_log_compaction
+from mansio.storage.compaction_state import CompactionState, write_state
 from mansio.storage.index import NO_TIMESTAMP
 from mansio.storage.inspection import inspect_log
 from mansio.storage.leader_epochs import EPOCHS_NAME

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mansio.storage.cleaner.compaction_run import CompactionOutcome
 from mansio.storage.cleaner.offset_map import CAPACITY_MIN, ENTRY_BYTES, OffsetMap, digest_of
+from mansio.storage.compaction_run import CompactionOutcome
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mansio.errors import CorruptLog, RequestError
-from mansio.storage.cleaner.compaction_state import CompactionState, write_state
+from mansio.storage.compaction_state import CompactionState, write_state
 from mansio.storage.file_cache import FileCache
 from mansio.storage.inspection import Severity, inspect_log
 from mansio.storage.log import Log, LogSettings

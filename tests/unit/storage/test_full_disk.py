@@ -10,7 +10,7 @@ import pytest
 
 from mansio.errors import StorageError
 from mansio.storage.checkpoint import load_checkpoint
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk

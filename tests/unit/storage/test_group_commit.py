@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.storage.flush.group_commit import SYNCS_BEFORE_MAINTENANCE_MAX, GroupCommit
+from mansio.storage.group_commit import SYNCS_BEFORE_MAINTENANCE_MAX, GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk

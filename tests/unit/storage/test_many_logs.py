@@ -14,9 +14,9 @@ import pytest
 
 from mansio.errors import StorageError
 from mansio.storage.file_cache import FileCache
-from mansio.storage.flush.group_commit import MAINTENANCE_BATCH_LOGS_MAX, GroupCommit, flush_on_shutdown
+from mansio.storage.group_commit import MAINTENANCE_BATCH_LOGS_MAX, GroupCommit, flush_on_shutdown
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
 
@@ -295,7 +295,7 @@ def test_a_log_that_is_written_fast_gets_its_checkpoint_before_the_interval_is_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bytes above a checkpoint are read and written again after a crash: their number is bounded, too."""
-    monkeypatch.setattr("mansio.storage.flush.group_commit.CHECKPOINT_LAG_BYTES_MAX", 3000)
+    monkeypatch.setattr("mansio.storage.group_commit.CHECKPOINT_LAG_BYTES_MAX", 3000)
     disk = SimulatedDisk()
     (log,) = open_all(disk, 1)
     syncing = Syncing(disk, [log])

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mansio.errors import StorageError
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, check_contents, make_batch

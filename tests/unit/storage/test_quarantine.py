@@ -13,7 +13,7 @@ from mansio.logs import FIELDS
 from mansio.storage.file_cache import FileCache
 from mansio.storage.inspection import Severity, inspect_log
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.storage.recovery.quarantine import (
     QUARANTINE_FILES_MAX,
     FileRange,

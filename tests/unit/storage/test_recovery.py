@@ -11,7 +11,7 @@ import pytest
 from mansio.errors import StorageError
 from mansio.storage.file_cache import FileCache
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import build_batch
 from support.logs import ManualClock, append, check_contents, make_batch

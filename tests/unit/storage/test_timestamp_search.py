@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from mansio.errors import CorruptLog
-from mansio.storage.flush.flush_state import LogDiskFull
+from mansio.storage.flush_state import LogDiskFull
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import HEADER_BYTES, check_batch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from mansio.api.http.v1.problems import http_problem, problem
+from mansio.api.http.problems import http_problem, problem
 from mansio.errors import MansioError, RequestError, Unavailable
 from mansio.tracebacks import copied
 

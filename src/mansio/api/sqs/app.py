@@ -20,11 +20,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mansio.api.http.problems import InvalidField
 from mansio.api.http.request_guard import check_host_and_origin, check_image_request
 from mansio.api.http.request_label import request_label
 from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.http.v1.json_bodies import PIECE_BYTES, count_values
-from mansio.api.http.v1.problems import InvalidField
 from mansio.api.sqs import query_protocol
 from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
 from mansio.api.sqs.shapes import REQUESTS, checked

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.broker.coordinator.view import CoordinatorPartition
+from mansio.config.topic_names import OFFSETS_TOPIC
 
 if TYPE_CHECKING:
     from mansio.metadata.image import MetadataImage

@@ -25,7 +25,7 @@ from mansio.errors import MansioError
 from mansio.logs import fields
 from mansio.storage.cleaner.batch_filter import INT64_MAX
 from mansio.storage.cleaner.compaction import CompactionSettings
-from mansio.storage.cleaner.compaction_run import (
+from mansio.storage.compaction_run import (
     CompactionOutcome,
     begin_compaction,
     is_transient,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
     from mansio.state.partition_transactions import AbortedTransaction
     from mansio.storage.cleaner.compaction import CompactionPlan
-    from mansio.storage.cleaner.compaction_run import CompactionRun
+    from mansio.storage.compaction_run import CompactionRun
     from mansio.storage.log import Log
     from mansio.wire.batch.record_batch import BatchHeader
 

@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
     from mansio.storage.checked_ranges import CheckedRange
-    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log import Log
     from mansio.storage.segment import Segment
     from mansio.storage.segment_list import LogSlice

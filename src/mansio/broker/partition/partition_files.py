@@ -32,9 +32,9 @@ from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import CorruptLog, StorageError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
-from mansio.storage.flush.group_commit import flush_on_shutdown
+from mansio.storage.group_commit import flush_on_shutdown
 from mansio.storage.log import Log
-from mansio.storage.recovery.parallel_recovery import OpenRequest, contains_log, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, contains_log, open_logs
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:

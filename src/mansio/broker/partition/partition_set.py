@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from mansio.metadata.model import PartitionState, Topic, TopicChange
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler
     from mansio.storage.file_cache import FileCache
-    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log import Log, LogSlice
 
 logger = logging.getLogger(__name__)

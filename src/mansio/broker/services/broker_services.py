@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.health import HealthService
     from mansio.broker.services.produce import ProduceService
-    from mansio.broker.services.producer_ids import ProducerIdAllocator
     from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.records import RecordService
@@ -34,10 +33,11 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share import ShareService
     from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
     from mansio.broker.services.statistics import Statistics
-    from mansio.broker.services.topics import TopicService
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
     from mansio.broker.services.transactions.transaction_service import TransactionService
+    from mansio.broker.topics.topics import TopicService
     from mansio.config.settings import Settings
+    from mansio.metadata.producer_ids import ProducerIdAllocator
     from mansio.ports import Clock, Scheduler
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.replication.isr_manager import IsrManager
     from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.config.settings import Settings
     from mansio.metadata.controller.controller import Controller
     from mansio.metadata.metadata_store import StoreCounts

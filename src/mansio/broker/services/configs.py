@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.services.broker_configs import BrokerConfigManager
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.config.config_def import Change
     from mansio.config.config_entries import ConfigEntry
     from mansio.config.settings import Settings

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mansio.broker.services.cluster import ClusterServices
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.metadata.controller.controller import Controller
     from mansio.metadata.model import PartitionState
     from mansio.ports import Clock

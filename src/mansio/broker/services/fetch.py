@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.quotas import QuotaService
     from mansio.ports import Scheduler, Timer
     from mansio.state.broker_handshake import BrokerIdentity
-    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.group_commit import GroupCommit
     from mansio.storage.segment_list import LogSlice
 
     TopicData = tuple[str | None, bytes | None, list["PartitionData"]]

@@ -14,9 +14,8 @@ from mansio.broker.coordinator.group.error_mapping import (
     check_group_id,
     coordinator_errors,
 )
-from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.config.item_limit import too_many_items
-from mansio.config.topic_names import TOPIC_NAME_CHARACTERS_MAX
+from mansio.config.topic_names import OFFSETS_TOPIC, TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.caller import Caller
     from mansio.broker.services.produce import BatchResult, PendingProduce, ProduceService
     from mansio.broker.services.quotas import QuotaService
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.config.topic_config import TopicSettings
     from mansio.metadata.model import Topic
     from mansio.ports import Clock, Promise, Random, Scheduler

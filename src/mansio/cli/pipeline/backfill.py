@@ -151,8 +151,8 @@ def backfill(
     load_pipeline_file(file)  # report errors of the file and of the options before Spark starts
     table = table_target(to_table, warehouse, partition_by, sort_by)
     called = name or Path(file).stem
-    from mansio.spark.backfilling.backfill_ranges import TimeRange
     from mansio.spark.backfilling.backfilled_table import check_backfill
+    from mansio.spark.result_table.backfill_ranges import TimeRange
 
     times = TimeRange(from_ms, to_ms)
     settings = dict(parse_name_values(conf or (), "--conf"))

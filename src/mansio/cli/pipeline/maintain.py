@@ -156,7 +156,7 @@ def _maintain_table(
 
     require_extra("spark")
     from mansio.spark.cluster.problems import SharedDirectory
-    from mansio.spark.result_table.maintenance import maintain_table
+    from mansio.spark.jobs.table_maintenance import maintain_table
     from mansio.spark.result_table.table import open_existing_table
 
     table = open_existing_table(name, warehouse, dict(parse_name_values(session.conf, "--conf")))

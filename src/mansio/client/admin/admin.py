@@ -16,7 +16,7 @@ from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.admin.transactions import TransactionAdmin
-from mansio.client.consumer.offset_resolution import resolve_start_offsets
+from mansio.client.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
 from mansio.errors import InvalidRequest, OffsetOutOfRange, TopicAlreadyExists
 from mansio.net.offsets import (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.client.admin.coordinator_listing import list_on_coordinators
 from mansio.client.types import TopicPartition
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import GroupIdNotFound, UnsupportedVersion, WireError
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
@@ -30,8 +31,6 @@ DEAD_STATE: Final = "Dead"
 """State of a group that does not exist."""
 CLASSIC_MEMBER_TYPE: Final = 0
 """`member_type` of a member with the classic protocol in a ConsumerGroupDescribe response."""
-
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX, MessageBatch, decode_fetch
 from mansio.client.consumer.fetcher import Fetcher, FetchOptions, PartitionState
-from mansio.client.consumer.offset_resolution import (
+from mansio.client.group.classic_member import GroupOptions
+from mansio.client.group.group_member import GroupMembership
+from mansio.client.offset_resolution import (
     check_start_position,
     resolve_start_offsets,
     resolve_stop_offsets,
 )
-from mansio.client.group.classic_member import GroupOptions
-from mansio.client.group.group_member import GroupMembership
 from mansio.client.producer.transaction_requests import GroupMemberIdentity
 from mansio.client.tasks import log_client_failure
 from mansio.client.types import Message, TopicPartition

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Final
 from mansio.errors import ConcurrentChange, Unavailable, UnknownTopicOrPartition
 from mansio.logs import fields
 from mansio.metadata import metadata_store
-from mansio.metadata.controller.controller_plan import (
+from mansio.metadata.controller.failure_detector import FailureDetector
+from mansio.metadata.controller_plan import (
     ClusterView,
     Plan,
     plan,
     preferred_election,
     unclean_election,
 )
-from mansio.metadata.controller.failure_detector import FailureDetector
 from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
 from mansio.metadata.model import BROKER_FENCED, NO_LEADER, TOPIC_DELETING, ControllerState, topic_document
 from mansio.metadata.transactions import BATCH_CHANGES_MAX, commit_changes, split_into_transactions
@@ -36,7 +36,7 @@ from mansio.metadata.transactions import BATCH_CHANGES_MAX, commit_changes, spli
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.metadata.controller.controller_plan import FenceBroker, PartitionChange
+    from mansio.metadata.controller_plan import FenceBroker, PartitionChange
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import PartitionState, Topic

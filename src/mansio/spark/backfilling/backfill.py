@@ -22,14 +22,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from mansio.errors import ConfigError, DataLoss
-from mansio.spark.backfilling.backfill_ranges import (
-    RANGES_PROPERTY,
-    RUN_ID_PROPERTY,
-    BackfilledRange,
-    TimeRange,
-    format_ranges,
-    with_range,
-)
 from mansio.spark.backfilling.backfilled_table import known_ranges
 from mansio.spark.iceberg.catalog import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import TableNotFound
@@ -40,6 +32,14 @@ from mansio.spark.jobs.restarts import run_with_restarts
 from mansio.spark.jobs.run import PipelineFailed, failure_reason, spark_settings
 from mansio.spark.jobs.topic_table import read_topic_as_table
 from mansio.spark.options import SourceOptions
+from mansio.spark.result_table.backfill_ranges import (
+    RANGES_PROPERTY,
+    RUN_ID_PROPERTY,
+    BackfilledRange,
+    TimeRange,
+    format_ranges,
+    with_range,
+)
 from mansio.spark.result_table.commit import to_data_file
 from mansio.spark.result_table.data_file_writer import REPORT_SCHEMA, parse_written_file, write_rows
 from mansio.spark.result_table.table import open_result_table

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from pyiceberg.exceptions import NoSuchTableError
 
 from mansio.errors import ConfigError
-from mansio.spark.backfilling.backfill_ranges import (
+from mansio.spark.iceberg.catalog import catalog_errors
+from mansio.spark.iceberg.errors import NotAnArchiveTable
+from mansio.spark.result_table.backfill_ranges import (
     RANGES_PROPERTY,
     BackfilledRange,
     parse_ranges,
     with_range,
 )
-from mansio.spark.iceberg.catalog import catalog_errors
-from mansio.spark.iceberg.errors import NotAnArchiveTable
 from mansio.spark.result_table.table_name import open_catalog, parse_table_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.spark.backfilling.backfill_ranges import TimeRange
+    from mansio.spark.result_table.backfill_ranges import TimeRange
     from mansio.spark.result_table.table import TableTarget
 
 

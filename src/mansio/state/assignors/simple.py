@@ -14,12 +14,10 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from mansio.state.consumer_group.types import NO_PARTITIONS
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mansio.state.consumer_group.types import TopicPartition
+    from mansio.state.assignors import TopicPartition
 
 
 def assign_simple(
@@ -51,7 +49,7 @@ def _assign_every_partition(
     share, extra = divmod(len(everything), max(len(members), 1))
     had: dict[TopicPartition, list[str]] = {}
     for member in members:
-        for partition in before.get(member, NO_PARTITIONS):
+        for partition in before.get(member, frozenset()):
             if partition[0] in subscriptions[member]:
                 had.setdefault(partition, []).append(member)
     free = []
@@ -103,7 +101,7 @@ def _assign_every_idle_member(
     share, extra = divmod(members, len(everything))
     extra -= sum(max(count - share, 0) for count in counts.values())
     for member in idle:
-        for partition in sorted(before.get(member, NO_PARTITIONS)):
+        for partition in sorted(before.get(member, frozenset())):
             count = counts.get(partition, members)
             fits = count < share or (count == share and extra > 0)
             if partition[0] in subscriptions[member] and fits:

@@ -34,8 +34,8 @@ from mansio.storage.cleaner.batch_filter import (
     filter_batch,
     key_digests,
 )
-from mansio.storage.cleaner.compaction_state import UNSET_FIELD, PendingSwap, cleaned_path, sync_log_directory
 from mansio.storage.cleaner.offset_map import ENTRY_BYTES, OffsetMap
+from mansio.storage.compaction_state import UNSET_FIELD, PendingSwap, cleaned_path, sync_log_directory
 from mansio.storage.file_cache import recorded_end_offset
 from mansio.storage.index import SparseIndex
 from mansio.storage.segment import PREFIX_BYTES, read_exactly
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from mansio.ports import Buffer, Disk, DiskFile
-    from mansio.storage.cleaner.compaction_state import CompactionState
+    from mansio.storage.compaction_state import CompactionState
     from mansio.storage.segment import Segment
     from mansio.storage.segment_list import SegmentInfo
     from mansio.wire.batch.record_batch import BatchHeader

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.storage.checked_ranges import CheckedRanges
-from mansio.storage.cleaner.compaction_state import CompactionState, write_state
+from mansio.storage.compaction_state import CompactionState, write_state
 from mansio.storage.segment import Segment, read_exactly
 from mansio.wire.batch.record_batch import HEADER_BYTES, TimestampType, read_header
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mansio.ports import Disk
     from mansio.storage.cleaner.compaction import CleanedSegment
     from mansio.storage.file_cache import FileCache
-    from mansio.storage.flush.flush_state import FlushState
+    from mansio.storage.flush_state import FlushState
     from mansio.storage.segment_list import ReadPositions, SegmentList
 
 

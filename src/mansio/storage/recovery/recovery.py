@@ -26,7 +26,7 @@ from mansio.logs import fields
 from mansio.storage.checked_ranges import CheckedRange, CheckedRanges
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, load_checkpoint, write_slot
 from mansio.storage.checksummed_file import TEMPORARY_SUFFIX, prepare_checksummed
-from mansio.storage.cleaner.compaction_state import NOT_COMPACTED, CompactionState, recover_compaction
+from mansio.storage.compaction_state import NOT_COMPACTED, CompactionState, recover_compaction
 from mansio.storage.index import SparseIndex, load_index
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache, load_leader_epochs
 from mansio.storage.recovery.batch_sync import PendingSync, run_single
@@ -47,7 +47,7 @@ from mansio.storage.segment_timestamps import apply_segment_timestamps
 
 if TYPE_CHECKING:
     from mansio.ports import Disk, DiskFile
-    from mansio.storage.cleaner.compaction_state import CompactionState
+    from mansio.storage.compaction_state import CompactionState
     from mansio.storage.recovery.batch_sync import SyncSteps
     from mansio.storage.recovery.quarantine import TruncatedTail
     from mansio.storage.settings import LogSettings

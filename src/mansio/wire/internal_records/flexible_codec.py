@@ -7,8 +7,9 @@ broker's own log. Unknown tagged fields are accepted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import CorruptLog
 from mansio.wire.headers import unsigned_varint as varint
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_TAGGED_FIELDS = b"\x00"
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 def encode_integer(value: int, width: int) -> bytes:

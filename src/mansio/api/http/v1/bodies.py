@@ -14,8 +14,8 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.http.errors import TooManyRequests, UnsupportedMediaType
+from mansio.api.http.problems import InvalidField
 from mansio.api.http.v1.json_bodies import PIECE_BYTES
-from mansio.api.http.v1.problems import InvalidField
 from mansio.api.turns import Turns
 from mansio.errors import InvalidRecord, MansioError, MessageTooLarge
 from mansio.wire.batch import compression

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from mansio.api.http.problems import InvalidField
 from mansio.api.http.v1.arguments import checked
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
-from mansio.api.http.v1.problems import InvalidField
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
 from mansio.broker.services.routed.group_offsets import reset_group_offsets

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 from starlette.responses import Response
 
+from mansio.api.http.problems import error_value
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
-from mansio.api.http.v1.problems import error_value
 from mansio.api.http.v1.values import Record, ValueFormat, encode_headers, encode_key, encode_value
 from mansio.broker.services.share_groups.leases import (
     ACKNOWLEDGEMENTS_MAX,

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from mansio.api.http.problems import InvalidField, from_validation, http_problem, problem
 from mansio.api.http.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.http.v1.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
-from mansio.api.http.v1.problems import InvalidField, from_validation, http_problem, problem
 from mansio.broker.services.caller import Caller
 from mansio.broker.services.routed.own_client import OwnClient
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable

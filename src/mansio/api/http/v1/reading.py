@@ -10,8 +10,8 @@ from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
 from mansio.api.http.errors import TooManyRequests
+from mansio.api.http.problems import InvalidField, error_value
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
-from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.values import Record, ValueFormat, encode_headers, encode_key, encode_value
 from mansio.broker.services.routed.read_records import (

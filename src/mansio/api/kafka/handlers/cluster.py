@@ -23,7 +23,7 @@ from mansio.metadata.model import NO_LEADER
 from mansio.wire.api_versions import advertised_versions
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import DescribedTopic
     from mansio.broker.services.health import Problem

@@ -14,7 +14,7 @@ from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, Config
 from mansio.config.config_def import Change, Operation
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.config_entries import ConfigEntry
     from mansio.wire.codec.messages import Struct

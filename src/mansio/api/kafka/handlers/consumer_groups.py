@@ -15,7 +15,7 @@ from mansio.state.consumer_group.types import JOIN_EPOCH, Heartbeat
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.coordinator.group.group_inspection import AssignedTopic, DescribedConsumerMember
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.state.consumer_group.types import TopicPartition

@@ -16,7 +16,7 @@ from mansio.errors import InvalidRequest, MansioError
 from mansio.wire.apis.mansio_apis import NO_DUE_MS, DelayChange
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.delays import ListedRecord, PendingPage
     from mansio.wire.codec.messages import Struct

@@ -25,9 +25,9 @@ from mansio.wire.apis import fetch as wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.api.kafka.server.connection import Connection
-    from mansio.api.kafka.server.pending_response import PendingResponse
-    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.api.kafka.connections.connection import Connection
+    from mansio.api.kafka.connections.pending_response import PendingResponse
+    from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.fetch import TopicData
     from mansio.broker.services.statistics import Stopwatch

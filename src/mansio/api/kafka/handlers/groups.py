@@ -21,7 +21,7 @@ from mansio.errors import (
 from mansio.state.classic_group.types import Join, Protocol, Sync
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.metadata.model import BrokerState
     from mansio.wire.codec.messages import Struct

@@ -18,7 +18,7 @@ from mansio.errors import MansioError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.partition.partition import Partition
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct

@@ -27,7 +27,7 @@ from mansio.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset

@@ -36,8 +36,8 @@ from mansio.wire.headers import read_request_header
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.api.kafka.server.connection import Connection
-    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.api.kafka.connections.connection import Connection
+    from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.produce import PendingProduce, TopicResults
     from mansio.wire.apis.produce import ProduceTemplate

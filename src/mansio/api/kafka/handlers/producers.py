@@ -15,7 +15,7 @@ from mansio.errors import InvalidRequest, MansioError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.state.producers import Producer
     from mansio.wire.codec.messages import Struct

@@ -15,7 +15,7 @@ from mansio.broker.services.quotas import ENTITY_FIELDS, QuotaAlteration, QuotaF
 from mansio.state.quota import NonLiteralName, QuotaEntity
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
 

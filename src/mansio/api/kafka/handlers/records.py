@@ -24,7 +24,7 @@ from mansio.errors import MansioError
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
 

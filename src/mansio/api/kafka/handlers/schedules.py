@@ -18,7 +18,7 @@ from mansio.wire.apis.mansio_apis import ScheduleChange
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Schedule
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.schedules import ListedSchedule
     from mansio.wire.codec.messages import Struct

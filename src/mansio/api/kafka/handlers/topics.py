@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.tracebacks import copied, without_traceback
@@ -22,7 +22,7 @@ from mansio.tracebacks import copied, without_traceback
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct

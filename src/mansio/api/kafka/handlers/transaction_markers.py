@@ -19,7 +19,7 @@ from mansio.wire.batch.end_marker import EndMarker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.errors import MansioError
     from mansio.wire.codec.messages import Struct

@@ -31,7 +31,7 @@ from mansio.errors import (
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
 

@@ -19,8 +19,8 @@ from mansio.wire.codec import messages
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.api.kafka.server.connection import Connection
-    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.api.kafka.connections.connection import Connection
+    from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
     from mansio.wire.headers import RequestHeader

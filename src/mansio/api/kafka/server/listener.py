@@ -17,14 +17,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from mansio.api.kafka.connections.connection import Connection
+from mansio.api.kafka.connections.limits import ServerCounters
+from mansio.api.kafka.connections.request_context import RequestContext
+from mansio.api.kafka.connections.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
+from mansio.api.kafka.connections.socket_writer import SCRATCH_BUFFER_BYTES
 from mansio.api.kafka.handlers import fetch, produce
 from mansio.api.kafka.handlers.share import share_fetch
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
-from mansio.api.kafka.server.connection import Connection
-from mansio.api.kafka.server.limits import ServerCounters
-from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
-from mansio.api.kafka.server.request_router import LARGE_REQUEST_BYTES, RequestContext, RequestRouter
-from mansio.api.kafka.server.socket_writer import SCRATCH_BUFFER_BYTES
+from mansio.api.kafka.server.request_router import LARGE_REQUEST_BYTES, RequestRouter
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
@@ -37,8 +38,8 @@ from mansio.wire.headers import read_request_header
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.api.kafka.server.limits import ServerLimits
-    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.api.kafka.connections.limits import ServerLimits
+    from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.ports import Clock, Timer
     from mansio.storage.log import LogSlice

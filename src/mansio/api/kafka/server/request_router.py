@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mansio.errors import MansioError, WireError
 from mansio.host.run_in_thread import run_in_thread
@@ -26,9 +26,9 @@ from mansio.wire.codec import messages
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from mansio.api.kafka.server.pending_response import PendingResponse
+    from mansio.api.kafka.connections.pending_response import PendingResponse
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.state.broker_handshake import BrokerIdentity
     from mansio.wire.codec.messages import Struct
     from mansio.wire.headers import RequestHeader
 
@@ -42,19 +42,6 @@ UNSUPPORTED_VERSION = 35
 
 LARGE_REQUEST_BYTES: Final = 16 << 10
 """Size from which a request is decoded on a thread: up to it, that takes less than 20 ms."""
-
-
-class RequestContext(NamedTuple):
-    """Header fields and connection data of one request. `listener`: the (host, port) that is advertised to clients.
-    `peer`: the broker that has authenticated on the connection, None for a client."""
-
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str | None
-    client_host: str
-    listener: tuple[str, int]
-    peer: BrokerIdentity | None = None
 
 
 if TYPE_CHECKING:

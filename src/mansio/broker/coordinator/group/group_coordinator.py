@@ -33,10 +33,11 @@ from mansio.broker.coordinator.group.group_factory import GroupFactory
 from mansio.broker.coordinator.group.group_inspection import GroupInspection
 from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
 from mansio.broker.coordinator.group.offset_manager import OffsetExpiration, OffsetManager, tombstones
-from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.coordinator.group.settings import GroupSettings
 from mansio.broker.coordinator.group.share_groups import ShareGroups, ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from mansio.state.consumer_group.types import Heartbeat, HeartbeatResponse
     from mansio.state.share_group.group import ShareHeartbeat
 
-__all__ = ["OFFSETS_TOPIC", "GroupCoordinator", "GroupSettings"]
+__all__ = ["GroupCoordinator", "GroupSettings"]
 
 logger = logging.getLogger(__name__)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mansio.config.settings import Settings
-
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.dead_letter_copies import DeadLetterCopy
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.producer_ids import ProducerIdAllocator
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.model import TopicChange
+    from mansio.metadata.producer_ids import ProducerIdAllocator
     from mansio.ports import Clock, Peers, Promise, Scheduler
     from mansio.state.share_partition.dead_letters import DeadLetterBatch, Reservations
     from mansio.state.share_partition.machine import SharePartition

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.broker.services.topics import NewTopic
+from mansio.broker.topics.topics import NewTopic
 from mansio.config.config_def import INT32_MAX
 from mansio.config.share_group_config import DEAD_LETTER_COPY_ENABLE, DEAD_LETTER_TOPIC, effective_value
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.metadata.model import Topic
     from mansio.ports import Peers, Promise, Scheduler
     from mansio.state.share_partition.dead_letters import DeadLetterBatch

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.ports import Clock, Promise, Random, Scheduler
 
 ACKNOWLEDGEMENTS_MAX: Final = 10_000

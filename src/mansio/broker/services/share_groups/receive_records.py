@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.fetch import FetchCounters
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.share_groups.share import ReceivedPartition, ShareService
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.ports import Clock, Promise, Random, Scheduler
     from mansio.state.consumer_group.types import TopicPartition
     from mansio.wire.batch.record_batch import BatchHeader

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_store import GroupEntry
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.topics import TopicService
+    from mansio.broker.topics.topics import TopicService
     from mansio.metadata.model import Topic
     from mansio.state.share_group.group import ShareGroup
     from mansio.state.share_partition.types import ShareSummary

@@ -12,8 +12,9 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import InvalidProducerEpoch, InvalidTxnState, MansioError, TransactionCoordinatorFenced
 from mansio.tracebacks import without_traceback
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.ports import Promise
     from mansio.wire.batch.end_marker import EndMarker
-
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 class TransactionMarkerService:

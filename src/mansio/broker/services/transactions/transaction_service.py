@@ -10,8 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
-from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.broker.coordinator.group.topic_resolver import compile_pattern
+from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.state.transactions.transaction import NO_EPOCH, NO_ID, TransactionState
 from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS

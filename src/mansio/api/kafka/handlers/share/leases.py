@@ -19,7 +19,7 @@ from mansio.wire.apis import acknowledge_records as wire
 from mansio.wire.apis.acknowledge_records import AcknowledgedPartition
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.share_groups.share import SharePartitionDescription
     from mansio.wire.codec.messages import Struct

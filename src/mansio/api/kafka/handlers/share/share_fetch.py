@@ -41,9 +41,9 @@ from mansio.wire.apis.share_fetch import RECORD_LIMIT, SharePartitionData
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.api.kafka.server.connection import Connection
-    from mansio.api.kafka.server.pending_response import PendingResponse
-    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.api.kafka.connections.connection import Connection
+    from mansio.api.kafka.connections.pending_response import PendingResponse
+    from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
     from mansio.state.consumer_group.types import TopicPartition

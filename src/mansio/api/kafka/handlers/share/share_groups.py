@@ -9,7 +9,7 @@ from mansio.errors import MansioError
 from mansio.state.share_group.group import ShareHeartbeat
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.state.share_group.group import ShareGroupMember
     from mansio.wire.codec.messages import Struct

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.share_groups.share_offsets import ShareOffset
     from mansio.wire.codec.messages import Struct

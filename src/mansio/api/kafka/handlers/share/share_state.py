@@ -19,7 +19,7 @@ from mansio.errors import MansioError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mansio.api.kafka.server.request_router import RequestContext
+    from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.coordinator.share.state_client import LocalStateClient
     from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequestEntry
     from mansio.broker.services.broker_services import BrokerServices

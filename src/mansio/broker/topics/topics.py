@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from mansio.broker.services.topic_lifecycle import TopicLifecycle, split_into_chunks
+from mansio.broker.topics.topic_lifecycle import TopicLifecycle, split_into_chunks
 from mansio.config import topic_config
 from mansio.config.broker_config import BrokerConfigSources
 from mansio.config.config_entries import topic_entries

@@ -20,8 +20,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
-from mansio.api.kafka.server.pending_response import PendingResponse
-from mansio.api.kafka.server.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
+from mansio.api.kafka.connections.pending_response import PendingResponse
+from mansio.api.kafka.connections.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
 from mansio.broker.services.statistics import HOLD_S_MIN
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
@@ -31,10 +31,10 @@ from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.api.kafka.server.limits import ServerCounters, ServerLimits
-    from mansio.api.kafka.server.pending_response import QueuedResponse
-    from mansio.api.kafka.server.request_memory_pool import RequestMemoryPool
-    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.api.kafka.connections.limits import ServerCounters, ServerLimits
+    from mansio.api.kafka.connections.pending_response import QueuedResponse
+    from mansio.api.kafka.connections.request_memory_pool import RequestMemoryPool
+    from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_authenticator import BrokerChallenge
     from mansio.broker.services.statistics import LoopHolds
     from mansio.state.broker_handshake import BrokerIdentity

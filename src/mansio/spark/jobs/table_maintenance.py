@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from mansio.errors import ConfigError
-from mansio.spark.backfilling.backfill_ranges import RANGES_PROPERTY, parse_ranges
 from mansio.spark.iceberg.catalog import ArchiveTable
 from mansio.spark.iceberg.commit import CachedMetadataTransaction
 from mansio.spark.iceberg.orphan_cleanup import MAINTENANCE_SUMMARY, remove_orphan_files, retry_on_conflict
@@ -37,6 +36,7 @@ from mansio.spark.iceberg.rewrite_data_files import (
 from mansio.spark.iceberg.snapshot_files import ReplaceDataFiles
 from mansio.spark.jobs.maintain import GRACE_S, SNAPSHOTS_RETAINED, MaintenanceReport, tag_snapshot
 from mansio.spark.jobs.run import PipelineFailed, failure_reason
+from mansio.spark.result_table.backfill_ranges import RANGES_PROPERTY, parse_ranges
 from mansio.spark.result_table.commit import to_data_file
 from mansio.spark.result_table.rewrite_tasks import (
     REPORT_SCHEMA,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import StorageError
 from mansio.logs import fields
-from mansio.storage.flush.flush_state import FlushJob, LogDiskFull, MaintenanceJob, run_maintenance
+from mansio.storage.flush_state import FlushJob, LogDiskFull, MaintenanceJob, run_maintenance
 from mansio.storage.recovery.batch_sync import SYNC_ALL_FILES_MIN
 from mansio.tracebacks import without_traceback
 

@@ -25,7 +25,7 @@ from mansio.storage.cleaner.compaction import (
     CompactionTask,
     plan_compaction,
 )
-from mansio.storage.cleaner.compaction_state import (
+from mansio.storage.compaction_state import (
     CompactionState,
     DirectoryNotSynced,
     swap_files,

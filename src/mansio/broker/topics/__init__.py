@@ -1,0 +1,1 @@
+"""Topics of the cluster: creation, settings and deletion in the metadata store."""

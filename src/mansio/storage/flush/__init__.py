@@ -1,1 +1,0 @@
-"""Flush state, group commit and flush jobs."""
