@@ -23,6 +23,7 @@ from mansio.errors import (
     MansioError,
     UnstableOffsetCommit,
 )
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,14 +116,17 @@ async def offset_fetch(service: BrokerServices, request: Struct, context: Reques
     version = context.api_version
     if version >= 8:
         named = Counter(each.group_id for each in request.groups)
-        return {
-            "groups": [
-                _duplicate_group(each)
-                if named[each.group_id] > 1
-                else await _fetch(service, each, version, requires_stable=request.require_stable)
-                for each in request.groups
-            ]
-        }
+        turns = ItemTurns(service.scheduler) if len(request.groups) > 1 else None
+        groups = []
+        for each in request.groups:
+            if named[each.group_id] > 1:
+                groups.append(_duplicate_group(each))
+                continue
+            found = await _fetch(service, each, version, requires_stable=request.require_stable)
+            groups.append(found)
+            if turns is not None:
+                await turns.next(1 + sum(len(topic["partitions"]) for topic in found["topics"]))
+        return {"groups": groups}
     answer = await _fetch(
         service, request, version, requires_stable=version >= 7 and bool(request.require_stable)
     )
