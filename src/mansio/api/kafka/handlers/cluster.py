@@ -225,8 +225,10 @@ async def describe_topic_partitions(
     """
     alive = service.cluster_description.describe(context.listener).live_broker_ids
     cursor = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
-    page = service.cluster_description.describe_topics(
+    turns = ItemTurns(service.scheduler)
+    page = await service.cluster_description.describe_topics(
         {topic.name for topic in request.topics},
+        turns,
         cursor=cursor,
         partitions_max=request.response_partition_limit,
     )
@@ -234,7 +236,11 @@ async def describe_topic_partitions(
     if page.next_cursor is not None:
         name, index = page.next_cursor
         next_cursor = {"topic_name": name, "partition_index": index}
-    return {"topics": [_topic_fields(found, alive) for found in page.topics], "next_cursor": next_cursor}
+    topics = []
+    for found in page.topics:
+        await turns.next(1 + len(found.partitions))
+        topics.append(_topic_fields(found, alive))
+    return {"topics": topics, "next_cursor": next_cursor}
 
 
 def _topic_fields(found: DescribedTopic, alive: frozenset[int]) -> dict[str, Any]:

@@ -55,8 +55,8 @@ async def write_txn_markers(
         found = [await _abort_open(service, *each, turns) for each in asked]
     markers = []
     for wanted, results in zip(request.markers, found, strict=True):
-        markers.append(_encoded(wanted, results))
-        await turns.next(1 + len(results))
+        await turns.next()
+        markers.append(await _encoded(wanted, results, turns))
     return {"markers": markers}
 
 
@@ -84,7 +84,7 @@ def _decoded(wanted: Struct, version: int) -> tuple[EndMarker, list[tuple[str, i
     return marker, [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes]
 
 
-def _encoded(wanted: Struct, found: Sequence[MansioError | None]) -> dict[str, Any]:
+async def _encoded(wanted: Struct, found: Sequence[MansioError | None], turns: ItemTurns) -> dict[str, Any]:
     results = iter(found)
     topics = []
     for topic in wanted.topics:
@@ -94,4 +94,5 @@ def _encoded(wanted: Struct, found: Sequence[MansioError | None]) -> dict[str, A
             code = 0 if error is None else error.kafka_code
             entries.append({"partition_index": index, "error_code": code})
         topics.append({"name": topic.name, "partitions": entries})
+        await turns.next(1 + len(entries))
     return {"producer_id": wanted.producer_id, "topics": topics}
