@@ -38,8 +38,8 @@ def arrays(api: Api) -> list[tuple[str, ...]]:
 
 
 def full_request(api: Api, path: tuple[str, ...], existing: Existing | None) -> bytes:
-    """Return a frame whose array at `path` has all items that a client may send. They name what exists in the broker, or,
-    if `existing` is None, things that do not exist, each another one."""
+    """Return a frame whose array at `path` has all items that a client may send. They name what exists in the
+    broker, or, if `existing` is None, things that do not exist, each another one."""
     count = (REQUEST_ITEMS_MAX if api.brokers_only else api.request_items_max) - MARGIN
     fields = _struct(_entity(api), path, 0, count, existing)
     return messages.encode_request(api.key, api.max_version, 7, "c", fields)
