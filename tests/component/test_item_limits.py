@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 import mansio
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.item_turns import ITEMS_PER_TURN
 from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from support.full_requests import APIS, Existing, arrays, full_request
+from support.full_requests import APIS, MARGIN, Existing, arrays, full_request
 from support.loop_watch import HOLD_S_MAX, LoopWatch, frozen_garbage
 from support.machine import scaled
 
@@ -88,8 +90,21 @@ def check(broker: EmbeddedBroker, api: Api, existing: Existing | None) -> None:
 @pytest.mark.parametrize(
     "key", [ApiKey.DESCRIBE_CONFIGS, ApiKey.DELETE_RECORDS], ids=lambda each: each.name.lower()
 )
-def test_items_of_a_request_keep_nobody_waiting(broker: EmbeddedBroker, key: ApiKey) -> None:
+def test_items_of_a_request_keep_nobody_waiting(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, key: ApiKey
+) -> None:
+    turns = 0
+    sleep = AsyncioScheduler.sleep
+
+    async def counted(scheduler: AsyncioScheduler, delay_ms: float) -> None:
+        nonlocal turns
+        turns += not delay_ms
+        await sleep(scheduler, delay_ms)
+
+    monkeypatch.setattr(AsyncioScheduler, "sleep", counted)
     check(broker, SUPPORTED_APIS[key], None)
+    items = SUPPORTED_APIS[key].request_items_max - MARGIN
+    assert turns >= 2 * (items // ITEMS_PER_TURN), "while it is read and while it is answered"
 
 
 @pytest.mark.full
