@@ -184,18 +184,31 @@ MISSING_KEY_MESSAGE = "a record of a compacted topic needs a key"
 INVALID_TIMESTAMP_MESSAGE = "the timestamp is out of the accepted range"
 
 
+class RebuiltBatch(NamedTuple):
+    """A client's batch without the records that are repeats. `kept`, `decided_ms`: as in `RebuildRequired`. `delays`:
+    of its records, None if none has one."""
+
+    kept: Sequence[int]
+    decided_ms: int
+    batch: bytes
+    delays: DelayedBatch | None
+
+
 class InspectedRecords(NamedTuple):
     """What the features of a topic need to know of a client's batch (`inspect_records`).
 
     `rules`: those with which it was inspected. `priorities`: the records whose priority is not normal. `ids`,
     `delays`: None if no record has an id, or a delay. `error`: why the batch must be rejected, unless it is a duplicate
-    of one that was accepted before."""
+    of one that was accepted before. `by_thread`: whether a thread has inspected it and can rebuild it without its
+    repeats. `rebuilt`: the batch without them, once the thread has rebuilt it."""
 
     rules: AppendRules
     priorities: Sequence[PriorityRun] = ()
     ids: IdentifiedBatch | None = None
     delays: DelayedBatch | None = None
     error: MansioError | None = None
+    by_thread: bool = False
+    rebuilt: RebuiltBatch | None = None
 
 
 def check_record_count(name: str, header: BatchHeader) -> None:

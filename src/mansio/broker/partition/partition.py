@@ -242,8 +242,8 @@ class Partition:
         self.on_control_batches: Callable[[Partition, memoryview], None] | None = None
         """Called with batches that a follower is about to append, some of which are control batches; None if pending
         records are known already. The topic may have accepted delays before this replica existed."""
-        self.check_ids: Callable[[Buffer, IdentifiedBatch], CheckedBatch] | None = None
-        """Finds the repeats in a client's batch with deduplication ids."""
+        self.check_ids: Callable[[Buffer, InspectedRecords], CheckedBatch] | None = None
+        """Finds the repeats in a client's batch with deduplication ids. May raise `RebuildRequired`."""
         self.first_offset_of_repeat: Callable[[IdentifiedBatch | None, AppendResult], AppendResult] | None = (
             None
         )
@@ -397,7 +397,7 @@ class Partition:
         checked here if it is small. `inspected`: the result of `inspect_records`, without which a small batch is
         inspected here if the topic has a feature that needs it. Raises the `MansioError` for which the batch was
         rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `Recompressor`, because
-        it is large.
+        it is large. Raises `RebuildRequired` for an `inspected` batch by a thread, some of whose records are repeats.
         """
         header = check_stored_batch(batch) if internal else check_batch(batch)
         rules = self.rules
@@ -438,7 +438,7 @@ class Partition:
             if rules.has_priorities and self.priorities is not None:
                 self.priorities.stage(header.crc, inspected.priorities)
             if inspected.ids is not None and self.check_ids is not None:
-                checked = self.check_ids(batch, inspected.ids)
+                checked = self.check_ids(batch, inspected)
                 if header.attributes & TRANSACTIONAL_FLAG:
                     reject_ids(self.name)
                 return self._append_checked(checked, inspected, batch, urgent=urgent)
@@ -484,8 +484,10 @@ class Partition:
         batch, first_ms = checked.batch, checked.first_ms
         by_client = self.rules.timestamp_type is TimestampType.CREATE
         if batch is not None:
-            delays = inspected.delays
-            if delays is not None and batch is not sent:  # without the repeats
+            delays, rebuilt = inspected.delays, inspected.rebuilt
+            if rebuilt is not None and batch is rebuilt.batch:
+                delays = rebuilt.delays
+            elif delays is not None and batch is not sent:  # without the repeats
                 delays = read_delays(batch, self.name, self.clock.wall_ms())
             if delays is not None and self.convert_delayed is not None:
                 batch = self.convert_delayed(batch, delays)

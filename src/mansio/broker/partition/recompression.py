@@ -4,7 +4,9 @@ compression.type is not `producer` (Kafka `LogValidator`), and their inspection 
 A batch that is stored as sent is decompressed and its records are counted; one that is recompressed is decompressed
 once for both. A small batch is processed on the event loop, a larger one on a thread. Later batches of the same
 partition wait in a queue, also those that need none of this, so that batches are appended and producer sequences
-checked in the order of arrival. Each partition has at most one batch at a time on the thread. The size as sent, the CRC
+checked in the order of arrival. Each partition has at most one batch at a time on the thread. A
+batch some of whose records are repeats goes to the thread a second time, to be rebuilt without them
+(`RebuildRequired`), and keeps its place in the queue. The size as sent, the CRC
 and the decompressed size of a batch are checked before it is recompressed; `Partition.append` checks the recompressed
 batch.
 
@@ -29,7 +31,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.partition.append_validation import (
     InspectedRecords,
@@ -38,6 +40,8 @@ from mansio.broker.partition.append_validation import (
     inspect_records,
     new_too_large_error,
 )
+from mansio.broker.partition.deduplicator import rebuild
+from mansio.broker.partition.partition_hook import RebuildRequired
 from mansio.errors import DecompressedTooLarge, InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
 from mansio.tracebacks import without_traceback
@@ -55,7 +59,7 @@ from mansio.wire.batch.record_reader import check_content
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from mansio.broker.partition.append_validation import AppendRules
+    from mansio.broker.partition.append_validation import AppendRules, RebuiltBatch
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Background, Buffer
@@ -84,6 +88,10 @@ CONGESTED_BYTES_MIN: Final = 32 << 20
 CLIENT_CONGESTED_BYTES_MIN: Final = 16 << 20
 """Number of queued bytes of one client above which this client counts as congested."""
 
+REBUILDS_MAX: Final = 5
+"""Number of times a batch is rebuilt without its repeats, because others were found each time: after a change of the
+leader, or if ids that had expired were removed meanwhile."""
+
 OVERHEAD_BYTES: Final = 1 << 10
 """Number of bytes counted for the objects of a waiting batch, in addition to its size."""
 
@@ -101,6 +109,7 @@ class _QueuedAppend:
         "on_appended",
         "output_bytes_max",
         "queued_bytes",
+        "rebuild_count",
         "records",
         "result",
         "target",
@@ -137,6 +146,8 @@ class _QueuedAppend:
         if self.is_checked or (inspect is not None and _is_compressed(records)):
             content = memoryview(records)[HEADER_BYTES:]
             self.job_bytes_max = estimate_decompressed_bytes(_read_codec(records), content, output_bytes_max)
+        self.rebuild_count = 0
+        """Number of times the batch was submitted to be rebuilt without its repeats."""
         self.queued_bytes = 0
         """Number of bytes for which the batch counts towards the bounds of the queue."""
         self.urgent = urgent
@@ -196,7 +207,7 @@ class Recompressor:
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
-            outcome: AppendResult | MansioError | None = None
+            outcome: AppendResult | MansioError | RebuildRequired | None = None
             if partition not in self._queues:
                 batch = records if target is None else _recompress_inline(records, target)
                 if batch is not None:
@@ -209,6 +220,7 @@ class Recompressor:
                         recompressed=target is not None,
                         is_checked=target is not None,
                     )
+            assert not isinstance(outcome, RebuildRequired), "no thread has inspected the batch"
             is_queued = outcome is None or isinstance(outcome, DecompressedTooLarge)
             if is_queued:
                 entry = _QueuedAppend(
@@ -274,8 +286,14 @@ class Recompressor:
             checks_content=entry.is_checked,
             inspect=entry.inspect,
         )
+        return self._start(partition, entry, work, partial(self._on_recompressed, partition, entry))
+
+    def _start(
+        self, partition: Partition, entry: _QueuedAppend, work: Callable[[], Any], done: Callable[..., None]
+    ) -> bool:
+        """Submit `work` for the batch. Returns False, after setting an error as result, if the thread is closed."""
         try:
-            self.background.submit(work, partial(self._on_recompressed, partition, entry))
+            self.background.submit(work, done)
         except RuntimeError:
             entry.result = RequestTimedOut(
                 f"{partition.name}: the broker shuts down; the batch was not written"
@@ -304,6 +322,37 @@ class Recompressor:
             entry.result = InvalidRecord(f"{partition.name}: the batch cannot be recompressed")
         self._append_ready(partition)
 
+    def _submit_rebuild(
+        self, partition: Partition, entry: _QueuedAppend, records: Buffer, required: RebuildRequired
+    ) -> bool:
+        """Pass the batch to the thread, which encodes it without its repeats. Returns False, after setting an error as
+        result, if that was done too often or the thread is closed."""
+        entry.rebuild_count += 1
+        if entry.rebuild_count > REBUILDS_MAX:
+            entry.result = RequestTimedOut(
+                f"{partition.name}: the ids of the batch changed {REBUILDS_MAX} times; it was not written"
+            )
+            return False
+        assert entry.inspected is not None
+        work = partial(rebuild, records, partition.name, entry.inspected, required.kept, required.decided_ms)
+        return self._start(partition, entry, work, partial(self._on_rebuilt, partition, entry))
+
+    def _on_rebuilt(
+        self,
+        partition: Partition,
+        entry: _QueuedAppend,
+        rebuilt: RebuiltBatch | None,
+        error: BaseException | None,
+    ) -> None:
+        if rebuilt is not None and entry.inspected is not None:
+            entry.inspected = entry.inspected._replace(rebuilt=rebuilt)
+        elif isinstance(error, MansioError):
+            entry.result = without_traceback(error)
+        else:
+            _log_failure(partition, error)
+            entry.result = InvalidRecord(f"{partition.name}: the batch cannot be encoded without its repeats")
+        self._append_ready(partition)
+
     def _resubmit(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Submit a batch again that is larger than estimated. Returns False, after setting an error as result, if that
         exceeds a bound or the thread is closed."""
@@ -316,24 +365,28 @@ class Recompressor:
         return self._submit(partition, entry)
 
     def _append_ready(self, partition: Partition) -> None:
-        """Append the queued batches before the next one that has to be recompressed, and submit that one."""
+        """Append the queued batches before the next one that needs the thread, and submit that one."""
         queue = self._queues[partition]
         while queue:
             entry = queue[0]
             if entry.result is None and self._submit(partition, entry):
                 return
+            if not self._complete(partition, entry):
+                return
             queue.popleft()
-            self._complete(partition, entry)
         del self._queues[partition]
         partition.is_recompressing = False
 
-    def _complete(self, partition: Partition, entry: _QueuedAppend) -> None:
-        """Append a batch, unless its recompression failed, and call its `on_appended`."""
-        self._release_bytes(entry)
+    def _complete(self, partition: Partition, entry: _QueuedAppend) -> bool:
+        """Append a batch, unless its recompression failed, and call its `on_appended`. Returns False if the batch was
+        passed to the thread again instead."""
         result = entry.result
         assert result is not None
-        if not isinstance(result, MansioError):
-            outcome = self._append(
+        outcome: AppendResult | MansioError
+        if isinstance(result, MansioError):
+            outcome = result
+        else:
+            appended = self._append(
                 partition,
                 result,
                 entry.urgent,
@@ -343,12 +396,18 @@ class Recompressor:
                 is_checked=True,  # what was not processed is small, or not to be checked
                 inspected=entry.inspected,
             )
-        else:
-            outcome = result
+            if isinstance(appended, RebuildRequired):
+                if self._submit_rebuild(partition, entry, result, appended):
+                    return False
+                assert isinstance(entry.result, MansioError)
+                appended = entry.result
+            outcome = appended
+        self._release_bytes(entry)
         try:
             entry.on_appended(outcome)
         except Exception as raised:  # noqa: BLE001  # the batches behind it are of other clients
             _log_failure(partition, raised)
+        return True
 
     def _append(
         self,
@@ -361,7 +420,7 @@ class Recompressor:
         recompressed: bool,
         is_checked: bool,
         inspected: InspectedRecords | None = None,
-    ) -> AppendResult | MansioError:
+    ) -> AppendResult | MansioError | RebuildRequired:
         try:
             if check is not None:
                 check()
@@ -372,7 +431,7 @@ class Recompressor:
                 is_checked=is_checked,
                 inspected=inspected,
             )
-        except MansioError as error:
+        except (MansioError, RebuildRequired) as error:
             return without_traceback(error)
         except Exception as error:  # noqa: BLE001  # a defect fails its own batch only
             _log_failure(partition, error)
@@ -414,11 +473,11 @@ def _process(
 def _inspect(name: str, rules: AppendRules, records: Buffer, *, now_ms: int) -> InspectedRecords:
     check_batch(records)
     try:
-        return inspect_records(name, rules, records, now_ms)
+        return inspect_records(name, rules, records, now_ms)._replace(by_thread=True)
     except DecompressedTooLarge:
         raise
     except MansioError as error:
-        return InspectedRecords(rules, error=without_traceback(error))
+        return InspectedRecords(rules, error=without_traceback(error), by_thread=True)
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:
