@@ -109,6 +109,7 @@ class FakePartition:
         *,
         urgent: bool = True,
         transactional: bool = False,
+        is_intact: bool = False,
         is_checked: bool = False,
         inspected: object = None,
     ) -> AppendResult:
@@ -116,7 +117,7 @@ class FakePartition:
         self.ensure_leader()
         if self.fails_unexpectedly:
             raise ValueError(self.name)
-        header = check_batch(batch)
+        header = read_header(batch) if is_intact else check_batch(batch)
         if len(batch) > self.rules.message_bytes_max:
             raise MessageTooLarge(self.name)
         if header.producer_id >= 0 and (known := self.table.check(header)) is not None:

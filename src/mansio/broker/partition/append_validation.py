@@ -34,7 +34,7 @@ from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
 from mansio.wire.batch.dedup_header import read_ids
 from mansio.wire.batch.delay_headers import read_delays
 from mansio.wire.batch.priority_header import read_priorities
-from mansio.wire.batch.record_batch import TimestampType
+from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, TimestampType
 from mansio.wire.batch.record_reader import decompress_batch, read_records, scan_records
 
 if TYPE_CHECKING:
@@ -220,6 +220,15 @@ def check_record_count(name: str, header: BatchHeader) -> None:
             f"{name}: a batch of {header.record_count} records; a topic that is compacted, or has delays, priorities or"
             f" deduplication, accepts at most {DECODED_RECORDS_MAX}"
         )
+
+
+def needs_thread(batch: Buffer, rules: AppendRules) -> bool:
+    """Return whether the content of a client's batch is read on append and larger than the event loop may read, as far
+    as its size as sent shows. Costs no more than the comparison of that size for small batches."""
+    return len(batch) > INLINE_CONTENT_BYTES_MAX and (
+        rules.inspects_records
+        or (rules.checks_content and bool(batch[ATTRIBUTES_END_POSITION - 1] & CODEC_MASK))
+    )
 
 
 def check_inline(batch: Buffer, header: BatchHeader, rules: AppendRules) -> None:

@@ -385,6 +385,7 @@ class Partition:
         internal: bool = False,
         urgent: bool = True,
         transactional: bool = False,
+        is_intact: bool = False,
         is_checked: bool = False,
         inspected: InspectedRecords | None = None,
     ) -> AppendResult:
@@ -393,13 +394,15 @@ class Partition:
         `urgent`: a caller waits for the commit (acks=all), so the flush starts now. `internal`: the batch is written by
         the broker itself, may be larger than the topic's limit, may be a control batch, and needs no sequence.
         `transactional`: the request of the client is; if the batch is, too, the caller has verified its transaction.
+        `is_intact`: a client's batch in the broker's own memory, where `check_batch` has accepted it.
         `is_checked`: the content of the batch was checked (`check_content`); otherwise that of a compressed one is
         checked here if it is small. `inspected`: the result of `inspect_records`, without which a small batch is
         inspected here if the topic has a feature that needs it. Raises the `MansioError` for which the batch was
         rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `Recompressor`, because
         it is large. Raises `RebuildRequired` for an `inspected` batch by a thread, some of whose records are repeats.
         """
-        header = check_stored_batch(batch) if internal else check_batch(batch)
+        check = read_header if is_intact else check_stored_batch if internal else check_batch
+        header = check(batch)
         rules = self.rules
         by_client = rules.timestamp_type is TimestampType.CREATE
         if self._rejects:

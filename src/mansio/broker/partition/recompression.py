@@ -34,10 +34,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.partition.append_validation import (
+    DECODED_RECORDS_MAX,
     InspectedRecords,
     check_client_batch,
     check_record_count,
     inspect_records,
+    needs_thread,
     new_too_large_error,
 )
 from mansio.broker.partition.deduplicator import rebuild
@@ -105,6 +107,7 @@ class _QueuedAppend:
         "inspect",
         "inspected",
         "is_checked",
+        "is_intact",
         "job_bytes_max",
         "on_appended",
         "output_bytes_max",
@@ -124,6 +127,7 @@ class _QueuedAppend:
         output_bytes_max: int,
         *,
         checks_content: bool,
+        is_intact: bool,
         inspect: Callable[[Buffer], InspectedRecords] | None,
         urgent: bool,
         client: Hashable,
@@ -140,6 +144,8 @@ class _QueuedAppend:
         """Estimated decompressed size, at which decompression stops."""
         self.is_checked = target is not None or (checks_content and _is_compressed(records))
         """Whether the thread checks the content, so that `Partition.append` need not."""
+        self.is_intact = is_intact
+        """Whether `check_batch` has accepted the batch as sent."""
         self.inspect = inspect
         """Inspects the batch as it will be stored; None if the topic has no feature that needs it."""
         self.inspected: InspectedRecords | None = None
@@ -190,9 +196,11 @@ class Recompressor:
         client: Hashable = None,
         transactional: bool = False,
         check: Callable[[], None] | None = None,
+        was_tried: bool = False,
     ) -> None:
         """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
         with the result or the error. `check` is called before the append, and may raise a `MansioError` instead of it.
+        `was_tried`: `Partition.append` has just raised `DecompressedTooLarge` for this batch, which needs the thread.
 
         The errors are those of `Partition.append`; `MessageTooLarge` if the batch is too large when decompressed;
         `RequestTimedOut` if too many batches wait, of all clients or of this `client`; and `MansioError` itself after
@@ -203,12 +211,14 @@ class Recompressor:
             if len(records) > rules.message_bytes_max:
                 check_client_batch(partition.name, rules, check_batch(records), transactional=transactional)
             if rules.inspects_records and len(records) >= HEADER_BYTES:
-                check_record_count(partition.name, read_header(records))
+                header = read_header(records)
+                if header.record_count > DECODED_RECORDS_MAX:  # unless it is damaged
+                    check_record_count(partition.name, check_batch(records))
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
             outcome: AppendResult | MansioError | RebuildRequired | None = None
-            if partition not in self._queues:
+            if not (was_tried or partition in self._queues or needs_thread(records, rules)):
                 batch = records if target is None else _recompress_inline(records, target)
                 if batch is not None:
                     outcome = self._append(
@@ -218,8 +228,10 @@ class Recompressor:
                         transactional,
                         check,
                         recompressed=target is not None,
+                        is_intact=target is not None,
                         is_checked=target is not None,
                     )
+                    was_tried = target is None
             assert not isinstance(outcome, RebuildRequired), "no thread has inspected the batch"
             is_queued = outcome is None or isinstance(outcome, DecompressedTooLarge)
             if is_queued:
@@ -228,6 +240,7 @@ class Recompressor:
                     target,
                     rules.decompressed_bytes_max,
                     checks_content=rules.checks_content,
+                    is_intact=was_tried,
                     inspect=partial(_inspect, partition.name, rules, now_ms=partition.clock.wall_ms())
                     if rules.inspects_records
                     else None,
@@ -284,6 +297,7 @@ class Recompressor:
             entry.target,
             output_bytes_max=entry.job_bytes_max,
             checks_content=entry.is_checked,
+            is_intact=entry.is_intact,
             inspect=entry.inspect,
         )
         return self._start(partition, entry, work, partial(self._on_recompressed, partition, entry))
@@ -393,6 +407,7 @@ class Recompressor:
                 entry.transactional,
                 entry.check,
                 recompressed=entry.target is not None,
+                is_intact=entry.is_checked or entry.inspect is not None,  # otherwise not processed
                 is_checked=True,  # what was not processed is small, or not to be checked
                 inspected=entry.inspected,
             )
@@ -418,6 +433,7 @@ class Recompressor:
         check: Callable[[], None] | None,
         *,
         recompressed: bool,
+        is_intact: bool,
         is_checked: bool,
         inspected: InspectedRecords | None = None,
     ) -> AppendResult | MansioError | RebuildRequired:
@@ -428,6 +444,7 @@ class Recompressor:
                 batch,
                 urgent=urgent,
                 transactional=transactional,
+                is_intact=is_intact,
                 is_checked=is_checked,
                 inspected=inspected,
             )
@@ -459,19 +476,21 @@ def _process(
     *,
     output_bytes_max: int,
     checks_content: bool,
+    is_intact: bool,
     inspect: Callable[[Buffer], InspectedRecords] | None,
 ) -> tuple[Buffer, InspectedRecords | None]:
-    """Return the batch as it is stored, and what is in it; the work for the thread. Raises the errors of `check_batch`,
-    `check_content`, `recompress` and `inspect_records`."""
+    """Return the batch as it is stored, and what is in it; the work for the thread. `is_intact`: `check_batch` has
+    accepted the batch. Raises the errors of `check_batch`, `check_content`, `recompress` and `inspect_records`."""
     if target is not None:
         records = recompress(records, target, output_bytes_max=output_bytes_max)
-    elif checks_content:
-        check_content(records, check_batch(records), output_bytes_max)
+    else:
+        header = read_header(records) if is_intact else check_batch(records)
+        if checks_content:
+            check_content(records, header, output_bytes_max)
     return records, None if inspect is None else inspect(records)
 
 
 def _inspect(name: str, rules: AppendRules, records: Buffer, *, now_ms: int) -> InspectedRecords:
-    check_batch(records)
     try:
         return inspect_records(name, rules, records, now_ms)._replace(by_thread=True)
     except DecompressedTooLarge:

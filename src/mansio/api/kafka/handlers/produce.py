@@ -64,9 +64,15 @@ NO_RESPONSE: tuple[bytes, ...] = ()
 
 
 def produce(
-    service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    frame: memoryview,
+    *,
+    was_tried: bool = False,
 ) -> Sequence[ResponsePart] | None:
-    """Append the batches of a request. Return the response, or None if it is sent later."""
+    """Append the batches of a request. Return the response, or None if it is sent later. `was_tried`: see
+    `ProduceService.begin_produce`."""
     version = header.api_version
     request = wire.decode_request(version, frame, header.body_position)
     acks = request.acks
@@ -84,11 +90,16 @@ def produce(
             adds=version >= ADDING_VERSION_MIN,
             allow_zstd=version >= ZSTD_VERSION_MIN,
             client=connection,
+            was_tried=was_tried,
         )
         results = pending.results
     elif rejection is None:
         pending = service.produce.begin_produce(
-            request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN, client=connection
+            request.topics,
+            acks=acks,
+            allow_zstd=version >= ZSTD_VERSION_MIN,
+            client=connection,
+            was_tried=was_tried,
         )
         results = pending.results
     else:
@@ -167,8 +178,8 @@ def produce_by_template(
         if acks == ACKS_NONE:
             raise
         return (_template_error(template, correlation_id, index, error),)
-    except RecompressionRequired:
-        return produce(service, connection, read_request_header(frame), frame)
+    except RecompressionRequired as required:
+        return produce(service, connection, read_request_header(frame), frame, was_tried=required.was_tried)
     if acks == ACKS_NONE:
         return NO_RESPONSE
     base_offset, end_offset, append_time_ms, _ = appended
