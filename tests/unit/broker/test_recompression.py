@@ -42,6 +42,7 @@ from mansio.wire.batch.record_batch import (
     read_header,
 )
 from mansio.wire.batch.record_reader import read_records
+from support.logs import ManualClock
 from support.replicas import TOPIC, Cluster
 
 if TYPE_CHECKING:
@@ -521,6 +522,25 @@ def test_a_batch_that_is_longer_than_it_states_is_recompressed_if_there_is_room(
     assert list(one.outcomes) == list(range(7))
     assert all(isinstance(outcome, AppendResult) for outcome in one.outcomes.values())
     assert values(one.partition.batches[0]) == values(decoded())
+
+
+def test_a_batch_that_is_longer_than_it_states_is_not_inspected_before_it_counts() -> None:
+    one = One(bytes_max=4 << 20)
+    one.partition.rules = rules(None)._replace(
+        checks_content=False, inspects_records=True, has_priorities=True
+    )
+    one.partition.clock = ManualClock()
+    outcomes: list[AppendResult | MansioError] = []
+    one.recompressor.append(
+        one.partition, understated(100), urgent=True, on_appended=outcomes.append, was_tried=True
+    )
+    assert one.recompressor.queued_bytes < 1 << 20
+    one.thread.run()
+    assert not outcomes
+    assert one.recompressor.queued_bytes >= DECOMPRESSED_BYTES_MAX
+    one.thread.run()
+    (outcome,) = outcomes
+    assert isinstance(outcome, AppendResult)
 
 
 def test_a_batch_that_is_longer_than_it_states_is_refused_if_there_is_no_room() -> None:

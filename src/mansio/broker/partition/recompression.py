@@ -56,7 +56,7 @@ from mansio.wire.batch.record_batch import (
     check_batch,
     read_header,
 )
-from mansio.wire.batch.record_reader import check_content
+from mansio.wire.batch.record_reader import check_content, decompress_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -128,7 +128,7 @@ class _QueuedAppend:
         *,
         checks_content: bool,
         is_intact: bool,
-        inspect: Callable[[Buffer], InspectedRecords] | None,
+        inspect: Callable[[Buffer, int], InspectedRecords] | None,
         urgent: bool,
         client: Hashable,
         on_appended: OnAppended,
@@ -141,7 +141,7 @@ class _QueuedAppend:
         self.output_bytes_max = output_bytes_max
         """Maximum decompressed size with which the batch is accepted."""
         self.job_bytes_max = 0
-        """Estimated decompressed size, at which decompression stops."""
+        """Estimated decompressed size, at which decompression stops; 0 for a batch that is not decompressed."""
         self.is_checked = target is not None or (checks_content and _is_compressed(records))
         """Whether the thread checks the content, so that `Partition.append` need not."""
         self.is_intact = is_intact
@@ -477,7 +477,7 @@ def _process(
     output_bytes_max: int,
     checks_content: bool,
     is_intact: bool,
-    inspect: Callable[[Buffer], InspectedRecords] | None,
+    inspect: Callable[[Buffer, int], InspectedRecords] | None,
 ) -> tuple[Buffer, InspectedRecords | None]:
     """Return the batch as it is stored, and what is in it; the work for the thread. `is_intact`: `check_batch` has
     accepted the batch. Raises the errors of `check_batch`, `check_content`, `recompress` and `inspect_records`."""
@@ -487,11 +487,20 @@ def _process(
         header = read_header(records) if is_intact else check_batch(records)
         if checks_content:
             check_content(records, header, output_bytes_max)
-    return records, None if inspect is None else inspect(records)
+    if inspect is None:
+        return records, None
+    is_bounded = target is not None or checks_content
+    return records, inspect(records, 0 if is_bounded else output_bytes_max)
 
 
-def _inspect(name: str, rules: AppendRules, records: Buffer, *, now_ms: int) -> InspectedRecords:
+def _inspect(
+    name: str, rules: AppendRules, records: Buffer, output_bytes_max: int, *, now_ms: int
+) -> InspectedRecords:
+    """Inspect a batch that has passed `check_batch`. `output_bytes_max`: 0 if its decompressed size needs no check.
+    Raises `DecompressedTooLarge` above it; other errors are in the result."""
     try:
+        if output_bytes_max:
+            decompress_batch(records, output_bytes_max)
         return inspect_records(name, rules, records, now_ms)._replace(by_thread=True)
     except DecompressedTooLarge:
         raise
