@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from mansio.broker.partition import append_validation, recompression
+from mansio.broker.partition import append_validation, batch_processing
+from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.recompression import Recompressor
 from mansio.errors import MansioError, NotLeaderOrFollower, RequestTimedOut
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
@@ -18,8 +18,8 @@ from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 from support.deduplicated_partition import WINDOW_MS, DeduplicatedPartition
+from unit.broker.test_batch_processing import ManualThread
 from unit.broker.test_deduplication_replicas import replicate
-from unit.broker.test_recompression import ManualThread
 
 IDS = 30
 
@@ -57,7 +57,7 @@ class Model:
         self.leader = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
         self.other = DeduplicatedPartition(SimulatedDisk(), 1_000.0, is_follower=True)
         self.thread = ManualThread()
-        self.processor = Recompressor(self.thread)
+        self.processor = BatchProcessor(self.thread)
         self.sent: list[Sent] = []
 
     def step(self) -> None:
@@ -171,13 +171,13 @@ def test_no_id_is_stored_twice_and_none_is_lost_while_the_thread_has_batches(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rebuilds: list[int] = []
-    real = recompression.rebuild
+    real = batch_processing.rebuild
 
     def counted(*arguments: object) -> object:
         rebuilds.append(len(arguments))
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(recompression, "rebuild", counted)
+    monkeypatch.setattr(batch_processing, "rebuild", counted)
     appended = 0
     for seed in seeds:
         model = Model(seed)

@@ -76,7 +76,7 @@ class AppendRules(NamedTuple):
     checks_content: bool = True
     """Whether the content of compressed batches is checked."""
     compression: Compression | None = None
-    """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
+    """The codec with which batches of clients are stored; None to store them as sent. See `BatchProcessor`."""
 
 
 def check_client_batch(name: str, rules: AppendRules, header: BatchHeader, *, transactional: bool) -> None:

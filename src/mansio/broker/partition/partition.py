@@ -177,10 +177,10 @@ class Partition:
         "convert_delayed",
         "first_offset_of_repeat",
         "group_commit",
+        "has_waiting_batches",
         "index",
         "internal",
         "is_leader",
-        "is_recompressing",
         "log",
         "on_control_batches",
         "on_isr_candidate",
@@ -233,8 +233,8 @@ class Partition:
         self.scratch: bytearray | None = None
         """Buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked; one for all partitions of a
         broker."""
-        self.is_recompressing = False
-        """Whether batches wait in the `Recompressor`; later batches must be appended after them."""
+        self.has_waiting_batches = False
+        """Whether batches wait in the `BatchProcessor`; later batches must be appended after them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
         """Called with a follower that is not in the ISR and meets all conditions to join it."""
         self.convert_delayed: Callable[[Buffer, DelayedBatch], bytes] | None = None
@@ -398,8 +398,9 @@ class Partition:
         `is_checked`: the content of the batch was checked (`check_content`); otherwise that of a compressed one is
         checked here if it is small. `inspected`: the result of `inspect_records`, without which a small batch is
         inspected here if the topic has a feature that needs it. Raises the `MansioError` for which the batch was
-        rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `Recompressor`, because
-        it is large. Raises `RebuildRequired` for an `inspected` batch by a thread, some of whose records are repeats.
+        rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `BatchProcessor`,
+        because it is large. Raises `RebuildRequired` for a batch that a thread has `inspected`, if some of its records
+        are repeats.
         """
         check = read_header if is_intact else check_stored_batch if internal else check_batch
         header = check(batch)

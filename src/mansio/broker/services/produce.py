@@ -3,10 +3,10 @@
 A request with acks=0 or acks=1 is complete when its batches are in the operating system's page cache, with acks=all
 when they are flushed on every in-sync replica. The batch of each partition succeeds or fails on its own.
 
-Hot path: `ProduceService.append` creates no object per batch except the result of the log; a batch that waits needs
-one object, a `PendingAppend`. `ProduceService.begin_produce` is for requests with several partitions, and for topics
-whose batches are recompressed. Such batches may be appended later; the request is complete only then, even with acks=0
-or acks=1.
+Hot path: `ProduceService.append` creates no object per batch except the result of the log; a batch that waits needs one
+object, a `PendingAppend`. `ProduceService.begin_produce` is for requests with several partitions, and for topics whose
+batches are recompressed, and large batches. Such batches may be appended later; the request is complete only then, even
+with acks=0 or acks=1.
 
 Before the first batch of a producer's transaction in a partition is appended, the `verifier` asks the transaction
 coordinator whether the partition belongs to the transaction (KIP-890). Other batches do not wait for it.
@@ -88,9 +88,9 @@ class ProduceCounters:
         self.rejected_batches = 0
 
 
-class RecompressionRequired(Exception):
+class ProcessingRequired(Exception):
     """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed, or
-    because its content is so large that it is checked on a thread. Nothing was appended. `was_tried`: the partition has
+    because its content is so large that a thread processes it. Nothing was appended. `was_tried`: the partition has
     refused the batch because of its size when decompressed, after the check of its CRC."""
 
     def __init__(self, partition: Partition, *, was_tried: bool = False) -> None:
@@ -175,7 +175,7 @@ class ProduceService:
 
         `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller
         must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is rejected, and
-        `RecompressionRequired` if the caller must use `begin_produce` instead; always if this `was_tried` before.
+        `ProcessingRequired` if the caller must use `begin_produce` instead; always if this `was_tried` before.
         """
         counters = self.counters
         try:
@@ -190,13 +190,13 @@ class ProduceService:
             if (
                 was_tried
                 or rules.compression is not None
-                or partition.is_recompressing
+                or partition.has_waiting_batches
                 or needs_thread(records, rules)
             ):
-                raise RecompressionRequired(partition, was_tried=was_tried)
+                raise ProcessingRequired(partition, was_tried=was_tried)
             appended = partition.append(records, urgent=acks == ACKS_ALL, transactional=transactional)
         except DecompressedTooLarge:  # for a check on the event loop
-            raise RecompressionRequired(partition, was_tried=True) from None
+            raise ProcessingRequired(partition, was_tried=True) from None
         except MansioError:
             counters.rejected_batches += 1
             raise
@@ -214,11 +214,11 @@ class ProduceService:
         was_tried: bool = False,
     ) -> PendingProduce:
         """Append the batches of a request. If the result is not complete, the caller must call `PendingProduce.wait`: a
-        batch is being recompressed, or acks=all and a batch is not committed yet.
+        batch is being processed, or acks=all and a batch is not committed yet.
 
         `allow_zstd` False: reject zstd, because the protocol version of the request excludes it (KIP-110). `client`:
-        the client whose share of the recompression queue is used; None for batches of the broker itself. `was_tried`:
-        `append` has just raised `RecompressionRequired` with `was_tried` for the only batch of the request."""
+        the client whose share of the processor's queue is used; None for batches of the broker itself. `was_tried`:
+        `append` has just raised `ProcessingRequired` with `was_tried` for the only batch of the request."""
         pending = PendingProduce(self)
         for name, topic_id, entries in topics:
             results: list[BatchResult] = []
@@ -231,12 +231,12 @@ class ProduceService:
                 except MansioError as error:
                     results.append(BatchResult(index, without_traceback(error)))
                     continue
-                except RecompressionRequired as required:
+                except ProcessingRequired as required:
                     results.append(BatchResult(index))
                     waiting = pending.add_pending_batch(
                         required.partition, NOT_APPENDED_OFFSET, len(pending.results) - 1, len(results) - 1
                     )
-                    self._append_recompressed(
+                    self._append_processed(
                         pending, waiting, records or b"", acks, client, was_tried=required.was_tried
                     )
                     continue
@@ -248,7 +248,7 @@ class ProduceService:
                 )
         return pending
 
-    def _append_recompressed(
+    def _append_processed(
         self,
         pending: PendingProduce,
         waiting: _PendingBatch,
@@ -260,10 +260,10 @@ class ProduceService:
         transactional: bool = False,
         adds: bool = False,
     ) -> None:
-        """Append a batch after its recompression, now or later. A transactional one is refused if its transaction ends
-        meanwhile: it would open one that never ends. `was_tried`: see `RecompressionRequired`; `adds`: see
+        """Append a batch after its processing, now or later. A transactional one is refused if its transaction ends
+        meanwhile: it would open one that never ends. `was_tried`: see `ProcessingRequired`; `adds`: see
         `begin_transactional`."""
-        pending.is_recompressed = True
+        pending.is_processed = True
         size, partition = len(records), waiting.partition
         header = _transactional_header(records) if transactional else None
         producers, leader_epoch = partition.producers, partition.leader_epoch
@@ -288,7 +288,7 @@ class ProduceService:
             pending.record_outcome(waiting, outcome, awaits_commit=acks == ACKS_ALL)
 
         urgent = acks == ACKS_ALL
-        self._partitions.recompressor.append(
+        self._partitions.batch_processor.append(
             partition,
             records,
             urgent=urgent,
@@ -467,8 +467,8 @@ class ProduceService:
                 )
             except MansioError as rejection:
                 pending.record_outcome(one.wait, rejection, awaits_commit=False)
-            except RecompressionRequired as required:
-                self._append_recompressed(
+            except ProcessingRequired as required:
+                self._append_processed(
                     pending,
                     one.wait,
                     one.records,
@@ -503,9 +503,9 @@ class ProduceService:
         except MansioError as error:
             results[position[1]] = BatchResult(wanted[2], without_traceback(error))
             return
-        except RecompressionRequired as required:
+        except ProcessingRequired as required:
             waiting = pending.add_pending_batch(required.partition, NOT_APPENDED_OFFSET, *position)
-            self._append_recompressed(
+            self._append_processed(
                 pending,
                 waiting,
                 records or b"",
@@ -626,7 +626,7 @@ class PendingProduce:
         "_stopwatch",
         "_waits",
         "deadline",
-        "is_recompressed",
+        "is_processed",
         "is_verified",
         "response",
         "results",
@@ -635,8 +635,8 @@ class PendingProduce:
     def __init__(self, service: ProduceService) -> None:
         self._service = service
         self._has_ended = False
-        self.is_recompressed = False
-        """Whether any batch was passed to the `Recompressor`."""
+        self.is_processed = False
+        """Whether any batch was passed to the `BatchProcessor`."""
         self.is_verified = False
         """Whether a batch waits for a transaction coordinator; the next request of the client must not overtake it."""
         self._waits: dict[_PendingBatch, None] = {}

@@ -25,7 +25,7 @@ from mansio.broker.services.produce import (
     ACKS_NONE,
     BatchResult,
     PendingAppend,
-    RecompressionRequired,
+    ProcessingRequired,
 )
 from mansio.errors import InvalidRequiredAcks, MansioError
 from mansio.tracebacks import copied
@@ -115,7 +115,7 @@ def produce(
     if acks == ACKS_NONE:
         _raise_if_failed(service, results)
         if pending is not None and not pending.is_complete:
-            _wait_recompressed(service, connection, pending)
+            _wait_processed(service, connection, pending)
             return None
         return NO_RESPONSE
     if pending is None or pending.is_complete:
@@ -129,18 +129,18 @@ def produce(
 
 
 def _queue_response(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
-    """Queue the response. While many batches wait for recompression, the next request of the client does not start
+    """Queue the response. While many batches wait to be processed, the next request of the client does not start
     before this response is complete, as in Kafka. Nor does it while a transaction is verified: its batches follow."""
     if pending.is_verified or (
-        pending.is_recompressed and service.partitions.recompressor.is_congested(connection)
+        pending.is_processed and service.partitions.batch_processor.is_congested(connection)
     ):
         connection.queue_exclusive_response(pending)
     else:
         connection.queue_response(pending)
 
 
-def _wait_recompressed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
-    """Wait for the append of recompressed batches of a request with acks=0, so that the number of requests in progress
+def _wait_processed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
+    """Wait for the append of processed batches of a request with acks=0, so that the number of requests in progress
     is bounded and an error closes the connection."""
     _queue_response(service, connection, pending)
     pending.wait(UNBOUNDED_MS, partial(_end_without_response, service, connection))
@@ -178,7 +178,7 @@ def produce_by_template(
         if acks == ACKS_NONE:
             raise
         return (_template_error(template, correlation_id, index, error),)
-    except RecompressionRequired as required:
+    except ProcessingRequired as required:
         return produce(service, connection, read_request_header(frame), frame, was_tried=required.was_tried)
     if acks == ACKS_NONE:
         return NO_RESPONSE

@@ -110,7 +110,7 @@ class RequestRouter:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await run_in_thread(
-            self._service.scheduler, self._service.partitions.recompressor.background, work
+            self._service.scheduler, self._service.partitions.batch_processor.background, work
         )
 
     async def _handle(

@@ -85,7 +85,7 @@ QUEUED_BYTES_MAX: Final = 2 * CLIENT_BYTES_MAX
 """Maximum number of bytes for which all waiting batches count. Only one of them is decompressed at a time."""
 
 CONGESTED_BYTES_MIN: Final = 32 << 20
-"""Number of queued bytes above which every client counts as congested (`Recompressor.is_congested`)."""
+"""Number of queued bytes above which every client counts as congested (`BatchProcessor.is_congested`)."""
 
 CLIENT_CONGESTED_BYTES_MIN: Final = 16 << 20
 """Number of queued bytes of one client above which this client counts as congested."""
@@ -99,7 +99,7 @@ OVERHEAD_BYTES: Final = 1 << 10
 
 
 class _QueuedAppend:
-    """A batch that waits to be recompressed or appended."""
+    """A batch that waits to be processed or appended."""
 
     __slots__ = (
         "check",
@@ -162,11 +162,12 @@ class _QueuedAppend:
         self.transactional = transactional
         self.check = check
         self.result: Buffer | MansioError | None = None if self.is_checked or inspect is not None else records
-        """The batch to append, or the error with which recompression failed; None while neither is known."""
+        """The batch to append, or the error with which processing failed; None while neither is known."""
 
 
-class Recompressor:
-    """Recompression of batches for all partitions of a broker. All methods run on the broker's event loop."""
+class BatchProcessor:
+    """Checks, recompresses and inspects the batches of clients, for all partitions of a broker. All methods run on the
+    broker's event loop."""
 
     def __init__(self, background: Background) -> None:
         self.background = background
@@ -266,7 +267,7 @@ class Recompressor:
             queue.append(entry)
         elif self._submit(partition, entry):
             self._queues[partition] = deque((entry,))
-            partition.is_recompressing = True
+            partition.has_waiting_batches = True
         else:
             self._complete(partition, entry)
 
@@ -276,8 +277,8 @@ class Recompressor:
         own = self._client_bytes.get(entry.client, 0) - entry.queued_bytes
         if (queued and queued + size > QUEUED_BYTES_MAX) or (own and own + size > CLIENT_BYTES_MAX):
             raise RequestTimedOut(
-                f"{partition.name}: {queued} bytes wait to be recompressed, {own} of this client; the batch was not"
-                " written, and will not be"
+                f"{partition.name}: {queued} bytes of batches wait to be processed, {own} of this client; the batch was"
+                " not written, and will not be"
             )
         self.queued_bytes = queued + size
         self._client_bytes[entry.client] = own + size
@@ -300,7 +301,7 @@ class Recompressor:
             is_intact=entry.is_intact,
             inspect=entry.inspect,
         )
-        return self._start(partition, entry, work, partial(self._on_recompressed, partition, entry))
+        return self._start(partition, entry, work, partial(self._on_processed, partition, entry))
 
     def _start(
         self, partition: Partition, entry: _QueuedAppend, work: Callable[[], Any], done: Callable[..., None]
@@ -315,7 +316,7 @@ class Recompressor:
             return False
         return True
 
-    def _on_recompressed(
+    def _on_processed(
         self,
         partition: Partition,
         entry: _QueuedAppend,
@@ -333,7 +334,7 @@ class Recompressor:
             entry.result = without_traceback(error)
         else:
             _log_failure(partition, error)
-            entry.result = InvalidRecord(f"{partition.name}: the batch cannot be recompressed")
+            entry.result = InvalidRecord(f"{partition.name}: the batch cannot be processed")
         self._append_ready(partition)
 
     def _submit_rebuild(
@@ -389,10 +390,10 @@ class Recompressor:
                 return
             queue.popleft()
         del self._queues[partition]
-        partition.is_recompressing = False
+        partition.has_waiting_batches = False
 
     def _complete(self, partition: Partition, entry: _QueuedAppend) -> bool:
-        """Append a batch, unless its recompression failed, and call its `on_appended`. Returns False if the batch was
+        """Append a batch, unless its processing failed, and call its `on_appended`. Returns False if the batch was
         passed to the thread again instead."""
         result = entry.result
         assert result is not None
