@@ -49,9 +49,7 @@ processor time on two shared cores, with Python 3.11.
 | request | held |
 |---|---|
 | CommitBatch of 20,000; 100,000 transactions, which is one record | up to 80 ms; up to 0.4 s |
-| Produce of a batch with deduplication ids of which some are repeats: 10,000 records; 100 MiB when decompressed | \
-70 to 140 ms; 1.1 s |
-| Produce of 10,000 records with deduplication ids and no repeat; with delays | up to 60 ms; up to 40 ms |
+| Produce of 10,000 records with deduplication ids; with delays | up to 60 ms; up to 40 ms |
 | delivery of delayed records, followers that read delays, ids or priorities, and order by key: a batch of 128 MiB \
 when decompressed | 0.3 to 1 s |
 | HTTP and gRPC reads of records, event streams: a record of 60 MiB | 1.5 s |

@@ -29,6 +29,7 @@ from mansio.node.embedded import EmbeddedBroker
 from mansio.testing import TestBroker
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.record_reader import read_records
 from support.hostile_bodies import (
     ALL,
     GRPC,
@@ -208,6 +209,33 @@ def test_a_batch_with_all_that_a_feature_accepts_does_not_hold_the_loop(
         code, held_s = produce_watched(embedded, feature, batch)
         assert expected in (code, None)
         assert held_s < scaled(HOLD_S_MAX), f"{held_s:.3f} s"
+
+
+@pytest.mark.parametrize(
+    ("count", "value_bytes"),
+    [
+        (2, 20 << 20),
+        pytest.param(2, 60 << 20, marks=pytest.mark.full),
+        pytest.param(10_000, 1, marks=pytest.mark.full),
+    ],
+)
+def test_a_batch_that_is_rebuilt_without_its_repeats_does_not_hold_the_loop(
+    embedded: EmbeddedBroker, count: int, value_bytes: int
+) -> None:
+    def new_batch(records: int) -> bytes:
+        ids = [b"%d-%d-%d" % (count, value_bytes, each) for each in range(records)]
+        value = bytes(value_bytes)
+        return build_batch([(0, None, value, [("mansio-dedup-id", each)]) for each in ids], codec=Codec.ZSTD)
+
+    batch = new_batch(count)
+    assert produce_watched(embedded, "deduplication", new_batch(count // 2))[0] == 0
+    code, held_s = produce_watched(embedded, "deduplication", batch)
+    assert code == 0
+    assert held_s < scaled(HOLD_S_MAX), f"{held_s:.3f} s"
+    if value_bytes > 1:  # otherwise the comparison of many ids takes a part of this time
+        began = time.thread_time()
+        build_batch([record[1:] for record in read_records(batch)[: count // 2]], codec=Codec.ZSTD)
+        assert held_s < (time.thread_time() - began) / 2
 
 
 def test_eleven_and_five_million_entries_have_the_same_error(broker: Broker, addresses: Addresses) -> None:

@@ -157,7 +157,7 @@ class BrokerRuntime:
             sync_thread=host_ports.sync_thread,
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
-            recompression_thread=host_ports.recompression_thread,
+            batch_thread=host_ports.batch_thread,
             before_newer_format=before_newer_format,
         )
         self.orphaned_directories = OrphanedDirectories(

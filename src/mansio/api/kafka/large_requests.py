@@ -21,7 +21,7 @@ LARGE_REQUEST_BYTES: Final = 16 << 10
 
 async def on_thread(service: BrokerServices, work: Callable[[], T]) -> T:
     """Run the decoding of a request, or the encoding of its response, on the thread of recompression."""
-    return await run_in_thread(service.scheduler, service.partitions.recompressor.background, work)
+    return await run_in_thread(service.scheduler, service.partitions.batch_processor.background, work)
 
 
 async def decoded(service: BrokerServices, decode: Callable[[B], T], request: B) -> T:
