@@ -42,6 +42,7 @@ from support.hostile_bodies import (
     kafka_text,
     send,
 )
+from support.loop_watch import HOLD_S_MAX, LoopWatch
 from support.machine import scaled
 from support.waiting import wait_until
 
@@ -50,38 +51,7 @@ if TYPE_CHECKING:
 
     from mansio.testing.broker import TestBroker as Broker
 
-HOLD_S_MAX: Final = 0.15
-"""Three times what a request may hold the loop for on the reference machine; without the bounds it is 0.5 to 50 s."""
-
 JSON: Final = {"content-type": "application/json"}
-UNBOUNDED: Final = {
-    "100,000 topics",
-    "partitions of an offset fetch",
-    "partitions of list offsets",
-    "resources of describe configs",
-}
-"""Kafka requests with as many items as their limit allows: up to half a second. See docs/OPERATIONS.md."""
-
-
-class LoopWatch:
-    """Longest time for which the event loop of a broker ran without a turn of this watch, in processor time."""
-
-    def __init__(self, broker: Broker | EmbeddedBroker) -> None:
-        assert broker._loop is not None
-        self._loop = broker._loop
-        self.held_s_max = 0.0
-        self._future = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
-
-    async def _run(self) -> None:
-        while True:
-            began = time.thread_time()
-            await asyncio.sleep(0.001)
-            self.held_s_max = max(self.held_s_max, time.thread_time() - began)
-
-    def stop(self) -> None:
-        """Wait until what ran up to now is measured, and end."""
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), self._loop).result()
-        self._future.cancel()
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +111,7 @@ def test_a_hostile_body_keeps_nobody_waiting(
 @pytest.mark.full
 @pytest.mark.parametrize(
     "hostile",
-    [each for each in ALL if each.name not in UNBOUNDED],
+    ALL,
     ids=lambda each: f"{each.protocol} {each.name}",
 )
 def test_each_hostile_body_keeps_nobody_waiting(

@@ -502,6 +502,7 @@ class BrokerRuntime:
                 share_partition_manager=self.shares,
                 topics=self.topics,
                 partitions=self.partitions,
+                scheduler=host_ports.scheduler,
             ),
             receive=receive,
             leases=LeaseService(
@@ -532,7 +533,9 @@ class BrokerRuntime:
             cluster_description=ClusterDescriptionService(
                 topics=self.topics, settings=settings, cluster=cluster
             ),
-            elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
+            elections=ElectionService(
+                topics=self.topics, cluster=cluster, clock=host_ports.clock, scheduler=host_ports.scheduler
+            ),
             transaction_markers=self.markers,
             transactions=TransactionService(
                 self.transactions, self.groups, host_ports.clock, self.batch_commits

@@ -27,6 +27,7 @@ from mansio.errors import (
     TransactionAbortable,
     TransactionalIdNotFound,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -189,8 +190,13 @@ async def end_txn(service: BrokerServices, request: Struct, context: RequestCont
 async def describe_transactions(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Describe transactional ids. Each is described once, even if the request repeats it."""
     del context
-    ids = dict.fromkeys(request.transactional_ids)
-    return {"transaction_states": [await _described(service, each) for each in ids]}
+    turns = ItemTurns(service.scheduler)
+    states = []
+    for transactional_id in dict.fromkeys(request.transactional_ids):
+        found = await _described(service, transactional_id)
+        states.append(found)
+        await turns.next(1 + len(found.get("topics", ())))
+    return {"transaction_states": states}
 
 
 async def _described(service: BrokerServices, transactional_id: str) -> Fields:

@@ -220,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._note_hold(held_s, frame)
         if self._out:
             self.flush()
-        if frames.buffered_bytes or server.memory.held_bytes:
+        if frames.buffered_bytes or self.backlog_bytes or server.memory.held_bytes:
             self._report_buffered_bytes()
         if len(self._pending_responses) >= server.limits.requests_max:
             self.pause_reading()
