@@ -750,8 +750,7 @@ class TransactionAdmin:
 
         A prepared transaction of a query, which waits for the decision about its batch, is aborted by the broker that
         decides: with it, the batch cannot be committed any more. If the batch is decided already, the transaction is
-        committed. One of another writer is refused, because the other transactions of its batch may be committed. A
-        transaction of a two-phase commit (KIP-939) is aborted, whatever its coordinator decides later.
+        committed. One of another writer is refused, because the other transactions of its batch may be committed.
         Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is open."""
         ...
 

@@ -29,6 +29,7 @@ from mansio.node.embedded import EmbeddedBroker
 from mansio.testing import TestBroker
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.record_reader import read_records
 from support.hostile_bodies import (
     ALL,
     GRPC,
@@ -42,6 +43,7 @@ from support.hostile_bodies import (
     kafka_text,
     send,
 )
+from support.loop_watch import HOLD_S_MAX, LoopWatch
 from support.machine import scaled
 from support.waiting import wait_until
 
@@ -50,38 +52,7 @@ if TYPE_CHECKING:
 
     from mansio.testing.broker import TestBroker as Broker
 
-HOLD_S_MAX: Final = 0.15
-"""Three times what a request may hold the loop for on the reference machine; without the bounds it is 0.5 to 50 s."""
-
 JSON: Final = {"content-type": "application/json"}
-UNBOUNDED: Final = {
-    "100,000 topics",
-    "partitions of an offset fetch",
-    "partitions of list offsets",
-    "resources of describe configs",
-}
-"""Kafka requests with as many items as their limit allows: up to half a second. See docs/OPERATIONS.md."""
-
-
-class LoopWatch:
-    """Longest time for which the event loop of a broker ran without a turn of this watch, in processor time."""
-
-    def __init__(self, broker: Broker | EmbeddedBroker) -> None:
-        assert broker._loop is not None
-        self._loop = broker._loop
-        self.held_s_max = 0.0
-        self._future = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
-
-    async def _run(self) -> None:
-        while True:
-            began = time.thread_time()
-            await asyncio.sleep(0.001)
-            self.held_s_max = max(self.held_s_max, time.thread_time() - began)
-
-    def stop(self) -> None:
-        """Wait until what ran up to now is measured, and end."""
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), self._loop).result()
-        self._future.cancel()
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +112,7 @@ def test_a_hostile_body_keeps_nobody_waiting(
 @pytest.mark.full
 @pytest.mark.parametrize(
     "hostile",
-    [each for each in ALL if each.name not in UNBOUNDED],
+    ALL,
     ids=lambda each: f"{each.protocol} {each.name}",
 )
 def test_each_hostile_body_keeps_nobody_waiting(
@@ -238,6 +209,33 @@ def test_a_batch_with_all_that_a_feature_accepts_does_not_hold_the_loop(
         code, held_s = produce_watched(embedded, feature, batch)
         assert expected in (code, None)
         assert held_s < scaled(HOLD_S_MAX), f"{held_s:.3f} s"
+
+
+@pytest.mark.parametrize(
+    ("count", "value_bytes"),
+    [
+        (2, 20 << 20),
+        pytest.param(2, 60 << 20, marks=pytest.mark.full),
+        pytest.param(10_000, 1, marks=pytest.mark.full),
+    ],
+)
+def test_a_batch_that_is_rebuilt_without_its_repeats_does_not_hold_the_loop(
+    embedded: EmbeddedBroker, count: int, value_bytes: int
+) -> None:
+    def new_batch(records: int) -> bytes:
+        ids = [b"%d-%d-%d" % (count, value_bytes, each) for each in range(records)]
+        value = bytes(value_bytes)
+        return build_batch([(0, None, value, [("mansio-dedup-id", each)]) for each in ids], codec=Codec.ZSTD)
+
+    batch = new_batch(count)
+    assert produce_watched(embedded, "deduplication", new_batch(count // 2))[0] == 0
+    code, held_s = produce_watched(embedded, "deduplication", batch)
+    assert code == 0
+    assert held_s < scaled(HOLD_S_MAX), f"{held_s:.3f} s"
+    if value_bytes > 1:  # otherwise the comparison of many ids takes a part of this time
+        began = time.thread_time()
+        build_batch([record[1:] for record in read_records(batch)[: count // 2]], codec=Codec.ZSTD)
+        assert held_s < (time.thread_time() - began) / 2
 
 
 def test_eleven_and_five_million_entries_have_the_same_error(broker: Broker, addresses: Addresses) -> None:

@@ -257,7 +257,7 @@ class SimulatedBroker:
             file_thread=self._background(),
             compaction_thread=self._background(),
             verification_thread=self._background(),
-            recompression_thread=self._background(),
+            batch_thread=self._background(),
         )
 
     def _listen(self) -> None:

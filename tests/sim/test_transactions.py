@@ -50,7 +50,6 @@ def test_no_history_reads_loses_doubles_or_breaks_a_transaction_against_its_outc
     done = run(first, count)
     assert not [name for name, number in done.items() if number == 0]
     assert done["commits acknowledged"] > 10 * count
-    assert done["taken over"] > done["prepared"] / 2
 
 
 @pytest.mark.full

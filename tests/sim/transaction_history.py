@@ -9,7 +9,7 @@ what the logs have in the end. Pure: it does no I/O and knows no broker.
 * offsets and records commit together: the ranges of input that a group has consumed in committed transactions follow
   each other without gap and overlap, and the committed offset is the end of the last one;
 * a zombie is fenced: no transaction is committed whose commit was requested after a later instance of its
-  transactional id had been initialized; a transaction that this instance has taken over is its own from then on;
+  transactional id had been initialized;
 * the last stable offset that one life of a broker reports to a reader does not decrease, and is at most the high
   watermark;
 * no transaction is open in the end.
@@ -44,8 +44,7 @@ class LoggedRecord(NamedTuple):
 
 
 class SentTransaction:
-    """What a producer did in one transaction. `instance`: its owner, the only one that may end it. `is_requested`: the
-    owner has requested the commit; `is_fenced`: a zombie has."""
+    """What a producer did in one transaction. `is_fenced`: its commit was requested by a zombie."""
 
     __slots__ = (
         "consumed",
@@ -70,9 +69,9 @@ class SentTransaction:
     @property
     def reason_against(self) -> str:
         """Why the transaction must not be committed; empty if it may be."""
-        if self.is_requested:
-            return ""
-        return "of a zombie" if self.is_fenced else "whose commit was not requested"
+        if not self.is_requested:
+            return "whose commit was not requested"
+        return "of a zombie" if self.is_fenced else ""
 
 
 class TransactionHistory:
@@ -94,8 +93,6 @@ class TransactionHistory:
         """The last committed offset that was read, by group."""
         self._logs: dict[int, list[LoggedRecord]] = {}
         self.fenced_commits = self.records_read = self.offsets_read = 0
-        self._prepared = 0
-        self._taken_over: set[str] = set()
 
     # What producers do
 
@@ -125,35 +122,23 @@ class TransactionHistory:
         """The end of the consumed input is sent as an offset of the group, in the transaction."""
         self.transactions[name].consumed = consumed
 
-    def prepare(self) -> None:
-        """A transaction waits for a later instance."""
-        self._prepared += 1
-
-    def take_over(self, name: str, instance: int) -> None:
-        """A later instance of the transactional id was initialized and has kept this transaction, to end it."""
-        self._taken_over.add(name)
-        self.transactions[name].instance = instance
-
     def is_zombie(self, transactional_id: str, instance: int) -> bool:
         """Whether a later instance was initialized."""
         return self._instances.get(transactional_id, instance) > instance
 
-    def request_commit(self, name: str, by: int | None = None) -> None:
-        """An instance, by default the owner of the transaction, is about to request its commit: everything was
-        acknowledged."""
+    def request_commit(self, name: str) -> None:
+        """The producer is about to request the commit for the first time: everything was acknowledged."""
         transaction = self.transactions[name]
-        if self.is_zombie(transaction.transactional_id, transaction.instance if by is None else by):
-            transaction.is_fenced = True
-            self.fenced_commits += 1
-            return
         transaction.is_requested = True
-        if transaction.consumed is not None:
+        transaction.is_fenced = self.is_zombie(transaction.transactional_id, transaction.instance)
+        self.fenced_commits += transaction.is_fenced
+        if transaction.consumed is not None and not transaction.is_fenced:
             self._committed_ends[transaction.consumed.group].add(transaction.consumed.end)
 
     def acknowledge_commit(self, name: str) -> None:
         transaction = self.transactions[name]
         transaction.is_acknowledged = True
-        if not transaction.is_requested:
+        if transaction.is_fenced:
             self._broken(f"the commit of {name} was acknowledged, which is a transaction of a zombie")
 
     # What readers see
@@ -279,11 +264,6 @@ class TransactionHistory:
             "commits requested": len(requested),
             "commits acknowledged": sum(one.is_acknowledged for one in requested),
             "commits of zombies": self.fenced_commits,
-            "prepared": self._prepared,
-            "taken over": len(self._taken_over),
-            "taken over and committed": sum(
-                one.is_acknowledged for one in requested if one.name in self._taken_over
-            ),
             "consumed": sum(one.is_acknowledged for one in requested if one.consumed is not None),
             "committed records read": self.records_read,
             "committed offsets read": self.offsets_read,

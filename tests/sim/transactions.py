@@ -2,10 +2,8 @@
 transform and produce with their offsets in the transaction; readers of committed records read all along.
 
 Some transactions are committed, some aborted, some exceed their timeout. Producers die in the middle of a transaction
-and are replaced by a successor with the same transactional id; some of them come back as zombies later and go on. Some
-die when all is written and another system has decided: the successor takes the transaction over and carries the
-decision out (KIP-939); a part of these transactions never time out. In a third of the histories epochs are exhausted
-soon.
+and are replaced by a successor with the same transactional id; some of them come back as zombies later and go on. In a
+third of the histories epochs are exhausted soon.
 
 In histories with an odd seed all producers speak the second transaction protocol (KIP-890: Produce 12, TxnOffsetCommit
 5, EndTxn 5). In the others half of them speak the first one (AddPartitionsToTxn, one epoch for many transactions). A
@@ -57,7 +55,7 @@ FAULT_EVERY_MS_MAX: Final = 1500
 DRAIN_MS_MAX: Final = 60_000
 
 CONFIGS: Final = {"segment.bytes": "4096"}
-SETTINGS: Final = {"transaction_state_log_num_partitions": 2, "transaction_two_phase_commit_enable": True}
+SETTINGS: Final = {"transaction_state_log_num_partitions": 2}
 FAULTS: Final = {}
 CLUSTER_FAULTS: Final = {
     "kill": 8,
@@ -114,19 +112,6 @@ class Restarts(Exception):
     """The outcome is unknown: the producer initializes itself again."""
 
 
-class Prepared:
-    """A transaction that waits for a successor of its producer. `commits`: the decision of the other system.
-    `may_be_ended`: its own producer goes on, and may have ended it before."""
-
-    __slots__ = ("commits", "may_be_ended", "name", "producer")
-
-    def __init__(self, name: str, producer: tuple[int, int], *, commits: bool) -> None:
-        self.name = name
-        self.producer = producer
-        self.commits = commits
-        self.may_be_ended = False
-
-
 class Transactions:
     """The clients of a history of transactions, and its judge."""
 
@@ -140,8 +125,6 @@ class Transactions:
         self.instances: dict[str, int] = {}
         """The newest instance of each transactional id; it need not be initialized yet."""
         self.newest: dict[str, Transactor] = {}
-        self.prepared: dict[str, Prepared] = {}
-        """By transactional id, until the decision is carried out."""
         self.is_mixed = world.seed % 2 == 0
         """Whether some producers speak the first protocol."""
         world.network.is_faithful = self._is_faithful
@@ -337,14 +320,11 @@ class Transactor(LinkedClient):
         self.faithful = not self.bumps
         """A late EndTxn of the first protocol could end the next transaction."""
         self.timeout_ms = self.random.choice(TIMEOUTS_MS)
-        self.is_two_phase = self.bumps and self.random.random() < 0.3
-        """Whether its transactions never time out."""
         self.producer = (-1, -1)
         self.instance = 0
         self.count = 0
         self.sequences: dict[int, int] = {}
-        self.done = self.is_settled = False
-        """`is_settled`: no transaction of the transactional id can be open."""
+        self.done = False
         self.doing = ""
         self.run(self._run())
 
@@ -358,10 +338,8 @@ class Transactor(LinkedClient):
 
     async def _run(self) -> None:
         try:
-            while not (self.world.over or self.is_replaced or (self.is_over and self.is_settled)):
-                self.is_settled = False
-                if await self._initialize() and await self._carry_out():
-                    self.is_settled = True
+            while not (self.is_over or self.is_replaced):
+                if await self._initialize():
                     await self._work()
         finally:
             self.done = True
@@ -371,28 +349,22 @@ class Transactor(LinkedClient):
         self.doing = "initialization"
         producer = self.producer if self.random.random() < 0.5 else (-1, -1)  # KIP-360
         instance = self.transactions.next_instance(self.transactional_id)
-        if not self.bumps:
-            self.transactions.prepared.pop(self.transactional_id, None)
-        prepared = self.transactions.prepared.get(self.transactional_id)
         while not (self.world.over or self.is_replaced):
             answer = await self.request(
                 ("transaction", self.transactional_id),
                 ApiKey.INIT_PRODUCER_ID,
-                6 if self.bumps else 4,
+                5 if self.bumps else 4,
                 {
                     "transactional_id": self.transactional_id,
                     "transaction_timeout_ms": self.timeout_ms,
                     "producer_id": producer[0],
                     "producer_epoch": producer[1],
-                    "enable2_pc": self.is_two_phase,
-                    "keep_prepared_txn": prepared is not None,
                 },
             )
             code = REQUEST_TIMED_OUT if answer is None else answer.error_code
             if code == 0:
                 if not self.is_replaced:
                     self.history.initialize(self.transactional_id, instance)
-                    self._check_taken(answer, instance, prepared)
                 self.instance, self.producer = instance, (answer.producer_id, answer.producer_epoch)
                 self.sequences.clear()
                 return not self.is_replaced
@@ -400,38 +372,6 @@ class Transactor(LinkedClient):
                 producer = (-1, -1)
             await self._pause("transaction", self.transactional_id, code)
         return False
-
-    def _check_taken(self, answer: Any, instance: int, prepared: Prepared | None) -> None:
-        taken = (
-            (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch) if self.bumps else (-1, -1)
-        )
-        if taken == (-1, -1):
-            self.transactions.prepared.pop(self.transactional_id, None)
-        elif prepared is not None and taken == prepared.producer:
-            self.history.take_over(prepared.name, instance)
-        elif prepared is not None and prepared.may_be_ended:
-            # A later transaction of the zombie, about which nobody has decided.
-            later = Prepared("a transaction of a zombie", taken, commits=False)
-            later.may_be_ended = True
-            self.transactions.prepared[self.transactional_id] = later
-        else:
-            expected = "nothing" if prepared is None else prepared.producer
-            self.world.checker.broken(f"{self.name} took over {taken}, and {expected} was prepared")
-
-    async def _carry_out(self) -> bool:
-        """Carry out the decision about the transaction that was taken over, if there is one; False if that failed."""
-        prepared = self.transactions.prepared.get(self.transactional_id)
-        if prepared is None:
-            return True
-        self.doing = "reading the decision"
-        await self.sleep(self.random.choice((0, 0, 1000)) * self.random.random())
-        try:
-            await self._end(prepared.name, commits=prepared.commits)
-        except (Fenced, Restarts):
-            self.producer = (-1, -1)
-            return False
-        self.transactions.prepared.pop(self.transactional_id, None)
-        return True
 
     async def _pause(self, kind: str, name: str | int, code: int) -> None:
         """Before another attempt after an error."""
@@ -467,11 +407,9 @@ class Transactor(LinkedClient):
         if not parts:
             return True
         self.history.begin(name, self.transactional_id, self.instance)
-        self.is_settled = False
         naps_at = self.random.randrange(len(parts) + 1) if fate < 0.09 else -1
         dies_at = self.random.randrange(len(parts) + 1) if 0.09 <= fate < 0.14 else -1
         commits = fate < 0.82
-        is_prepared = self.bumps and 0.14 <= fate < 0.26
         try:
             if not self.bumps:
                 await self._add_partitions([index for index, _ in parts])
@@ -487,21 +425,11 @@ class Transactor(LinkedClient):
                 await self._nap()
             if dies_at == len(parts):
                 return self._die()
-            if is_prepared and not self.is_replaced:
-                decision = Prepared(name, self.producer, commits=self.random.random() < 0.7)
-                self.transactions.prepared[self.transactional_id] = decision
-                self.history.prepare()
-                if self.random.random() < 0.6:
-                    return self._die()
-                await self._nap()
-                decision.may_be_ended = True
-                commits = not decision.commits
         except Aborts:
             if not self.bumps:
                 raise Restarts from None  # a batch whose outcome is unknown has a sequence in this epoch
             commits = False
         await self._end(name, commits=commits)
-        self.is_settled = True
         return True
 
     async def _parts(self, name: str) -> list[tuple[int, list[bytes]]]:
@@ -612,7 +540,7 @@ class Transactor(LinkedClient):
         self.doing = "EndTxn"
         is_zombie = self.history.is_zombie(self.transactional_id, self.instance)
         if commits:
-            self.history.request_commit(name, by=self.instance)
+            self.history.request_commit(name)
         fields = {
             "transactional_id": self.transactional_id,
             "producer_id": self.producer[0],

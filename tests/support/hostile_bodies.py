@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from mansio.wire.api_versions import REQUEST_ITEMS_MAX
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def compact_text(text: bytes) -> bytes:
     return varint(len(text) + 1) + text
 
 
+ITEMS: Final = REQUEST_ITEMS_MAX - 10
+"""Items of a Kafka request that is not refused."""
 METADATA, OFFSET_FETCH, CREATE_TOPICS, PRODUCE, FETCH, LIST_OFFSETS, DESCRIBE_CONFIGS = 3, 9, 19, 0, 1, 2, 32
 
 HTTP: Final = (
@@ -241,13 +244,13 @@ KAFKA: Final = (
         ),
     ),
     HostileBody(
-        "100,000 topics",
+        "topics of a metadata request",
         "kafka",
         "",
         lambda: kafka_request(
             METADATA,
             4,
-            struct.pack(">i", 99_999) + b"".join(kafka_text(b"%d" % each) for each in range(99_999)) + b"\0",
+            struct.pack(">i", ITEMS) + b"".join(kafka_text(b"%d" % each) for each in range(ITEMS)) + b"\0",
             is_flexible=False,
         ),
         is_refused=False,
@@ -287,8 +290,8 @@ KAFKA: Final = (
             kafka_text(b"g")
             + struct.pack(">i", 1)
             + kafka_text(b"t")
-            + struct.pack(">i", 99_990)
-            + b"\0\0\0\1" * 99_990,
+            + struct.pack(">i", ITEMS)
+            + b"\0\0\0\1" * ITEMS,
             is_flexible=False,
         ),
         is_refused=False,
@@ -347,8 +350,8 @@ KAFKA: Final = (
             1,
             struct.pack(">ii", -1, 1)
             + kafka_text(b"t")
-            + struct.pack(">i", 99_990)
-            + struct.pack(">iq", 1, -1) * 99_990,
+            + struct.pack(">i", ITEMS)
+            + struct.pack(">iq", 1, -1) * ITEMS,
             is_flexible=False,
         ),
         is_refused=False,
@@ -360,7 +363,7 @@ KAFKA: Final = (
         lambda: kafka_request(
             DESCRIBE_CONFIGS,
             1,
-            struct.pack(">i", 99_990) + (b"\x02" + kafka_text(b"t") + b"\xff\xff\xff\xff") * 99_990 + b"\0",
+            struct.pack(">i", ITEMS) + (b"\x02" + kafka_text(b"t") + b"\xff\xff\xff\xff") * ITEMS + b"\0",
             is_flexible=False,
         ),
         is_refused=False,

@@ -13,10 +13,10 @@ from uuid import UUID
 from mansio.api.kafka.handlers.fetch import fetch
 from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.batch_verifier import BatchVerifier
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.partition.storage_health import StorageHealth
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
@@ -191,7 +191,7 @@ class Node:
         self.clock = SimulatedClock(simulation)
         self.scheduler = simulation.scheduler(f"node {node_id}")
         self.background = SimulatedBackground(self.scheduler, lambda: simulation.random.uniform(0.5, 3))
-        self.recompressor = Recompressor(self.background)
+        self.batch_processor = BatchProcessor(self.background)
         self.group_commit = GroupCommit(disk, self.background, "data", scheduler=self.scheduler)
         self.store = SlowStore(cluster.store.store_client(), self)
         self.session_until_s = float("inf")

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config import group_config, topic_config
 from mansio.config.broker_config import BROKER_CONFIG, DYNAMIC_SETTINGS, THROTTLES, config_name
-from mansio.config.config_def import ConfigType
+from mansio.config.config_def import ConfigKey, ConfigType
 from mansio.config.settings import SPECIFICATIONS, Origin, default_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mansio.config.broker_config import BrokerConfigSources
-    from mansio.config.config_def import ConfigKey
     from mansio.config.settings import Specification
 
 
@@ -110,11 +109,11 @@ def default_broker_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
     return entries
 
 
-def documentation(row: ConfigKey) -> str:
+def documentation(row: ConfigKey | Specification) -> str:
     """Documentation of a setting, followed by when a change becomes effective, or why the setting has no effect."""
     if row.no_effect:
         return f"{row.meaning} (Without effect: {row.no_effect}.)"
-    return f"{row.meaning} ({row.effect}.)" if row.effect else row.meaning
+    return f"{row.meaning} ({row.effect}.)" if isinstance(row, ConfigKey) and row.effect else row.meaning
 
 
 def _topic_entry(
@@ -176,7 +175,7 @@ def _broker_entry(config_sources: BrokerConfigSources, name: str) -> ConfigEntry
         synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
     synonyms = (*_dynamic_synonyms(shown, config_sources), *synonyms)
     read_only = name not in DYNAMIC_SETTINGS
-    return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=read_only)
+    return _entry(shown, _KINDS[type(default)], synonyms, documentation(specification), read_only=read_only)
 
 
 def _format_setting(value: Any, specification: Specification) -> str:

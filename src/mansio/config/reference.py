@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config import topic_config
 from mansio.config.broker_config import DYNAMIC_SETTINGS
-from mansio.config.settings import SPECIFICATIONS, default_of
+from mansio.config.config_entries import documentation
+from mansio.config.settings import SPECIFICATIONS, Specification, default_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +78,7 @@ def render_document() -> str:
             f"`{name}`",
             _default(name) or "(empty)",
             _range(name),
-            _cell(specification.meaning) + _dynamic(name),
+            _cell(specification.meaning + _effect(specification)) + _dynamic(name),
         )
         for name, specification in SPECIFICATIONS.items()
     ]
@@ -112,10 +113,12 @@ def _no_default(name: str) -> str:
     return "majority" if name == "min.insync.replicas" else "(empty)"
 
 
-def _effect(row: ConfigKey) -> str:
+def _effect(row: ConfigKey | Specification) -> str:
     if row.no_effect:
         return f" **Without effect**: {row.no_effect}."
-    return f" **{row.effect[0].upper()}{row.effect[1:]}.**" if row.effect else ""
+    if isinstance(row, Specification) or not row.effect:
+        return ""
+    return f" **{row.effect[0].upper()}{row.effect[1:]}.**"
 
 
 def render_example() -> str:
@@ -126,7 +129,7 @@ def render_example() -> str:
     ]
     for name, specification in SPECIFICATIONS.items():
         allowed = _range(name)
-        comment = specification.meaning + (f" ({allowed})" if allowed else "")
+        comment = documentation(specification) + (f" ({allowed})" if allowed else "")
         lines += ["", *textwrap.wrap(comment, LINE_LENGTH, initial_indent="# ", subsequent_indent="# ")]
         if name == "topic_defaults":
             lines.append("topic_defaults: {}")

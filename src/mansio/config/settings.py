@@ -69,6 +69,8 @@ class Specification(NamedTuple):
 
     `is_kafka_setting`: Kafka has a broker setting with the same name and meaning. `kafka_name`: Kafka's name, which may
     differ; "" if Kafka has no such setting. `kafka_unit`: Kafka's unit in Mansio's units, such as 60,000 for minutes.
+    `no_effect`: why the setting is accepted and not used, and until when; empty if it is used. A broker that is started
+    with such a setting logs a warning.
     """
 
     meaning: str
@@ -80,6 +82,7 @@ class Specification(NamedTuple):
     is_kafka_setting: bool = False
     kafka_name: str = ""
     kafka_unit: int = 1
+    no_effect: str = ""
 
 
 def _setting(default: Any, meaning: str, **more: Any) -> Any:
@@ -436,9 +439,9 @@ class Settings:
     )
     transaction_two_phase_commit_enable: bool = _setting(
         False,
-        "Let producers ask for transactions that never time out, because another system decides them (KIP-939). "
-        "Readers of committed records wait at them.",
+        "Let producers ask for transactions that never time out (two-phase commit, KIP-939).",
         is_kafka_setting=True,
+        no_effect="brokers do not offer two-phase commit since 0.2, and the setting will be refused from 0.3",
     )
     transaction_open_warning_ms: int = _ms(
         10 * MINUTE_MS,
@@ -601,6 +604,14 @@ class Settings:
                 "group_consumer_heartbeat_interval_ms is not less than group_consumer_session_timeout_ms"
             )
         self._check_cluster()
+
+    def without_effect(self) -> dict[str, str]:
+        """Reasons by name: the settings that are set and not used."""
+        return {
+            name: specification.no_effect
+            for name, specification in SPECIFICATIONS.items()
+            if specification.no_effect and self.origin(name) is not Origin.DEFAULT
+        }
 
     def origin(self, name: str) -> Origin:
         """Origin of the value of the setting `name`, or of one topic default, such as `topic_defaults.retention.ms`."""

@@ -20,7 +20,7 @@ class HostPorts(NamedTuple):
     file_thread: Background
     compaction_thread: Background
     verification_thread: Background
-    recompression_thread: Background
+    batch_thread: Background
     boot_id: str = ""
     """Identifies the boot of the machine; "" if unknown."""
     session_clock: Clock | None = None

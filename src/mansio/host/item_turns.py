@@ -20,9 +20,10 @@ class ItemTurns:
         self._scheduler = scheduler
         self._left = ITEMS_PER_TURN
 
-    async def next(self) -> None:
-        """Begin the next item; let other work run first if `ITEMS_PER_TURN` items have been processed since it did."""
-        self._left -= 1
-        if not self._left:
+    async def next(self, items: int = 1) -> None:
+        """Begin the next item, or the next `items`; let other work run first if `ITEMS_PER_TURN` items have been
+        processed since it did."""
+        self._left -= items
+        if self._left <= 0:
             self._left = ITEMS_PER_TURN
             await self._scheduler.sleep(0)

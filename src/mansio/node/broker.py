@@ -112,6 +112,8 @@ class Broker:
         stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
         check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
         data_format = claim_data_dir_format(disk, settings.data_dir)
+        for name, reason in settings.without_effect().items():
+            logger.warning("setting_without_effect", extra=fields(name=name, reason=reason))
         store: MetadataStore
         if settings.clustered:
             from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does not

@@ -158,7 +158,7 @@ class BrokerRuntime:
             sync_thread=host_ports.sync_thread,
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
-            recompression_thread=host_ports.recompression_thread,
+            batch_thread=host_ports.batch_thread,
             before_newer_format=before_newer_format,
         )
         self.orphaned_directories = OrphanedDirectories(
@@ -503,6 +503,7 @@ class BrokerRuntime:
                 share_partition_manager=self.shares,
                 topics=self.topics,
                 partitions=self.partitions,
+                scheduler=host_ports.scheduler,
             ),
             receive=receive,
             leases=LeaseService(
@@ -533,7 +534,9 @@ class BrokerRuntime:
             cluster_description=ClusterDescriptionService(
                 topics=self.topics, settings=settings, cluster=cluster
             ),
-            elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
+            elections=ElectionService(
+                topics=self.topics, cluster=cluster, clock=host_ports.clock, scheduler=host_ports.scheduler
+            ),
             transaction_markers=self.markers,
             transactions=TransactionService(
                 self.transactions, self.groups, host_ports.clock, self.batch_commits

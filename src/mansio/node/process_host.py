@@ -55,7 +55,7 @@ class ProcessHost:
             file_thread=self._start_thread(stack, "mansio-files"),
             compaction_thread=self._start_thread(stack, "mansio-compaction"),
             verification_thread=self._start_thread(stack, "mansio-verify"),
-            recompression_thread=self._start_thread(stack, "mansio-recompress"),
+            batch_thread=self._start_thread(stack, "mansio-batches"),
             boot_id=boot_id(),
         )
 

@@ -331,7 +331,7 @@ class MemoryHost:
             file_thread=self._background(),
             compaction_thread=self._background(),
             verification_thread=self._background(),
-            recompression_thread=self._background(),
+            batch_thread=self._background(),
             session_clock=self.time.session_clock,
         )
 

@@ -223,10 +223,10 @@ _ROWS: Final = (
     Api(
         ApiKey.INIT_PRODUCER_ID,
         0,
-        6,
+        5,
         "transactions.init_producer_id",
-        note="Version 6 (two-phase commit, KIP-939): `Enable2Pc` needs `transaction_two_phase_commit_enable` "
-        "(otherwise TRANSACTIONAL_ID_AUTHORIZATION_FAILED); a kept transaction can only be ended.",
+        newer_unsupported_reason="6 is two-phase commit (KIP-939), which Apache Kafka does not process yet "
+        "(4.2 refuses it) and no released client asks for.",
     ),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch", note=_REPLICAS),
     Api(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from component.services.services_fixtures import run
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,12 +39,12 @@ def test_a_single_node_is_its_own_controller_at_the_address_of_the_listener(tmp_
 def test_topics_are_described_in_pages(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         await services.topics.create(NewTopic("a", 3))
-        describe = services.cluster_description.describe_topics
+        describe = partial(services.cluster_description.describe_topics, turns=ItemTurns(services.scheduler))
         seen: list[tuple[str, int]] = []
         cursor: Cursor | None = None
         pages = 0
         while True:
-            page = describe((), cursor=cursor, partitions_max=2)
+            page = await describe((), cursor=cursor, partitions_max=2)
             seen += [(one.name, index) for one in page.topics for index in one.partitions]
             pages += 1
             cursor = page.next_cursor
@@ -50,7 +52,7 @@ def test_topics_are_described_in_pages(tmp_path: Path) -> None:
                 break
         assert seen == [("a", 0), ("a", 1), ("a", 2), ("t", 0), ("t", 1)]
         assert pages == 3
-        skipped = describe((), cursor=("deleted", 4), partitions_max=100)
+        skipped = await describe((), cursor=("deleted", 4), partitions_max=100)
         assert [one.name for one in skipped.topics] == ["t"]
 
     run(tmp_path, work)
@@ -58,8 +60,8 @@ def test_topics_are_described_in_pages(tmp_path: Path) -> None:
 
 def test_each_topic_fails_on_its_own(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        describe = services.cluster_description.describe_topics
-        page = describe(["t", "none", "no/name"], partitions_max=100)
+        describe = partial(services.cluster_description.describe_topics, turns=ItemTurns(services.scheduler))
+        page = await describe(["t", "none", "no/name"], partitions_max=100)
         assert [(one.name, type(one.error)) for one in page.topics] == [
             ("no/name", InvalidTopic),
             ("none", UnknownTopicOrPartition),
@@ -67,6 +69,6 @@ def test_each_topic_fails_on_its_own(tmp_path: Path) -> None:
         ]
         assert page.next_cursor is None
         with pytest.raises(InvalidRequest):
-            describe((), cursor=("t", -1))
+            await describe((), cursor=("t", -1))
 
     run(tmp_path, work)

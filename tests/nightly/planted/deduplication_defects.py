@@ -12,7 +12,16 @@ FOLLOWER = f"{REPLICAS}::test_follower_that_becomes_leader_knows_every_id"
 POWER = f"{CRASH}::test_no_power_failure_loses_an_id_or_a_record"
 RESTART = f"{SOCKETS}::TestDurability::test_no_repeat_is_stored_whenever_the_broker_restarts"
 
+THREAD = "tests/unit/broker/test_deduplication_with_thread.py"
+
 DEDUPLICATION_DEFECTS = (
+    Defect(
+        "a batch is appended without records that were repeats before",
+        "broker/partition/deduplicator.py",
+        "if rebuilt is not None and rebuilt.kept != kept:",
+        "if rebuilt is None and not identified:",
+        (THREAD,),
+    ),
     Defect(
         "deduplication window lost at fail-over",
         "broker/partition/deduplication_view.py",

@@ -46,7 +46,7 @@ METADATA_ROOM = (
     "tests/component/test_sqlite_store.py",
 )
 
-RECOMPRESSION = ("tests/unit/broker/test_recompression.py",)
+BATCH_PROCESSING = ("tests/unit/broker/test_batch_processing.py",)
 
 DEFECTS = (
     Defect(
@@ -554,45 +554,45 @@ MORE = (
     ),
     Defect(
         "a batch passes one that is being recompressed",
-        "broker/partition/recompression.py",
-        "if partition not in self._queues:",
-        "if records:",
-        RECOMPRESSION,
+        "broker/partition/batch_processing.py",
+        "if not (was_tried or partition in self._queues or needs_thread(records, rules)):",
+        "if not (was_tried or needs_thread(records, rules)):",
+        BATCH_PROCESSING,
     ),
     Defect(
         "a batch waits in the memory of its frame",
-        "broker/partition/recompression.py",
+        "broker/partition/batch_processing.py",
         "entry.records = bytes(records)",
         "entry.records = records",
-        RECOMPRESSION,
+        BATCH_PROCESSING,
     ),
     Defect(
         "the batches that wait are not bounded",
-        "broker/partition/recompression.py",
+        "broker/partition/batch_processing.py",
         "self.queued_bytes -= entry.queued_bytes",
         "self.queued_bytes = 0",
-        RECOMPRESSION,
+        BATCH_PROCESSING,
     ),
     Defect(
         "a batch that waits counts as sent, not as decompressed",
-        "broker/partition/recompression.py",
+        "broker/partition/batch_processing.py",
         "self._reserve_bytes(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))",
         "self._reserve_bytes(partition, entry, OVERHEAD_BYTES + len(records))",
-        RECOMPRESSION,
+        BATCH_PROCESSING,
     ),
     Defect(
         "a batch that is longer than it states takes no more of the bound",
-        "broker/partition/recompression.py",
+        "broker/partition/batch_processing.py",
         "self._reserve_bytes(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)",
         "self._reserve_bytes(partition, entry, entry.queued_bytes)",
-        RECOMPRESSION,
+        BATCH_PROCESSING,
     ),
     Defect(
         "an exception of a caller ends the batches behind its own",
-        "broker/partition/recompression.py",
+        "broker/partition/batch_processing.py",
         "except Exception as raised:",
         "except MansioError as raised:",
-        RECOMPRESSION,
+        BATCH_PROCESSING,
     ),
     Defect(
         "a recompressed batch loses its attributes",

@@ -14,7 +14,7 @@ MODEL = ("tests/unit/state/transactions/test_transaction_model.py",)
 HISTORIES = ("tests/sim/test_transactions.py",)
 KILLS = ("tests/system/interop/test_transactions.py::test_kills_leave_no_transaction_in_part_or_twice",)
 
-KEPT = "tests/unit/state/transactions/test_kept_transactions.py"
+STORED_KEPT = "tests/unit/broker/test_stored_kept_transactions.py"
 
 MACHINE = "state/transactions/transaction.py"
 STORE = "broker/coordinator/transaction/transaction_store.py"
@@ -64,48 +64,23 @@ TRANSACTION_DEFECTS = (
     Defect(
         "end does not bump the epoch",
         MACHINE,
-        "decided = _with_next_producer(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))",
-        "decided = _with_next_producer(known, current_id, current_epoch)",
+        "decided = decided._replace(producer_epoch=known.producer_epoch + 1)",
+        "",
         (f"{COORDINATOR}::test_a_commit_writes_one_marker_to_each_partition_and_bumps_the_epoch",),
     ),
     Defect(
-        "producer that takes over a transaction has the epoch of its predecessor",
-        MACHINE,
-        "next_id, next_epoch = _bumped(known, new_producer_id)",
-        "next_id, next_epoch = known.current_producer",
-        (KEPT,),
-    ),
-    Defect(
-        "marker of a kept transaction has an epoch below that of its producer",
-        MACHINE,
-        "producer_epoch=next_epoch if has_own_id else EPOCH_MAX,",
-        "producer_epoch=known.producer_epoch + 1 if has_own_id else EPOCH_MAX,",
-        (KEPT,),
-    ),
-    Defect(
-        "producer of a kept transaction is forgotten by the next coordinator",
+        "kept transaction of an earlier version belongs to the producer that began it",
         STORE,
-        "next_producer_epoch=transaction.next_producer_epoch,",
-        "",
-        (
-            f"{COORDINATOR}::test_a_transaction_of_a_two_phase_commit_waits_for_the_producer_that_knows_the_decision",
-        ),
+        "return stored._replace(next_producer_id=NO_ID, producer_epoch=next_producer_epoch)",
+        "return stored._replace(next_producer_id=NO_ID)",
+        (f"{STORED_KEPT}::test_the_last_producer_that_has_kept_a_transaction_can_still_end_it",),
     ),
     Defect(
-        "new timeout of a kept transaction is ignored",
+        "transaction that an earlier version has stored without a timeout stays open",
         STORE,
-        "and entry.transaction.open_timeout_ms == transaction.open_timeout_ms",
-        "",
-        (f"{COORDINATOR}::test_the_longer_timeout_applies_to_a_kept_transaction_and_to_no_later_one",),
-    ),
-    Defect(
-        "transaction of a two-phase commit times out",
-        STORE,
-        "left_ms = max(timeout_ms - passed_ms, 0) if timeout_ms != NO_TIMEOUT_MS else math.inf",
-        "left_ms = max(min(timeout_ms, 60_000) - passed_ms, 0)",
-        (
-            f"{COORDINATOR}::test_a_transaction_of_a_two_phase_commit_waits_for_the_producer_that_knows_the_decision",
-        ),
+        "timeout_ms=self._timeout_ms_max if value.timeout_ms == HELD_TIMEOUT_MS else value.timeout_ms,",
+        "timeout_ms=value.timeout_ms,",
+        (f"{STORED_KEPT}::test_an_open_transaction_ends_by_its_timeout_or_without_one_by_the_highest",),
     ),
     Defect(
         "initialization does not bump the epoch",

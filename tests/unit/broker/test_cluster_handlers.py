@@ -64,7 +64,7 @@ class World:
                 node_id, f"host{node_id}", 9000 + node_id, f"r{node_id}", 10 * node_id
             )
         self.put(Topic(name, UUID(int=5), tuple(partitions), 3, {}, False, TOPIC_LIVE, 1))
-        self.clock = VirtualScheduler()
+        self.clock = self.scheduler = VirtualScheduler()
         self.controller = PlanController(self)
         self.settings = Settings(node_id=OWN, broker_rack="own-rack")
         self.holds = OWN in alive
@@ -73,7 +73,9 @@ class World:
         self.cluster_description = ClusterDescriptionService(
             topics=self.topics, settings=self.settings, cluster=self.cluster
         )
-        self.elections = ElectionService(topics=self.topics, cluster=self.cluster, clock=self.clock)
+        self.elections = ElectionService(
+            topics=self.topics, cluster=self.cluster, clock=self.clock, scheduler=self.scheduler
+        )
 
     def put(self, topic: Topic) -> None:
         self.state.topics[topic.name] = self.state.topics_by_id[topic.topic_id] = topic

@@ -63,7 +63,10 @@ async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: 
     topics: Any = SimpleNamespace(state=admin.state)
     no_brokers: Any = None
     service: Any = SimpleNamespace(
-        configs=ConfigService(topics=topics, groups=configs, brokers=no_brokers, settings=Settings(node_id=1))
+        scheduler=admin.scheduler,
+        configs=ConfigService(
+            topics=topics, groups=configs, brokers=no_brokers, settings=Settings(node_id=1)
+        ),
     )
     frame = messages.encode_request(int(api), version, 7, "client", fields)[4:]
     request = messages.decode_request(int(api), version, frame[read_request_header(frame).body_position :])

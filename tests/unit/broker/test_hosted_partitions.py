@@ -54,7 +54,7 @@ class Broker:
             sync_thread=thread,
             file_thread=thread,
             verification_thread=self.verification_thread,
-            recompression_thread=thread,
+            batch_thread=thread,
         )
 
     def is_new(self, state: PartitionState) -> bool:

@@ -46,13 +46,14 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
     async def run() -> Any:
         loop = asyncio.get_running_loop()
         partitions = SimpleNamespace(get=lambda topic, index: None)
+        scheduler = AsyncioScheduler(loop)
         records = Records(
             cast("Any", partitions),
             clock=cast("Any", SlowClock()),
-            scheduler=AsyncioScheduler(loop),
+            scheduler=scheduler,
             wait_ms_max=0,
         )
-        service = SimpleNamespace(records=records)
+        service = SimpleNamespace(records=records, scheduler=scheduler)
 
         def others() -> None:
             happened.append("others")

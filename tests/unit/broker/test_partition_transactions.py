@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from mansio.broker.partition import producer_hook
+from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.partition import READ_COMMITTED
-from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.config.topic_names import OFFSETS_TOPIC
@@ -37,7 +37,7 @@ from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 from support.simulated_partition import DIRECTORY, SimulatedPartition
-from unit.broker.test_recompression import ManualThread, rules
+from unit.broker.test_batch_processing import ManualThread, rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -664,7 +664,7 @@ def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_a
     bench = SimulatedPartition(SimulatedDisk(), 1_000.0, rules=rules(Compression(Codec.GZIP, 9)))
     thread = ManualThread()
     started: list[Any] = []
-    found: Any = SimpleNamespace(find=lambda *_: bench.partition, recompressor=Recompressor(thread))
+    found: Any = SimpleNamespace(find=lambda *_: bench.partition, batch_processor=BatchProcessor(thread))
     scheduler: Any = SimpleNamespace(spawn=lambda work, name: started.append(work))
     statistics: Any = None
 
@@ -694,7 +694,7 @@ def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_a
             with pytest.raises(StopIteration):
                 work.send(None)
         started.clear()
-        assert bench.partition.is_recompressing
+        assert bench.partition.has_waiting_batches
         bench.partition.append_marker(EndMarker(1, 0, False, 7))
         while thread.jobs:
             thread.run()

@@ -60,6 +60,7 @@ class Peer:
         configs = ConfigService(topics=admin.topics, groups=groups, brokers=brokers, settings=settings)
         description = ClusterDescriptionService(topics=admin.topics, settings=settings, cluster=None)
         self.service: Any = SimpleNamespace(
+            scheduler=admin.scheduler,
             topics=admin.topics,
             settings=settings,
             configs=configs,

@@ -23,14 +23,14 @@ from mansio.errors import (
     RequestTimedOut,
     StorageError,
     TransactionAbortable,
-    TransactionalIdAuthorizationFailed,
     TransactionalIdNotFound,
     TransactionCoordinatorFenced,
     UnknownTopicOrPartition,
 )
-from mansio.state.transactions.transaction import EPOCH_MAX, NO_TIMEOUT_MS, Transaction
+from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
+from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 from unit.broker.groups_fixtures import MemoryPartition
 from unit.broker.transactions_fixtures import CoordinatorRoom
 
@@ -296,94 +296,10 @@ def test_a_timeout_survives_a_restart() -> None:
     assert room.state() == "CompleteAbort"
 
 
-def test_a_two_phase_commit_needs_a_setting() -> None:
-    room = CoordinatorRoom()
-    with pytest.raises(TransactionalIdAuthorizationFailed):
-        room.run(room.coordinator.initialize("orders", 1_000, -1, -1, is_two_phase=True))
-    assert "orders" not in room.coordinator.store.entries
-    with pytest.raises(InvalidTransactionTimeout):
-        room.begin(timeout_ms=NO_TIMEOUT_MS)
-
-
-@pytest.mark.parametrize("first_epoch", [0, EPOCH_MAX - 1])
-@pytest.mark.parametrize("is_commit", [True, False])
-def test_a_transaction_of_a_two_phase_commit_waits_for_the_producer_that_knows_the_decision(
-    first_epoch: int, is_commit: bool
-) -> None:
-    room = CoordinatorRoom(allows_two_phase_commit=True)
-    begun = room.run(room.coordinator.initialize("orders", 1_000, -1, -1, is_two_phase=True))
-    entry = room.coordinator.store.entries["orders"]
-    room.run(room.store(entry.transaction._replace(producer_epoch=first_epoch)))
-    first = (begun.producer_id, first_epoch)
-    room.add(first)
-    kept = room.keep()
-    room.settle(3 * 24 * 60 * 60_000)
-    assert room.state() == "Ongoing"
-
-    room = room.restarted(allows_two_phase_commit=True)
-    room.settle(3 * 24 * 60 * 60_000)
-    assert room.state() == "Ongoing"
-    (known,) = room.coordinator.list_transactions()
-    assert (known.transaction.is_kept, known.transaction.current_producer) == (True, kept)
-    second = room.keep()
-    assert second != kept
-    for zombie in (first, kept):
-        with pytest.raises((ProducerFenced, InvalidProducerIdMapping)):
-            room.end(zombie, is_commit=not is_commit)
-    after = room.end(second, is_commit=is_commit)
-    room.settle()
-    assert room.state() == ("CompleteCommit" if is_commit else "CompleteAbort")
-    assert room.markers.results() == {("a", 0): [is_commit], ("b", 0): [is_commit]}
-    for _, marker in room.markers.stored:
-        assert marker.producer_id == first[0]
-        assert marker.producer_epoch > first_epoch
-    assert room.end(second, is_commit=is_commit) == after
-    assert room.add(after) == [None, None]
-
-
-def test_a_new_producer_that_keeps_nothing_aborts_a_transaction_of_a_two_phase_commit() -> None:
-    room = CoordinatorRoom(allows_two_phase_commit=True)
-    begun = room.run(room.coordinator.initialize("orders", 1_000, -1, -1, is_two_phase=True))
-    room.add((begun.producer_id, begun.producer_epoch))
-    room.begin()
-    assert room.markers.results() == {("a", 0): [False], ("b", 0): [False]}
-
-
-def test_the_longer_timeout_applies_to_a_kept_transaction_and_to_no_later_one() -> None:
-    room = CoordinatorRoom(allows_two_phase_commit=True)
-    room.add(room.begin(timeout_ms=60_000))
-    kept = room.run(
-        room.coordinator.initialize("orders", 1, -1, -1, is_two_phase=True, keeps_transaction=True)
-    )
-    assert kept.is_kept
-    room.settle(24 * 60 * 60_000)
-    assert room.state() == "Ongoing"
-    current = room.keep(timeout_ms=1_000)
-    room = room.restarted()
-    room.settle(24 * 60 * 60_000)
-    assert room.state() == "Ongoing"
-    following = room.end(current)
-    room.settle()
-    room.add(following)
-    room.settle(1_100)
-    assert room.state() == "CompleteAbort", "the producer has asked for a timeout of a second"
-
-
-def test_no_timeout_means_never_without_two_phase_commit() -> None:
+def test_no_producer_gets_the_timeout_that_a_held_transaction_shows() -> None:
     room = CoordinatorRoom(timeout_ms_max=2**40)
     with pytest.raises(InvalidTransactionTimeout):
-        room.begin(timeout_ms=NO_TIMEOUT_MS)
-
-
-def test_a_kept_transaction_without_two_phase_commit_still_times_out() -> None:
-    room = CoordinatorRoom()
-    room.add(room.begin(timeout_ms=60_000))
-    room.settle(50_000)
-    room.keep(timeout_ms=60_000)
-    room.settle(9_000)
-    assert room.state() == "Ongoing"
-    room.settle(2_000)
-    assert room.state() == "CompleteAbort"
+        room.begin(timeout_ms=HELD_TIMEOUT_MS)
 
 
 def test_a_timeout_that_cannot_be_stored_is_tried_again() -> None:

@@ -96,28 +96,6 @@ def test_a_producer_is_initialized_in_each_version(version: int) -> None:
         assert zombie.error_code == (FENCED if version >= 4 else FENCED_EPOCH)
 
 
-def test_a_producer_takes_over_a_transaction_in_version_6() -> None:
-    server = Server(CoordinatorRoom(allows_two_phase_commit=True))
-    asked = {"transactional_id": "orders", "transaction_timeout_ms": 1000, "enable2_pc": True}
-    found = server.ask(22, 6, **asked)
-    assert (found.ongoing_txn_producer_id, found.ongoing_txn_producer_epoch) == (-1, -1)
-    first = (found.producer_id, found.producer_epoch)
-    assert added(server, 3, first, "a") == {"a": OK}
-    found = server.ask(22, 6, keep_prepared_txn=True, **asked)
-    assert (found.error_code, found.producer_id, found.producer_epoch) == (OK, first[0], 1)
-    assert (found.ongoing_txn_producer_id, found.ongoing_txn_producer_epoch) == first
-    assert added(server, 3, (first[0], 1), "b") == {"b": INVALID_STATE}
-    named = {"transactional_id": "orders", "producer_id": first[0], "committed": True}
-    assert server.ask(26, 5, producer_epoch=0, **named).error_code == FENCED
-    assert server.ask(26, 5, producer_epoch=1, **named).error_code == OK
-    server.room.settle()
-    found = server.ask(22, 6, keep_prepared_txn=True, **asked)
-    assert (found.ongoing_txn_producer_id, found.ongoing_txn_producer_epoch) == (-1, -1)
-
-    refused = Server().ask(22, 6, **asked)
-    assert (refused.error_code, refused.producer_id) == (NOT_OFFERED, -1)
-
-
 def added(
     server: Server, version: int, producer: tuple[int, int], *topics: str, **more: Any
 ) -> dict[str, int]:

@@ -143,13 +143,6 @@ class CoordinatorRoom:
         found = self.run(self.coordinator.initialize(name, 60_000, *producer))
         return found.producer_id, found.producer_epoch
 
-    def keep(self, name: str = "orders", timeout_ms: int = 1_000) -> tuple[int, int]:
-        """A new producer that takes over the open transaction."""
-        found = self.run(self.coordinator.initialize(name, timeout_ms, -1, -1, keeps_transaction=True))
-        assert found.is_kept
-        kept: tuple[int, int] = found.current_producer
-        return kept
-
     async def store(self, transaction: Transaction, name: str = "orders") -> None:
         await self.coordinator.store.append(name, transaction)
 

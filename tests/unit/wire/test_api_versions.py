@@ -47,6 +47,8 @@ def test_produce_is_advertised_from_0_for_old_librdkafka_but_not_supported() -> 
     assert (0, 0, 13) in advertised_versions()
     assert not is_supported(ApiKey.PRODUCE, 2)
     assert is_supported(ApiKey.PRODUCE, 3)
+    assert is_supported(ApiKey.INIT_PRODUCER_ID, 5)
+    assert not is_supported(ApiKey.INIT_PRODUCER_ID, 6)
     assert (1, 4, 18) in advertised_versions()
 
 

@@ -43,14 +43,6 @@ TAGGED = {
 }
 BASE = st.fixed_dictionaries(REQUIRED).map(lambda fields: TransactionValue(**fields))
 VALUES = st.fixed_dictionaries(REQUIRED, optional=TAGGED).map(lambda fields: TransactionValue(**fields))
-KEPT_VALUES = st.builds(
-    lambda value, timeout_ms, more_ms: value._replace(
-        timeout_ms=timeout_ms, kept_timeout_ms=timeout_ms + more_ms, held_ms=-1
-    ),
-    VALUES,
-    st.integers(1, 2**30),
-    st.integers(1, 2**30),
-)
 
 
 @given(st.text(max_size=40))
@@ -58,7 +50,7 @@ def test_a_key_is_decoded_as_it_was_encoded(transactional_id: str) -> None:
     assert decode_key(encode_key(transactional_id)) == transactional_id
 
 
-@given(VALUES | KEPT_VALUES)
+@given(VALUES)
 def test_a_value_is_decoded_as_it_was_encoded(value: TransactionValue) -> None:
     assert decode_value(encode_value(value)) == value
 

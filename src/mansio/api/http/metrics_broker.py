@@ -36,16 +36,16 @@ def _records(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter("appended_batches", "Record batches appended to a log.", counts.appended_batches)
     yield _counter("appended_bytes", "Bytes of record batches appended to a log.", counts.appended_bytes)
     yield _counter("rejected_batches", "Record batches rejected with an error.", counts.rejected_batches)
-    recompressor = broker.services.partitions.recompressor
+    batch_processor = broker.services.partitions.batch_processor
     yield _counter(
         "recompressed_batches",
         "Record batches stored with another codec than they were sent with (compression.type).",
-        recompressor.recompressed_batch_count,
+        batch_processor.recompressed_batch_count,
     )
     yield _gauge(
         "recompression_queue_bytes",
         "Bytes of batches that wait to be recompressed, decompressed.",
-        recompressor.queued_bytes,
+        batch_processor.queued_bytes,
     )
     yield _counter("fetches", "Fetch requests answered.", fetch.counters.fetches)
     yield _counter("fetched_bytes", "Bytes of records sent to consumers.", fetch.counters.fetched_bytes)

@@ -34,7 +34,7 @@ from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
 from mansio.wire.batch.dedup_header import read_ids
 from mansio.wire.batch.delay_headers import read_delays
 from mansio.wire.batch.priority_header import read_priorities
-from mansio.wire.batch.record_batch import TimestampType
+from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, TimestampType
 from mansio.wire.batch.record_reader import decompress_batch, read_records, scan_records
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class AppendRules(NamedTuple):
     checks_content: bool = True
     """Whether the content of compressed batches is checked."""
     compression: Compression | None = None
-    """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
+    """The codec with which batches of clients are stored; None to store them as sent. See `BatchProcessor`."""
 
 
 def check_client_batch(name: str, rules: AppendRules, header: BatchHeader, *, transactional: bool) -> None:
@@ -184,18 +184,31 @@ MISSING_KEY_MESSAGE = "a record of a compacted topic needs a key"
 INVALID_TIMESTAMP_MESSAGE = "the timestamp is out of the accepted range"
 
 
+class RebuiltBatch(NamedTuple):
+    """A client's batch without the records that are repeats. `kept`, `decided_ms`: as in `RebuildRequired`. `delays`:
+    of its records, None if none has one."""
+
+    kept: Sequence[int]
+    decided_ms: int
+    batch: bytes
+    delays: DelayedBatch | None
+
+
 class InspectedRecords(NamedTuple):
     """What the features of a topic need to know of a client's batch (`inspect_records`).
 
     `rules`: those with which it was inspected. `priorities`: the records whose priority is not normal. `ids`,
     `delays`: None if no record has an id, or a delay. `error`: why the batch must be rejected, unless it is a duplicate
-    of one that was accepted before."""
+    of one that was accepted before. `by_thread`: whether a thread has inspected it and can rebuild it without its
+    repeats. `rebuilt`: the batch without them, once the thread has rebuilt it."""
 
     rules: AppendRules
     priorities: Sequence[PriorityRun] = ()
     ids: IdentifiedBatch | None = None
     delays: DelayedBatch | None = None
     error: MansioError | None = None
+    by_thread: bool = False
+    rebuilt: RebuiltBatch | None = None
 
 
 def check_record_count(name: str, header: BatchHeader) -> None:
@@ -207,6 +220,15 @@ def check_record_count(name: str, header: BatchHeader) -> None:
             f"{name}: a batch of {header.record_count} records; a topic that is compacted, or has delays, priorities or"
             f" deduplication, accepts at most {DECODED_RECORDS_MAX}"
         )
+
+
+def needs_thread(batch: Buffer, rules: AppendRules) -> bool:
+    """Return whether the content of a client's batch is read on append and larger than the event loop may read, as far
+    as its size as sent shows. Costs no more than the comparison of that size for small batches."""
+    return len(batch) > INLINE_CONTENT_BYTES_MAX and (
+        rules.inspects_records
+        or (rules.checks_content and bool(batch[ATTRIBUTES_END_POSITION - 1] & CODEC_MASK))
+    )
 
 
 def check_inline(batch: Buffer, header: BatchHeader, rules: AppendRules) -> None:

@@ -11,6 +11,8 @@ replication, recovery and a change of leader need nothing else.
 
 Invariants:
 * Checking a batch and appending it is one step of the event loop, so two batches with one id are never both accepted.
+  A large batch with some repeats is rebuilt on a thread and then checked again; it is appended only if the same records
+  are repeats as before.
 * The view changes only with what was appended; ids of an append that failed are not in it.
 * The offset in the response is that of the batch's first record, also when the batch is sent again.
 """
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition.partition_hook import AppendResult, CheckedBatch
+from mansio.broker.partition.append_validation import RebuiltBatch
+from mansio.broker.partition.partition_hook import AppendResult, CheckedBatch, RebuildRequired
 from mansio.errors import CoordinatorLoadInProgress, LeaderNotAvailable, ThrottlingQuotaExceeded
 from mansio.state.deduplication.window import NO_COPIES, Copies
 from mansio.wire.batch.dedup_control_records import (
@@ -30,12 +33,14 @@ from mansio.wire.batch.dedup_control_records import (
     encode_ids,
     encode_repeated,
 )
+from mansio.wire.batch.delay_headers import read_delays
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.broker.partition.append_validation import InspectedRecords
     from mansio.broker.partition.deduplication_view import DeduplicationView
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Buffer
@@ -67,14 +72,19 @@ class Deduplicator:
 
     # Batches of producers
 
-    def check(self, batch: Buffer, identified: IdentifiedBatch) -> CheckedBatch:
+    def check(self, batch: Buffer, inspected: InspectedRecords) -> CheckedBatch:
         """Find the repeats in a client's batch with ids. Nothing is changed.
 
-        Raises `ThrottlingQuotaExceeded` if there are too many ids, and `LeaderNotAvailable` while the view is being
-        read."""
+        Raises `ThrottlingQuotaExceeded` if there are too many ids, `LeaderNotAvailable` while the view is being read,
+        and `RebuildRequired` for a batch that a thread has inspected, if some of its records are repeats and the thread
+        has not rebuilt it without exactly these."""
         self._check_view()
+        identified, rebuilt = inspected.ids, inspected.rebuilt
+        assert identified is not None
         partition, window = self.partition, self.view.window
         now_ms = partition.clock.wall_ms()
+        if rebuilt is not None and rebuilt.decided_ms >= window.latest_ms:
+            now_ms = rebuilt.decided_ms  # ids that have expired since then are still repeats
         until_ms = now_ms - partition.settings.dedup_ms
         keys: list[bytes] = []
         positions: list[int] = []
@@ -95,6 +105,8 @@ class Deduplicator:
                 keys.append(key)
                 positions.append(len(kept))
             kept.append(index)
+        if rebuilt is not None and rebuilt.kept != kept:
+            return self.check(batch, inspected._replace(rebuilt=None))
         if new and not window.make_room(len(new), partition.settings.dedup_ids_max, until_ms):
             raise ThrottlingQuotaExceeded(
                 f"{partition.name}: {window.count} ids are remembered,"
@@ -103,7 +115,12 @@ class Deduplicator:
         repeats = len(identified.keys) - len(kept)
         kept_batch: Buffer | None = batch if kept else None
         if kept and repeats:
-            kept_batch = _without_repeats(batch, identified, kept)
+            if rebuilt is not None:
+                kept_batch = rebuilt.batch
+            elif inspected.by_thread:
+                raise RebuildRequired(kept, now_ms)
+            else:
+                kept_batch = _without_repeats(batch, identified, kept)
 
         def finish(stored: Buffer | None) -> tuple[Buffer, ...]:
             self.repeat_count += repeats
@@ -199,6 +216,19 @@ class Deduplicator:
         self.partition.ensure_leader()
         if not self.view.is_complete:
             raise CoordinatorLoadInProgress(f"{self.partition.name}: its deduplication ids are being loaded")
+
+
+def rebuild(
+    batch: Buffer, name: str, inspected: InspectedRecords, kept: Sequence[int], decided_ms: int
+) -> RebuiltBatch:
+    """Encode a client's batch without its repeats. Uses no state and may run on any thread. `name` of the partition is
+    for errors; `kept`, `decided_ms`: as in `RebuildRequired`, also the time at which delays begin.
+
+    Raises the errors of `read_delays`."""
+    assert inspected.ids is not None
+    rebuilt = _without_repeats(batch, inspected.ids, kept)
+    delays = None if inspected.delays is None else read_delays(rebuilt, name, decided_ms)
+    return RebuiltBatch(kept, decided_ms, rebuilt, delays)
 
 
 def _without_repeats(batch: Buffer, identified: IdentifiedBatch, kept: Sequence[int]) -> bytes:

@@ -177,10 +177,10 @@ class Partition:
         "convert_delayed",
         "first_offset_of_repeat",
         "group_commit",
+        "has_waiting_batches",
         "index",
         "internal",
         "is_leader",
-        "is_recompressing",
         "log",
         "on_control_batches",
         "on_isr_candidate",
@@ -233,8 +233,8 @@ class Partition:
         self.scratch: bytearray | None = None
         """Buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked; one for all partitions of a
         broker."""
-        self.is_recompressing = False
-        """Whether batches wait in the `Recompressor`; later batches must be appended after them."""
+        self.has_waiting_batches = False
+        """Whether batches wait in the `BatchProcessor`; later batches must be appended after them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
         """Called with a follower that is not in the ISR and meets all conditions to join it."""
         self.convert_delayed: Callable[[Buffer, DelayedBatch], bytes] | None = None
@@ -242,8 +242,8 @@ class Partition:
         self.on_control_batches: Callable[[Partition, memoryview], None] | None = None
         """Called with batches that a follower is about to append, some of which are control batches; None if pending
         records are known already. The topic may have accepted delays before this replica existed."""
-        self.check_ids: Callable[[Buffer, IdentifiedBatch], CheckedBatch] | None = None
-        """Finds the repeats in a client's batch with deduplication ids."""
+        self.check_ids: Callable[[Buffer, InspectedRecords], CheckedBatch] | None = None
+        """Finds the repeats in a client's batch with deduplication ids. May raise `RebuildRequired`."""
         self.first_offset_of_repeat: Callable[[IdentifiedBatch | None, AppendResult], AppendResult] | None = (
             None
         )
@@ -385,6 +385,7 @@ class Partition:
         internal: bool = False,
         urgent: bool = True,
         transactional: bool = False,
+        is_intact: bool = False,
         is_checked: bool = False,
         inspected: InspectedRecords | None = None,
     ) -> AppendResult:
@@ -393,13 +394,16 @@ class Partition:
         `urgent`: a caller waits for the commit (acks=all), so the flush starts now. `internal`: the batch is written by
         the broker itself, may be larger than the topic's limit, may be a control batch, and needs no sequence.
         `transactional`: the request of the client is; if the batch is, too, the caller has verified its transaction.
+        `is_intact`: a client's batch in the broker's own memory, where `check_batch` has accepted it.
         `is_checked`: the content of the batch was checked (`check_content`); otherwise that of a compressed one is
         checked here if it is small. `inspected`: the result of `inspect_records`, without which a small batch is
         inspected here if the topic has a feature that needs it. Raises the `MansioError` for which the batch was
-        rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `Recompressor`, because
-        it is large.
+        rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `BatchProcessor`,
+        because it is large. Raises `RebuildRequired` for a batch that a thread has `inspected`, if some of its records
+        are repeats.
         """
-        header = check_stored_batch(batch) if internal else check_batch(batch)
+        check = read_header if is_intact else check_stored_batch if internal else check_batch
+        header = check(batch)
         rules = self.rules
         by_client = rules.timestamp_type is TimestampType.CREATE
         if self._rejects:
@@ -438,7 +442,7 @@ class Partition:
             if rules.has_priorities and self.priorities is not None:
                 self.priorities.stage(header.crc, inspected.priorities)
             if inspected.ids is not None and self.check_ids is not None:
-                checked = self.check_ids(batch, inspected.ids)
+                checked = self.check_ids(batch, inspected)
                 if header.attributes & TRANSACTIONAL_FLAG:
                     reject_ids(self.name)
                 return self._append_checked(checked, inspected, batch, urgent=urgent)
@@ -484,8 +488,10 @@ class Partition:
         batch, first_ms = checked.batch, checked.first_ms
         by_client = self.rules.timestamp_type is TimestampType.CREATE
         if batch is not None:
-            delays = inspected.delays
-            if delays is not None and batch is not sent:  # without the repeats
+            delays, rebuilt = inspected.delays, inspected.rebuilt
+            if rebuilt is not None and batch is rebuilt.batch:
+                delays = rebuilt.delays
+            elif delays is not None and batch is not sent:  # without the repeats
                 delays = read_delays(batch, self.name, self.clock.wall_ms())
             if delays is not None and self.convert_delayed is not None:
                 batch = self.convert_delayed(batch, delays)

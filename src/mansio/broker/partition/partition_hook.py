@@ -1,5 +1,5 @@
 """Interface of features that observe or control one partition (`PartitionHook`), the result of an append
-(`AppendResult`), and a batch whose repeats were found (`CheckedBatch`).
+(`AppendResult`), and a batch whose repeats were found (`CheckedBatch`, `RebuildRequired`).
 
 Invariant: every method of a hook runs on the broker's event loop and does not block, except `on_truncate`, which is
 rare.
@@ -43,6 +43,19 @@ class CheckedBatch(NamedTuple):
     known_end: int
     accepted_ms: int
     finish: Callable[[Buffer | None], Sequence[Buffer]]
+
+
+class RebuildRequired(Exception):
+    """Some records of a client's batch are repeats, and the batch is too large to be encoded without them on the event
+    loop. Nothing was appended.
+
+    `kept`: indexes of the records that are not repeats. `decided_ms`: the time, ms since the Unix epoch, at which that
+    was found."""
+
+    def __init__(self, kept: Sequence[int], decided_ms: int) -> None:
+        super().__init__(f"{len(kept)} records are not repeats")
+        self.kept = kept
+        self.decided_ms = decided_ms
 
 
 class PartitionHook(Protocol):

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX, AppendRules
+from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.batch_verifier import BatchVerifier
 from mansio.broker.partition.deduplication_view import DeduplicationView
 from mansio.broker.partition.deduplicator import Deduplicator
@@ -28,7 +29,6 @@ from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
 from mansio.broker.partition.priority_view import PriorityView
 from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.partition.retention_holds import RetentionHoldHook, RetentionHolds
 from mansio.broker.partition.storage_health import StorageHealth
 from mansio.config import topic_config
@@ -113,12 +113,12 @@ class PartitionSet:
         sync_thread: Background,
         file_thread: Background,
         verification_thread: Background,
-        recompression_thread: Background,
+        batch_thread: Background,
         before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
         """`before_newer_format`: see `Log`."""
         self.verifier = BatchVerifier(verification_thread)
-        self.recompressor = Recompressor(recompression_thread)
+        self.batch_processor = BatchProcessor(batch_thread)
         self._scratch = bytearray(INLINE_CONTENT_BYTES_MAX)
         self.delayed_delivery = DelayedDelivery(clock, scheduler)
         self._delay_managers: dict[Partition, DelayManager] = {}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
     from mansio.broker.topics.topics import TopicService
     from mansio.config.settings import Settings
+    from mansio.host.item_turns import ItemTurns
     from mansio.metadata.controller.controller import Controller
     from mansio.metadata.metadata_store import StoreCounts
     from mansio.metadata.model import Topic
@@ -189,8 +190,13 @@ class ClusterDescriptionService:
         controller_id = described.controller_id
         return controller_id if controller_id in others else min(others, default=own)
 
-    def describe_topics(
-        self, names: Collection[str], *, cursor: Cursor | None = None, partitions_max: int = 1
+    async def describe_topics(
+        self,
+        names: Collection[str],
+        turns: ItemTurns,
+        *,
+        cursor: Cursor | None = None,
+        partitions_max: int = 1,
     ) -> TopicsPage:
         """Describe the topics `names`, or all if it is empty, sorted by name, in pages (KIP-966).
 
@@ -205,6 +211,7 @@ class ClusterDescriptionService:
         remaining = min(max(partitions_max, 1), PARTITIONS_PER_PAGE_MAX)
         topics: list[DescribedTopic] = []
         for name in wanted[bisect_left(wanted, first_name) :]:
+            await turns.next()
             start = first_index if name == first_name else 0
             if remaining == 0:
                 return TopicsPage(topics, (name, start))

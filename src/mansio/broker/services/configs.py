@@ -22,7 +22,7 @@ from mansio.metadata.topic_plan import check_topic_name
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.services.broker_configs import BrokerConfigManager
@@ -98,7 +98,10 @@ class ConfigService:
     def describe(self, queries: Iterable[ConfigQuery]) -> list[ResourceConfigs]:
         """Return the settings of each resource with source and type; identical queries have one result. Errors in the
         results: `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`, `InvalidRequest`."""
-        results: list[ResourceConfigs] = []
+        return list(self.describe_each(queries))
+
+    def describe_each(self, queries: Iterable[ConfigQuery]) -> Iterator[ResourceConfigs]:
+        """Like `describe`, but each resource is described when its result is taken."""
         remaining = ENTRIES_MAX
         for query in dict.fromkeys(queries):
             try:
@@ -112,11 +115,10 @@ class ConfigService:
                     if not query.names or entry.name in query.names
                 ]
             except MansioError as error:
-                results.append(ResourceConfigs(query.resource, error=without_traceback(error)))
+                yield ResourceConfigs(query.resource, error=without_traceback(error))
             else:
                 remaining -= len(entries)
-                results.append(ResourceConfigs(query.resource, entries))
-        return results
+                yield ResourceConfigs(query.resource, entries)
 
     def _entries(self, resource: ConfigResource) -> list[ConfigEntry]:
         kind, name = resource.kind, resource.name

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.services.records import EVENT_LOOP_SLICE_S
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import result_of, without_traceback
 from mansio.wire.batch.delay_headers import DELAY_MS_MAX
 
@@ -145,7 +146,9 @@ class DelayService:
             raise InvalidRequest(f"{len(queries)} queries; at most {QUERIES_MAX} per request")
         results: list[PendingPage | MansioError] = []
         bytes_left = LISTED_BYTES_MAX
+        turns = ItemTurns(self._scheduler)
         for query in queries:
+            await turns.next()
             try:
                 page, size = await self._list_one(query, bytes_left)
             except MansioError as error:

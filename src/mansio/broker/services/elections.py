@@ -27,6 +27,7 @@ from mansio.errors import (
     Unavailable,
     UnknownTopicOrPartition,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mansio.broker.topics.topics import TopicService
     from mansio.metadata.controller.controller import Controller
     from mansio.metadata.model import PartitionState
-    from mansio.ports import Clock
+    from mansio.ports import Clock, Scheduler
 
 PREFERRED_ELECTION: Final = 0
 UNCLEAN_ELECTION: Final = 1
@@ -64,13 +65,16 @@ class OngoingReassignment:
 class ElectionService:
     """Executes leader elections, and checks and lists reassignments. All methods run on the broker's event loop."""
 
-    __slots__ = ("_clock", "_cluster", "_topics")
+    __slots__ = ("_clock", "_cluster", "_scheduler", "_topics")
 
-    def __init__(self, *, topics: TopicService, cluster: ClusterServices | None, clock: Clock) -> None:
+    def __init__(
+        self, *, topics: TopicService, cluster: ClusterServices | None, clock: Clock, scheduler: Scheduler
+    ) -> None:
         """`cluster` is None on a single node."""
         self._topics = topics
         self._cluster = cluster
         self._clock = clock
+        self._scheduler = scheduler
 
     async def elect_leaders(
         self, partitions: Iterable[tuple[str, int]] | None, *, election_type: int, timeout_ms: int
@@ -82,7 +86,9 @@ class ElectionService:
         (KIP-460)."""
         deadline = self._clock.monotonic() + max(timeout_ms, 0) / 1000
         results = []
+        turns = ItemTurns(self._scheduler)
         for topic, index in self._all_partitions() if partitions is None else partitions:
+            await turns.next()
             error: MansioError | None = None
             try:
                 await self._elect(topic, index, election_type, deadline)

@@ -26,7 +26,7 @@ from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
     from mansio.broker.coordinator.group.group_inspection import (
@@ -104,17 +104,19 @@ class GroupService:
     def leave(self, group_id: str, members: Iterable[LeavingMember]) -> list[MansioError | None]:
         """Remove members of a classic group. Return the error of each member, or None. Raises errors that concern all
         members: `InvalidGroupId`, and errors of the coordinator such as `NotCoordinator`."""
+        return list(self.leave_each(group_id, members))
+
+    def leave_each(self, group_id: str, members: Iterable[LeavingMember]) -> Iterator[MansioError | None]:
+        """Like `leave`, but each member is removed when its result is taken."""
         check_group_id(group_id)
         self._coordinator.store.find(group_id)
-        errors: list[MansioError | None] = []
         for member in members:
             try:
                 self._coordinator.leave(group_id, member.member_id, member.instance_id)
             except MansioError as error:
-                errors.append(without_traceback(error))
+                yield without_traceback(error)
             else:
-                errors.append(None)
-        return errors
+                yield None
 
     def new_member_id(self) -> str:
         """Generate an id for a new member of a consumer group."""

@@ -3,10 +3,10 @@
 A request with acks=0 or acks=1 is complete when its batches are in the operating system's page cache, with acks=all
 when they are flushed on every in-sync replica. The batch of each partition succeeds or fails on its own.
 
-Hot path: `ProduceService.append` creates no object per batch except the result of the log; a batch that waits needs
-one object, a `PendingAppend`. `ProduceService.begin_produce` is for requests with several partitions, and for topics
-whose batches are recompressed. Such batches may be appended later; the request is complete only then, even with acks=0
-or acks=1.
+Hot path: `ProduceService.append` creates no object per batch except the result of the log; a batch that waits needs one
+object, a `PendingAppend`. `ProduceService.begin_produce` is for requests with several partitions, and for topics whose
+batches are recompressed, and large batches. Such batches may be appended later; the request is complete only then, even
+with acks=0 or acks=1.
 
 Before the first batch of a producer's transaction in a partition is appended, the `verifier` asks the transaction
 coordinator whether the partition belongs to the transaction (KIP-890). Other batches do not wait for it.
@@ -23,6 +23,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mansio.broker.partition.append_validation import needs_thread
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import (
     ConcurrentTransactions,
@@ -87,13 +88,15 @@ class ProduceCounters:
         self.rejected_batches = 0
 
 
-class RecompressionRequired(Exception):
+class ProcessingRequired(Exception):
     """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed, or
-    because its content is so large that it is checked on a thread. Nothing was appended."""
+    because its content is so large that a thread processes it. Nothing was appended. `was_tried`: the partition has
+    refused the batch because of its size when decompressed, after the check of its CRC."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, *, was_tried: bool = False) -> None:
         super().__init__(partition.name)
         self.partition = partition
+        self.was_tried = was_tried
 
 
 class _Unverified(NamedTuple):
@@ -166,12 +169,13 @@ class ProduceService:
         acks: int,
         allow_zstd: bool = True,
         transactional: bool = False,
+        was_tried: bool = False,
     ) -> tuple[Partition, AppendResult]:
         """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id.
 
         `transactional`: the batch may belong to a transaction, which the caller has verified. With acks=all the caller
         must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is rejected, and
-        `RecompressionRequired` if the caller must use `begin_produce` instead.
+        `ProcessingRequired` if the caller must use `begin_produce` instead; always if this `was_tried` before.
         """
         counters = self.counters
         try:
@@ -182,11 +186,17 @@ class ProduceService:
                 raise CorruptMessage(f"{partition.name}: the request contains no record batch")
             if not allow_zstd and _is_zstd(records):
                 raise UnsupportedCompression("zstd needs Produce version 7 or later")
-            if partition.rules.compression is not None or partition.is_recompressing:
-                raise RecompressionRequired(partition)
+            rules = partition.rules
+            if (
+                was_tried
+                or rules.compression is not None
+                or partition.has_waiting_batches
+                or needs_thread(records, rules)
+            ):
+                raise ProcessingRequired(partition, was_tried=was_tried)
             appended = partition.append(records, urgent=acks == ACKS_ALL, transactional=transactional)
         except DecompressedTooLarge:  # for a check on the event loop
-            raise RecompressionRequired(partition) from None
+            raise ProcessingRequired(partition, was_tried=True) from None
         except MansioError:
             counters.rejected_batches += 1
             raise
@@ -201,12 +211,14 @@ class ProduceService:
         acks: int,
         allow_zstd: bool = True,
         client: Hashable = None,
+        was_tried: bool = False,
     ) -> PendingProduce:
         """Append the batches of a request. If the result is not complete, the caller must call `PendingProduce.wait`: a
-        batch is being recompressed, or acks=all and a batch is not committed yet.
+        batch is being processed, or acks=all and a batch is not committed yet.
 
         `allow_zstd` False: reject zstd, because the protocol version of the request excludes it (KIP-110). `client`:
-        the client whose share of the recompression queue is used; None for batches of the broker itself."""
+        the client whose share of the processor's queue is used; None for batches of the broker itself. `was_tried`:
+        `append` has just raised `ProcessingRequired` with `was_tried` for the only batch of the request."""
         pending = PendingProduce(self)
         for name, topic_id, entries in topics:
             results: list[BatchResult] = []
@@ -214,17 +226,19 @@ class ProduceService:
             for index, records in entries:
                 try:
                     partition, appended = self.append(
-                        name, topic_id, index, records, acks=acks, allow_zstd=allow_zstd
+                        name, topic_id, index, records, acks=acks, allow_zstd=allow_zstd, was_tried=was_tried
                     )
                 except MansioError as error:
                     results.append(BatchResult(index, without_traceback(error)))
                     continue
-                except RecompressionRequired as required:
+                except ProcessingRequired as required:
                     results.append(BatchResult(index))
                     waiting = pending.add_pending_batch(
                         required.partition, NOT_APPENDED_OFFSET, len(pending.results) - 1, len(results) - 1
                     )
-                    self._append_recompressed(pending, waiting, records or b"", acks, client)
+                    self._append_processed(
+                        pending, waiting, records or b"", acks, client, was_tried=required.was_tried
+                    )
                     continue
                 base_offset, end_offset, append_time_ms, _ = appended
                 if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
@@ -234,7 +248,7 @@ class ProduceService:
                 )
         return pending
 
-    def _append_recompressed(
+    def _append_processed(
         self,
         pending: PendingProduce,
         waiting: _PendingBatch,
@@ -242,12 +256,14 @@ class ProduceService:
         acks: int,
         client: Hashable,
         *,
+        was_tried: bool,
         transactional: bool = False,
         adds: bool = False,
     ) -> None:
-        """Append a batch after its recompression, now or later. A transactional one is refused if its transaction ends
-        meanwhile: it would open one that never ends. `adds`: see `begin_transactional`."""
-        pending.is_recompressed = True
+        """Append a batch after its processing, now or later. A transactional one is refused if its transaction ends
+        meanwhile: it would open one that never ends. `was_tried`: see `ProcessingRequired`; `adds`: see
+        `begin_transactional`."""
+        pending.is_processed = True
         size, partition = len(records), waiting.partition
         header = _transactional_header(records) if transactional else None
         producers, leader_epoch = partition.producers, partition.leader_epoch
@@ -272,7 +288,7 @@ class ProduceService:
             pending.record_outcome(waiting, outcome, awaits_commit=acks == ACKS_ALL)
 
         urgent = acks == ACKS_ALL
-        self._partitions.recompressor.append(
+        self._partitions.batch_processor.append(
             partition,
             records,
             urgent=urgent,
@@ -280,6 +296,7 @@ class ProduceService:
             client=client,
             transactional=transactional,
             check=check if verification is not None else None,
+            was_tried=was_tried,
         )
 
     # Transactions
@@ -293,6 +310,7 @@ class ProduceService:
         adds: bool,
         allow_zstd: bool = True,
         client: Hashable = None,
+        was_tried: bool = False,
     ) -> PendingProduce:
         """Like `begin_produce`, for a request with a transactional id. A batch that begins a transaction in its
         partition is appended after the transaction was verified. `adds`: transaction version 2 (Produce 12+), in which
@@ -316,7 +334,15 @@ class ProduceService:
                         unverified.append(found)
                         continue
                 self._append_transactional(
-                    pending, (name, topic_id, index), records, position, acks, allow_zstd, client, adds=adds
+                    pending,
+                    (name, topic_id, index),
+                    records,
+                    position,
+                    acks,
+                    allow_zstd,
+                    client,
+                    adds=adds,
+                    was_tried=was_tried,
                 )
         if len(producer_ids) > 1:
             error = InvalidProducerIdMapping("a request has transactional batches of more than one producer")
@@ -441,9 +467,16 @@ class ProduceService:
                 )
             except MansioError as rejection:
                 pending.record_outcome(one.wait, rejection, awaits_commit=False)
-            except RecompressionRequired:
-                self._append_recompressed(
-                    pending, one.wait, one.records, acks, client, transactional=True, adds=adds
+            except ProcessingRequired as required:
+                self._append_processed(
+                    pending,
+                    one.wait,
+                    one.records,
+                    acks,
+                    client,
+                    was_tried=required.was_tried,
+                    transactional=True,
+                    adds=adds,
                 )
             else:
                 pending.record_outcome(one.wait, appended, awaits_commit=acks == ACKS_ALL)
@@ -459,20 +492,28 @@ class ProduceService:
         client: Hashable,
         *,
         adds: bool,
+        was_tried: bool,
     ) -> None:
         """Append a batch whose transaction is open already, or which is not transactional."""
         results = pending.results[position[0]][2]
         try:
             partition, appended = self.append(
-                *wanted, records, acks=acks, allow_zstd=allow_zstd, transactional=True
+                *wanted, records, acks=acks, allow_zstd=allow_zstd, transactional=True, was_tried=was_tried
             )
         except MansioError as error:
             results[position[1]] = BatchResult(wanted[2], without_traceback(error))
             return
-        except RecompressionRequired as required:
+        except ProcessingRequired as required:
             waiting = pending.add_pending_batch(required.partition, NOT_APPENDED_OFFSET, *position)
-            self._append_recompressed(
-                pending, waiting, records or b"", acks, client, transactional=True, adds=adds
+            self._append_processed(
+                pending,
+                waiting,
+                records or b"",
+                acks,
+                client,
+                was_tried=required.was_tried,
+                transactional=True,
+                adds=adds,
             )
             return
         base_offset, end_offset, append_time_ms, _ = appended
@@ -585,7 +626,7 @@ class PendingProduce:
         "_stopwatch",
         "_waits",
         "deadline",
-        "is_recompressed",
+        "is_processed",
         "is_verified",
         "response",
         "results",
@@ -594,8 +635,8 @@ class PendingProduce:
     def __init__(self, service: ProduceService) -> None:
         self._service = service
         self._has_ended = False
-        self.is_recompressed = False
-        """Whether any batch was passed to the `Recompressor`."""
+        self.is_processed = False
+        """Whether any batch was passed to the `BatchProcessor`."""
         self.is_verified = False
         """Whether a batch waits for a transaction coordinator; the next request of the client must not overtake it."""
         self._waits: dict[_PendingBatch, None] = {}

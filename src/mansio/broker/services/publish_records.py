@@ -319,7 +319,7 @@ class PublishService:
         caller: Caller = ANONYMOUS,
     ) -> PendingPublish:
         """Append records. If the result is not complete, because acks=all and a batch is not committed yet, or because
-        a batch is being recompressed, the caller must call `PendingPublish.wait`.
+        a batch is being processed, the caller must call `PendingPublish.wait`.
 
         Raises errors that concern all records: `UnknownTopicOrPartition`, `InvalidTopic` (the topic is internal),
         `InvalidRequest` (too many records), `MessageTooLarge` (too many bytes in total), `InvalidRequiredAcks`. Other

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ class RecordService:
         slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
         results: list[ListedOffset | MansioError] = []
         for query in queries:
+            if self._clock.monotonic() >= slice_end:
+                await self._yield_to_loop()
+                slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
             if count[query.topic, query.partition] > 1:
                 results.append(
                     InvalidRequest(f"{query.topic}-{query.partition} is in the request more than once")
@@ -141,18 +145,22 @@ class RecordService:
                 results.append(without_traceback(error))
             else:
                 results.append(found)
-            if self._clock.monotonic() >= slice_end:
-                await self._yield_to_loop()
-                slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
         return results
 
     async def _wait_for_acknowledged(self, wanted: Iterable[tuple[str, int]]) -> None:
         """Wait until the records that these partitions have acknowledged are committed, or cannot be, or time is up."""
+        turns = ItemTurns(self._scheduler)
+        behind: dict[Partition, int] = {}
+        for topic, index in wanted:
+            await turns.next()
+            partition = self._partitions.get(topic, index)
+            if partition is not None and (end := partition.uncommitted_end):
+                behind[partition] = end
+        # Some may have committed their records between two turns; nothing would report that again.
         behind = {
             partition: end
-            for topic, index in wanted
-            if (partition := self._partitions.get(topic, index)) is not None
-            and (end := partition.uncommitted_end)
+            for partition, end in behind.items()
+            if partition.uncommitted_end and partition.high_watermark < end
         }
         if behind:
             await _CommitWait(behind, self._scheduler).wait()
@@ -161,7 +169,9 @@ class RecordService:
         """Wait until the records to delete are below the last stable offsets, or time is up. The markers of a
         transaction are written shortly after the answer to EndTxn, and a client may delete the records in between."""
         waits = 0
+        turns = ItemTurns(self._scheduler)
         for each in deletions:
+            await turns.next()
             partition = self._partitions.get(each.topic, each.partition)
             while (
                 partition is not None
@@ -277,7 +287,9 @@ class RecordService:
         await self._copy_deduplication_ids(deletions)
         pending: list[Promise[int] | MansioError] = []
         replicated: list[Promise[int]] = []
+        turns = ItemTurns(self._scheduler)
         for each in deletions:
+            await turns.next()
             try:
                 promise = self.delete_partition_records(each.topic, each.partition, each.before_offset)
             except MansioError as error:
@@ -309,7 +321,9 @@ class RecordService:
     async def _copy_pending_records(self, deletions: Sequence[RecordsToDelete]) -> None:
         """Copy the delayed records that are stored below the offsets to the ends of their logs: a deletion does not
         concern records that are not due yet. If that fails, they keep what they need from being deleted."""
+        turns = ItemTurns(self._scheduler)
         for each in deletions:
+            await turns.next()
             partition = self._partitions.get(each.topic, each.partition)
             delays = None if partition is None else self._partitions.delay_manager(partition)
             if partition is None or delays is None or delays.view.is_empty:
@@ -323,7 +337,9 @@ class RecordService:
     async def _copy_deduplication_ids(self, deletions: Sequence[RecordsToDelete]) -> None:
         """Copy the deduplication ids that are stored below the offsets to the ends of their logs: a repeat of a deleted
         record is still one. If that fails, they keep what they need from being deleted."""
+        turns = ItemTurns(self._scheduler)
         for each in deletions:
+            await turns.next()
             partition = self._partitions.get(each.topic, each.partition)
             deduplicator = None if partition is None else self._partitions.deduplicator(partition)
             if partition is None or deduplicator is None:

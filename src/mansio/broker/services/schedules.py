@@ -23,6 +23,7 @@ from mansio.errors import (
     ScheduleAlreadyExists,
     ScheduleNotFound,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.state.schedules.recurrence import Recurrence
 from mansio.tracebacks import result_of, without_traceback
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
@@ -107,7 +108,9 @@ class ScheduleService:
         if len(queries) > QUERIES_MAX:
             raise InvalidRequest(f"{len(queries)} queries; at most {QUERIES_MAX} per request")
         results: list[list[ListedSchedule] | MansioError] = []
+        turns = ItemTurns(self._scheduler)
         for query in queries:
+            await turns.next()
             try:
                 results.append(await self._list_one(query, min(max(0, times_max), TIMES_MAX)))
             except MansioError as error:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.client.admin.coordinator_listing import list_on_coordinators
 from mansio.errors import (
-    ConcurrentTransactions,
     InvalidRequest,
     InvalidTxnState,
     TransactionalIdNotFound,
@@ -54,12 +53,6 @@ STATES: Final = (
     "PrepareEpochFence",
 )
 """Kafka's names of the states of transactional ids."""
-
-WAITING_RETRY_MS: Final = 5_000
-"""How long `terminate` repeats its request for a transaction that waits for a decision, which a broker may refuse."""
-NEW_TIMEOUT_MS: Final = 1
-"""Timeout of a transactional id after such a transaction was terminated, until its next producer asks for another one;
-every broker allows it."""
 
 OPEN_STATES: Final = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort"})
 """States in which partitions may have an open transaction."""
@@ -374,44 +367,39 @@ class TransactionAdmin:
 
         A prepared transaction of a query, which waits for the decision about its batch, is aborted by the broker that
         decides: with it, the batch cannot be committed any more. If the batch is decided already, the transaction is
-        committed. One of another writer is refused, because the other transactions of its batch may be committed. A
-        transaction of a two-phase commit (KIP-939) is aborted, whatever its coordinator decides later.
+        committed. One of another writer is refused, because the other transactions of its batch may be committed.
         Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is open."""
         described = await self.describe(transactional_id)
         if described.state != "Ongoing":
             raise InvalidTxnState(
                 f"transactional id {transactional_id!r} has no open transaction: its state is {described.state}"
             )
-        is_waiting = described.timeout_ms == HELD_TIMEOUT_MS
-        query_id = query_id_of(transactional_id) if is_waiting else None
-        if query_id is not None:
-            await self._abort_prepared(query_id, described)
+        if described.timeout_ms == HELD_TIMEOUT_MS:
+            await self._abort_prepared(described)
             return described
 
         async def attempt() -> None:
             connection = await self._cluster.connection(await self._coordinator(transactional_id))
             fields = {
                 "transactional_id": transactional_id,
-                "transaction_timeout_ms": NEW_TIMEOUT_MS if is_waiting else described.timeout_ms,
+                "transaction_timeout_ms": described.timeout_ms,
                 "producer_id": -1,
                 "producer_epoch": -1,
             }
             response = await connection.request(ApiKey.INIT_PRODUCER_ID, fields)
             raise_for_code(response.error_code)
 
-        try:
-            await self._cluster.retry(attempt, timeout_ms=WAITING_RETRY_MS if is_waiting else None)
-        except ConcurrentTransactions:
-            if not is_waiting or (await self.describe(transactional_id)).state != "Ongoing":
-                raise
+        await self._cluster.retry(attempt)
+        return described
+
+    async def _abort_prepared(self, described: TransactionDescription) -> None:
+        transactional_id = described.transactional_id
+        query_id = query_id_of(transactional_id)
+        if query_id is None:
             raise InvalidTxnState(
                 f"transactional id {transactional_id!r} waits for the decision about its batch: its query ends it, or"
                 " transaction_prepared_max_ms"
-            ) from None
-        return described
-
-    async def _abort_prepared(self, query_id: str, described: TransactionDescription) -> None:
-        transactional_id = described.transactional_id
+            )
         named = {
             "transactional_id": transactional_id,
             "producer_id": described.producer_id,

@@ -14,25 +14,19 @@ An ongoing transaction that is *held* (`hold`) has all its records and waits for
 two-phase commit: its own timeout no longer applies, and only its producer and epoch, or the end of the time for which
 it may be held, end it.
 
-An ongoing transaction that was *kept* belongs to a producer that started after it began (`initialize` with
-`keeps_transaction`, KIP-939): only that producer, with its own epoch, may end it. A transaction with the timeout
-`NO_TIMEOUT_MS`, of a two-phase commit that a client coordinates, never times out.
-
 Invariants:
 * A decision (PrepareCommit, PrepareAbort) does not change until all partitions have its marker.
 * A producer with a lower epoch, or with another producer id, changes nothing, unless it repeats the request that led to
   the current state: it then gets the same answer.
 * A held transaction gets no further partition, and a new producer with the transactional id does not abort it.
-* A kept transaction gets no further partition. Its markers have its own producer id and an epoch above those of all
-  producers that kept it.
 * The pair (producer id, epoch) of a transactional id is never used by two producers: each initialization bumps the
   epoch, and a new producer id follows an exhausted epoch. A fenced or timed-out transaction ends with a bumped epoch.
 * From transaction version 2 on each end bumps the epoch, so that a late batch or request of one transaction cannot
   become part of the next one.
 
-Sources: KIP-98, KIP-360 (repeated initialization), KIP-890 (transaction version 2), KIP-939 (two-phase commit). The
-last one calls a transaction "prepared" that waits for the decision of another system; here, as in Kafka's names of the
-states, a prepared one is decided.
+Sources: KIP-98, KIP-360 (repeated initialization), KIP-890 (transaction version 2). KIP-939 calls a transaction
+"prepared" that waits for the decision of another system; here, as in Kafka's names of the states, a prepared one is
+decided.
 """
 
 from __future__ import annotations
@@ -59,9 +53,6 @@ EPOCH_MAX: Final = 2**15 - 1
 """Highest epoch. Only markers have it: the epoch before it is the last one that a producer gets."""
 
 NO_TIME: Final = -1
-
-NO_TIMEOUT_MS: Final = 2**31 - 1
-"""Timeout of a transaction that never times out: another system decides it (KIP-939)."""
 
 BUMPING_VERSION: Final = 2
 """Transaction version from which each end of a transaction bumps the epoch."""
@@ -94,13 +85,12 @@ _COMPLETE: Final = (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_
 class Transaction(NamedTuple):
     """A transactional id with its producer and its last transaction.
 
-    `producer_id`, `producer_epoch`: of the open transaction or, once it is decided, of its markers; without a
-    transaction those of the client. `next_producer_id`, `next_producer_epoch`: those of the client where they differ,
-    because the epoch is exhausted or the transaction was kept (an epoch of -1 is 0). `last_producer_epoch`: the epoch
-    with which a request that led to the client's current epoch may be repeated, -1 for none. `previous_producer_id`:
-    the producer id before the client's current one, if its epoch was exhausted. `updated_ms`, `started_ms`: times of
-    the wall clock; `held_ms`: the time since which the transaction is held, -1 if it is not. `timeout_ms` is what
-    the client has asked for, `kept_timeout_ms` the timeout of a kept transaction if that is longer, -1 otherwise.
+    `producer_id`, `producer_epoch`: of the client and its open transaction or, once that is decided, of its markers.
+    `next_producer_id`: the client's next producer id, with the epoch 0, if the transaction is decided and the epoch is
+    exhausted. `last_producer_epoch`: the epoch with which a request that led to the client's current epoch may be
+    repeated, -1 for none. `previous_producer_id`: the producer id before the client's current one, if its epoch was
+    exhausted. `updated_ms`, `started_ms`: times of the wall clock; `held_ms`: the time since which the transaction is
+    held, -1 if it is not.
     """
 
     producer_id: int
@@ -115,23 +105,11 @@ class Transaction(NamedTuple):
     next_producer_id: int = NO_ID
     client_version: int = 0
     held_ms: int = NO_TIME
-    next_producer_epoch: int = NO_EPOCH
-    kept_timeout_ms: int = NO_TIME
 
     @property
     def is_held(self) -> bool:
         """Whether the transaction is ongoing and waits for the decision of another system."""
         return self.held_ms != NO_TIME
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the transaction is ongoing and belongs to a producer that started after it began."""
-        return self.state is TransactionState.ONGOING and self.next_producer_id != NO_ID
-
-    @property
-    def open_timeout_ms(self) -> int:
-        """Timeout of the ongoing transaction; `NO_TIMEOUT_MS` if it is never aborted."""
-        return max(self.timeout_ms, self.kept_timeout_ms)
 
     @property
     def is_prepared(self) -> bool:
@@ -151,7 +129,7 @@ class Transaction(NamedTuple):
     @property
     def lacks_producer_id(self) -> bool:
         """Whether the transition needed a new producer id and got none: it must not be stored."""
-        needs_next = self.next_producer_epoch != NO_EPOCH
+        needs_next = self.producer_epoch == EPOCH_MAX and self.client_version >= BUMPING_VERSION
         return self.producer_id == NO_ID or (needs_next and self.next_producer_id == NO_ID)
 
     @property
@@ -159,7 +137,7 @@ class Transaction(NamedTuple):
         """Producer id and epoch of the client, whose requests are accepted. Once a transaction is decided, they are
         those of its next transaction."""
         if self.next_producer_id != NO_ID:
-            return self.next_producer_id, max(self.next_producer_epoch, 0)
+            return self.next_producer_id, 0
         return self.producer_id, self.producer_epoch
 
 
@@ -171,14 +149,12 @@ def initialize(
     producer_epoch: int,
     new_producer_id: int,
     now_ms: int,
-    keeps_transaction: bool = False,
 ) -> Transaction:
     """Return the transactional id for a producer that starts, or restarts after an error; its `state` is PrepareAbort
     if the transaction of its predecessor has to be aborted first: the caller repeats the call after that.
 
-    `timeout_ms`: `NO_TIMEOUT_MS` for a two-phase commit. `producer_id`, `producer_epoch`: what the producer had, -1 if
-    it is new (KIP-360). `new_producer_id`: used if there is no transactional id yet, or if its epoch is exhausted.
-    `keeps_transaction`: the producer takes over an ongoing transaction, to end it; the `state` stays Ongoing (KIP-939).
+    `producer_id`, `producer_epoch`: what the producer had, -1 if it is new (KIP-360). `new_producer_id`: used if there
+    is no transactional id yet, or if its epoch is exhausted.
 
     Raises `ProducerFenced`, and `ConcurrentTransactions`, for a held transaction, too.
     """
@@ -194,12 +170,7 @@ def initialize(
         raise ConcurrentTransactions("the transaction waits for the decision to commit or abort it")
     if known.state is TransactionState.ONGOING:
         if not is_new and not is_current:
-            if keeps_transaction and known.is_kept:
-                return known  # a repeated request
             raise ProducerFenced("another producer has begun a transaction")
-        if keeps_transaction:
-            last_epoch = NO_EPOCH if is_new else producer_epoch
-            return _keep(known, timeout_ms, last_epoch, new_producer_id, now_ms)
         return _fence(known, now_ms, may_repeat=not is_new)
     empty = known._replace(
         timeout_ms=timeout_ms,
@@ -216,35 +187,6 @@ def initialize(
             producer_id=new_producer_id, producer_epoch=0, previous_producer_id=known.producer_id
         )
     return empty._replace(producer_epoch=known.producer_epoch + 1)
-
-
-def _keep(
-    known: Transaction, timeout_ms: int, last_epoch: int, new_producer_id: int, now_ms: int
-) -> Transaction:
-    """Give an ongoing transaction to the next epoch. Of both timeouts the longer one applies to it: it may wait for its
-    decision for longer than the timeout that the new producer asks for."""
-    next_id, next_epoch = _bumped(known, new_producer_id)
-    return known._replace(
-        next_producer_id=next_id,
-        next_producer_epoch=next_epoch,
-        last_producer_epoch=last_epoch,
-        previous_producer_id=_previous_id(known, next_id),
-        timeout_ms=timeout_ms,
-        kept_timeout_ms=known.open_timeout_ms if known.open_timeout_ms > timeout_ms else NO_TIME,
-        updated_ms=now_ms,
-    )
-
-
-def _bumped(known: Transaction, new_producer_id: int) -> tuple[int, int]:
-    """Producer id and epoch after the current ones; `new_producer_id` follows an exhausted epoch."""
-    producer_id, epoch = known.current_producer
-    return (new_producer_id, 0) if known.is_epoch_exhausted else (producer_id, epoch + 1)
-
-
-def _previous_id(known: Transaction, next_id: int) -> int:
-    """The client's producer id before the current one, once `next_id` is its current one."""
-    current_id, _ = known.current_producer
-    return known.previous_producer_id if next_id == current_id else current_id
 
 
 def _is_beyond_last_epoch(known: Transaction) -> bool:
@@ -286,11 +228,9 @@ def add_partitions(
 ) -> Transaction:
     """Return the ongoing transaction with these partitions; begins it if there is none.
 
-    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` for one that is
-    held or kept.
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` for a held one.
     """
     known = _check_not_completing(known, producer_id, producer_epoch)
-    _check_not_kept(known)
     if known.state is TransactionState.ONGOING:
         added = known.partitions.union(partitions)
         if added == known.partitions:
@@ -312,10 +252,9 @@ def verify_partitions(
 ) -> list[MansioError | None]:
     """Return None for each partition that is in the ongoing transaction, `TransactionAbortable` for others.
 
-    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` for a kept one.
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`.
     """
     known = _check_not_completing(known, producer_id, producer_epoch)
-    _check_not_kept(known)
     is_ongoing = known.state is TransactionState.ONGOING
     return [
         None
@@ -334,13 +273,6 @@ def _check_not_completing(known: Transaction | None, producer_id: int, producer_
     return known
 
 
-def _check_not_kept(known: Transaction) -> None:
-    """Raise `InvalidTxnState` for a kept transaction. A partition may have records of it with the epoch before, after
-    which the current epoch would begin a transaction of its own."""
-    if known.is_kept:
-        raise InvalidTxnState("the transaction of an earlier producer can only be committed or aborted")
-
-
 def hold(
     known: Transaction | None, producer_id: int, producer_epoch: int, *, now_ms: int, renewal_ms: int
 ) -> Transaction:
@@ -348,10 +280,9 @@ def hold(
     time begins again, so that it lasts until the decision that follows is carried out.
 
     Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState` without an ongoing
-    transaction and for a kept one.
+    transaction.
     """
     known = _check_not_completing(known, producer_id, producer_epoch)
-    _check_not_kept(known)
     if known.state is not TransactionState.ONGOING:
         raise InvalidTxnState(f"the transaction is in state {known.state.title}")
     if known.is_held and now_ms - known.held_ms < renewal_ms:
@@ -374,8 +305,7 @@ def end(
 
     `bumps_epoch`: transaction version 2. `new_producer_id`: for an exhausted epoch.
 
-    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, and `InvalidTxnState`, also for a
-    kept transaction without `bumps_epoch`: afterwards its first producer could not tell it from one that timed out.
+    Raises `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`.
     """
     if known is not None and bumps_epoch and _is_repeated_end(known, producer_id, producer_epoch):
         if known.is_commit != is_commit:
@@ -384,8 +314,6 @@ def end(
     if known is not None and bumps_epoch:
         known = _check_not_completing(known, producer_id, producer_epoch)
     known = check_producer(known, producer_id, producer_epoch)
-    if known.is_kept and not bumps_epoch:
-        raise InvalidTxnState("a transaction of an earlier producer needs transaction version 2 to end")
     if known.state is TransactionState.ONGOING:
         return _decide(known, is_commit=is_commit, bumps=bumps_epoch, new_id=new_producer_id, now_ms=now_ms)
     if bumps_epoch and not is_commit:
@@ -410,28 +338,19 @@ def _is_repeated_end(known: Transaction, producer_id: int, producer_epoch: int) 
 
 
 def _decide(known: Transaction, *, is_commit: bool, bumps: bool, new_id: int, now_ms: int) -> Transaction:
-    current_id, current_epoch = known.current_producer
-    decided = _with_next_producer(known, *(_bumped(known, new_id) if bumps else (current_id, current_epoch)))
-    return decided._replace(
+    decided = known._replace(
         state=TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
         held_ms=NO_TIME,
-        last_producer_epoch=current_epoch if bumps else NO_EPOCH,
+        last_producer_epoch=known.producer_epoch if bumps else NO_EPOCH,
         client_version=BUMPING_VERSION if bumps else min(known.client_version, BUMPING_VERSION - 1),
     )
-
-
-def _with_next_producer(known: Transaction, next_id: int, next_epoch: int) -> Transaction:
-    """Return the transaction with the producer id and epoch of the client's next transaction, and with a marker that
-    fences all epochs before that, or all epochs of its own producer id if the next one differs."""
-    has_own_id = next_id == known.producer_id
-    return known._replace(
-        producer_epoch=next_epoch if has_own_id else EPOCH_MAX,
-        next_producer_id=NO_ID if has_own_id else next_id,
-        next_producer_epoch=NO_EPOCH if has_own_id else next_epoch,
-        kept_timeout_ms=NO_TIME,
-        previous_producer_id=_previous_id(known, next_id),
-    )
+    if not bumps:
+        return decided
+    decided = decided._replace(producer_epoch=known.producer_epoch + 1)
+    if known.is_epoch_exhausted:
+        return decided._replace(next_producer_id=new_id, previous_producer_id=known.producer_id)
+    return decided
 
 
 def time_out(known: Transaction, *, now_ms: int) -> Transaction:
@@ -440,13 +359,14 @@ def time_out(known: Transaction, *, now_ms: int) -> Transaction:
 
 
 def _fence(known: Transaction, now_ms: int, *, may_repeat: bool) -> Transaction:
-    """Abort with a bumped epoch. The end is not one that the producer requested, so it cannot repeat it."""
-    producer_id, epoch = known.current_producer
-    return _with_next_producer(known, producer_id, epoch + 1)._replace(
+    """Abort with a bumped epoch. The end is not one that the producer requested, so it cannot repeat it. A transaction
+    that is stored without a producer that may end it has the highest epoch already."""
+    return known._replace(
         state=TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
         held_ms=NO_TIME,
-        last_producer_epoch=epoch if may_repeat else NO_EPOCH,
+        producer_epoch=min(known.producer_epoch + 1, EPOCH_MAX),
+        last_producer_epoch=known.producer_epoch if may_repeat else NO_EPOCH,
         client_version=0,
     )
 
@@ -461,7 +381,6 @@ def complete(known: Transaction, *, now_ms: int) -> Transaction:
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         next_producer_id=NO_ID,
-        next_producer_epoch=NO_EPOCH,
     )
 
 

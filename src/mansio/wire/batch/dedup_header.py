@@ -25,8 +25,7 @@ ID_BYTES_MAX: Final = 128
 """Maximum size of an id in bytes; it has at least one."""
 
 RECORDS_MAX: Final = 10_000
-"""Maximum number of records in a batch with ids: the ids are compared with the window on the event loop, and a batch
-with repeats is encoded there without them."""
+"""Maximum number of records in a batch with ids: the ids are compared with the window on the event loop."""
 
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""

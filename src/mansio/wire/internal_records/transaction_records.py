@@ -9,8 +9,10 @@ Invariants:
 
 Mansio adds tagged fields to the value, which Kafka's tools skip: the epoch before its last bump, so that a repeated
 request is recognized after a change of the coordinator, too; the time since which a transaction is held; the timeout
-that the client has asked for, if another one applies to its open transaction: `HELD_TIMEOUT_MS` if it is held, as Kafka
-stores one of a two-phase commit (KIP-939), or the longer one of a transaction that the client has taken over.
+that the client has asked for, if the transaction is held: its timeout is then `HELD_TIMEOUT_MS`, as Kafka stores one
+of a two-phase commit (KIP-939). Kafka's next producer epoch, and a client's timeout without the time since which the
+transaction is held, come from earlier versions, in which a later producer could take a transaction over: the longer
+timeout of the two applies to it.
 
 Source: TransactionLogKey/Value.json of Apache Kafka; version 1 is the flexible one (KIP-890).
 """
@@ -60,7 +62,8 @@ class TransactionValue(NamedTuple):
     `status`: number of the state, as in Kafka; `partitions`: topic -> partition indexes, None if the transaction has
     ended or has not begun; `updated_ms`, `started_ms`: times of the wall clock, `started_ms` -1 without a transaction;
     `client_version`: transaction version of the client (KIP-890); `held_ms`: time since which the transaction is held,
-    -1 if it is not; `kept_timeout_ms`: timeout of the open transaction, if it is longer than the client's, else -1.
+    -1 if it is not; `next_producer_epoch`: 0 with a next producer id; higher, or in an open transaction, in records of
+    earlier versions only.
     """
 
     producer_id: int
@@ -76,7 +79,6 @@ class TransactionValue(NamedTuple):
     next_producer_epoch: int = NO_EPOCH
     last_producer_epoch: int = NO_EPOCH
     held_ms: int = NO_TIME
-    kept_timeout_ms: int = NO_TIME
 
 
 def encode_key(transactional_id: str) -> bytes:
@@ -96,10 +98,8 @@ def decode_key(data: bytes) -> str | None:
 
 def encode_value(value: TransactionValue, version: int = VALUE_VERSION) -> bytes:
     """Encode a value. Version 0 has no fields from `previous_producer_id` on."""
-    is_held = value.held_ms != NO_TIME
-    timeout_ms = value.timeout_ms
-    if version >= _FLEXIBLE:
-        timeout_ms = HELD_TIMEOUT_MS if is_held else max(timeout_ms, value.kept_timeout_ms)
+    is_held = version >= _FLEXIBLE and value.held_ms != NO_TIME
+    timeout_ms = HELD_TIMEOUT_MS if is_held else value.timeout_ms
     head = encode_integer(version, 2) + _FIXED.pack(
         value.producer_id, value.producer_epoch, timeout_ms, value.status
     )
@@ -169,7 +169,7 @@ def decode_value(data: bytes) -> TransactionValue:
     return TransactionValue(
         producer_id,
         epoch,
-        client_timeout_ms,
+        timeout_ms if held_ms == NO_TIME else client_timeout_ms,
         status,
         partitions,
         updated_ms,
@@ -180,7 +180,6 @@ def decode_value(data: bytes) -> TransactionValue:
         number(NEXT_PRODUCER_EPOCH_TAG, NO_EPOCH, 2),
         number(LAST_PRODUCER_EPOCH_TAG, NO_EPOCH, 2),
         held_ms,
-        timeout_ms if held_ms == NO_TIME and timeout_ms != client_timeout_ms else NO_TIME,
     )
 
 

@@ -1,5 +1,5 @@
 """The state machine of one transactional id against a simple model, with producers that repeat requests, producers that
-another one has replaced or whose transaction it has taken over, timeouts, and epochs close to their end."""
+another one has replaced, timeouts, and epochs close to their end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class Model:
     added: set[tuple[str, int]] = field(default_factory=set)
     is_commit: bool = False
     is_held: bool = False
-    is_kept: bool = False
 
 
 class TransactionModel(RuleBasedStateMachine):
@@ -71,17 +70,14 @@ class TransactionModel(RuleBasedStateMachine):
         if epoch:
             self.known = Transaction(99, epoch, 1000, updated_ms=0)
 
-    def _initialize(
-        self, producer_id: int, epoch: int, *, timeout_ms: int = 1000, keeps: bool = False
-    ) -> Transaction:
+    def _initialize(self, producer_id: int, epoch: int) -> Transaction:
         return machine.initialize(
             self.known,
-            timeout_ms=timeout_ms,
+            timeout_ms=1000,
             producer_id=producer_id,
             producer_epoch=epoch,
             new_producer_id=self.new_id(),
             now_ms=self.now_ms,
-            keeps_transaction=keeps,
         )
 
     @rule(version=st.sampled_from([1, 2]))
@@ -102,32 +98,6 @@ class TransactionModel(RuleBasedStateMachine):
             self._given_once((found.producer_id, found.producer_epoch))
             self._replace_owner(Producer(version, (found.producer_id, found.producer_epoch)))
         self.known = found
-
-    @precondition(lambda self: self.known is not None)
-    @rule(version=st.sampled_from([1, 2]), is_two_phase=st.booleans(), is_repeated=st.booleans())
-    def a_new_producer_takes_over_an_open_transaction(
-        self, version: int, is_two_phase: bool, is_repeated: bool
-    ) -> None:
-        before = self.known
-        assert before is not None
-        timeout_ms = machine.NO_TIMEOUT_MS if is_two_phase else 1000
-        for _ in range(1 + is_repeated):
-            try:
-                found = self._initialize(-1, -1, timeout_ms=timeout_ms, keeps=True)
-            except ConcurrentTransactions:
-                assert self.model.phase == "deciding" or self.model.is_held
-                return
-            self._given_once(found.current_producer)
-            self._replace_owner(Producer(version, found.current_producer))
-            self.known = found
-        assert found.is_kept == (self.model.phase == "open")
-        if found.is_kept:
-            self.model.is_kept = True
-            transaction = (before.producer_id, before.producer_epoch)
-            assert (found.producer_id, found.producer_epoch) == transaction, "the markers need them"
-            assert found.timeout_ms == timeout_ms
-            assert found.open_timeout_ms == max(before.open_timeout_ms, timeout_ms)
-            assert found.started_ms == before.started_ms
 
     @precondition(lambda self: self.model.owner is not None)
     @rule(is_answer_lost=st.booleans())
@@ -172,9 +142,9 @@ class TransactionModel(RuleBasedStateMachine):
             assert self.model.phase == "deciding"
             return
         except InvalidTxnState:
-            assert self.model.is_kept or (self.model.is_held and not wanted <= self.model.added)
+            assert self.model.is_held
+            assert not wanted <= self.model.added
             return
-        assert not self.model.is_kept
         assert not self.model.is_held or wanted <= self.model.added
         assert self.model.phase in ("idle", "open")
         self.model.added |= wanted
@@ -192,10 +162,9 @@ class TransactionModel(RuleBasedStateMachine):
             assert self.model.phase == "deciding"
             return
         except InvalidTxnState:
-            assert self.model.phase == "idle" or self.model.is_kept
+            assert self.model.phase == "idle"
             return
         assert self.model.phase == "open"
-        assert not self.model.is_kept
         self.model.is_held = True
         if is_repeated:
             held = self.known
@@ -215,10 +184,6 @@ class TransactionModel(RuleBasedStateMachine):
         except ConcurrentTransactions:
             assert self.model.phase == "deciding"
             return
-        except InvalidTxnState:
-            assert self.model.is_kept
-            return
-        assert not self.model.is_kept
         for partition, error in zip(PARTITIONS, found, strict=True):
             is_in = self.model.phase == "open" and partition in self.model.added
             assert (error is None) == is_in
@@ -248,9 +213,8 @@ class TransactionModel(RuleBasedStateMachine):
             return
         except InvalidTxnState:
             is_other_decision = not bumps and is_commit != self.model.is_commit
-            assert self.model.phase == "idle" or is_other_decision or (self.model.is_kept and not bumps)
+            assert self.model.phase == "idle" or is_other_decision
             return
-        assert bumps or not self.model.is_kept
         if self.model.phase == "open":
             assert found.is_prepared
             assert found.is_commit == is_commit
@@ -352,9 +316,8 @@ class TransactionModel(RuleBasedStateMachine):
         if self.known is None:
             return
         if self.model.phase != "open":
-            self.model.is_held = self.model.is_kept = False
-        assert (self.known.is_held, self.known.is_kept) == (self.model.is_held, self.model.is_kept)
-        assert self.known.is_kept or self.known.open_timeout_ms == self.known.timeout_ms
+            self.model.is_held = False
+        assert self.known.is_held == self.model.is_held
         assert not self.known.lacks_producer_id
         assert self.known.producer_epoch <= machine.EPOCH_MAX
         assert (self.known.state is State.ONGOING) == (self.model.phase == "open")
@@ -367,3 +330,17 @@ class TransactionModel(RuleBasedStateMachine):
 
 TransactionModel.TestCase.settings = settings(max_examples=examples(80, 500), stateful_step_count=30)
 TestTransactionModel = TransactionModel.TestCase
+
+
+def test_nothing_is_aborted_without_the_producer_id_that_an_exhausted_epoch_needs() -> None:
+    last_epoch = machine.EPOCH_MAX - 1
+    found = machine.end(
+        Transaction(42, last_epoch, 1000, client_version=2),
+        42,
+        last_epoch,
+        is_commit=False,
+        bumps_epoch=True,
+        new_producer_id=machine.NO_ID,
+        now_ms=2,
+    )
+    assert found.lacks_producer_id

@@ -2,7 +2,7 @@
 
 Kafka processes the requests of one connection one at a time. So does this class, with one exception that no client can
 observe: consecutive produce requests all start at once, and only their responses wait (for the flush). Any other
-request that cannot be answered immediately, and a produce request while too many batches wait to be recompressed, holds
+request that cannot be answered immediately, and a produce request while too many batches wait to be processed, holds
 back the frames behind it; they are copied out of the receive buffer into the backlog.
 
 Owns the frame reader, the backlog, the response queue and the socket writer. The number of requests in progress, the
@@ -220,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._note_hold(held_s, frame)
         if self._out:
             self.flush()
-        if frames.buffered_bytes or server.memory.held_bytes:
+        if frames.buffered_bytes or self.backlog_bytes or server.memory.held_bytes:
             self._report_buffered_bytes()
         if len(self._pending_responses) >= server.limits.requests_max:
             self.pause_reading()

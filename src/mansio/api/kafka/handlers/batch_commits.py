@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError
+from mansio.host.item_turns import ItemTurns
 from mansio.state.transactions.batch_decision import TaskTransaction
 
 if TYPE_CHECKING:
@@ -35,12 +36,15 @@ async def prepare_transaction(
 async def commit_batch(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Commit or abort the transactions of a batch."""
     del context
+    turns = ItemTurns(service.scheduler)
+    transactions = await _transactions(request.transactions, turns)
+    abandoned = await _transactions(request.abandoned, turns)
     try:
         await service.transactions.commit_batch(
             request.query_id,
             request.batch_id,
-            _transactions(request.transactions),
-            _transactions(request.abandoned),
+            transactions,
+            abandoned,
             is_commit=request.committed,
         )
     except MansioError as error:
@@ -48,5 +52,9 @@ async def commit_batch(service: BrokerServices, request: Struct, context: Reques
     return {"error_code": 0}
 
 
-def _transactions(named: Any) -> list[TaskTransaction]:
-    return [TaskTransaction(each.transactional_id, each.producer_id, each.producer_epoch) for each in named]
+async def _transactions(named: Any, turns: ItemTurns) -> list[TaskTransaction]:
+    found = []
+    for each in named:
+        await turns.next()
+        found.append(TaskTransaction(each.transactional_id, each.producer_id, each.producer_epoch))
+    return found

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
+from mansio.host.item_turns import ItemTurns
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER
 from mansio.wire.api_versions import advertised_versions
@@ -82,16 +83,18 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     described = service.cluster_description.describe(context.listener)
     encoder = service.topics.encoder
     alive = described.live_broker_ids
+    turns = ItemTurns(service.scheduler)
     if request.topics is None or (version == 0 and not request.topics):
-        topics = [
-            encoder.encode(version, topic, alive, operations)
-            for topic in service.topics.state.topics.values()
-        ]
+        topics = []
+        for topic in list(service.topics.state.topics.values()):
+            await turns.next()
+            topics.append(encoder.encode(version, topic, alive, operations))
     else:
         may_create = version < 4 or request.allow_auto_topic_creation
         may_create = may_create and len(request.topics) <= ITEMS_MAX
         topics = []
         for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
+            await turns.next()
             try:
                 topic = await _find_topic(service, version, name, topic_id, may_create=may_create)
             except MansioError as error:
@@ -169,16 +172,15 @@ async def describe_quorum(
 ) -> dict[str, Any]:
     """Describe the metadata store as a quorum with the active controller as leader and only voter (KIP-595)."""
     del context
-    topics = [
-        {
-            "topic_name": topic.topic_name,
-            "partitions": [
-                _quorum_partition_fields(service, topic.topic_name, partition.partition_index)
-                for partition in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
+    turns = ItemTurns(service.scheduler)
+    topics = []
+    for topic in request.topics:
+        await turns.next()
+        partitions = []
+        for partition in topic.partitions:
+            await turns.next()
+            partitions.append(_quorum_partition_fields(service, topic.topic_name, partition.partition_index))
+        topics.append({"topic_name": topic.topic_name, "partitions": partitions})
     return {"topics": topics}
 
 
@@ -223,8 +225,10 @@ async def describe_topic_partitions(
     """
     alive = service.cluster_description.describe(context.listener).live_broker_ids
     cursor = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
-    page = service.cluster_description.describe_topics(
+    turns = ItemTurns(service.scheduler)
+    page = await service.cluster_description.describe_topics(
         {topic.name for topic in request.topics},
+        turns,
         cursor=cursor,
         partitions_max=request.response_partition_limit,
     )
@@ -232,7 +236,11 @@ async def describe_topic_partitions(
     if page.next_cursor is not None:
         name, index = page.next_cursor
         next_cursor = {"topic_name": name, "partition_index": index}
-    return {"topics": [_topic_fields(found, alive) for found in page.topics], "next_cursor": next_cursor}
+    topics = []
+    for found in page.topics:
+        await turns.next(1 + len(found.partitions))
+        topics.append(_topic_fields(found, alive))
+    return {"topics": topics, "next_cursor": next_cursor}
 
 
 def _topic_fields(found: DescribedTopic, alive: frozenset[int]) -> dict[str, Any]:

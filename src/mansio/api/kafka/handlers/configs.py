@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource
 from mansio.config.config_def import Change, Operation
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.config_entries import ConfigEntry
@@ -25,14 +28,15 @@ async def describe_configs(
 ) -> dict[str, Any]:
     """Return settings with value, source and type; if requested, also synonyms and documentation (KIP-226, KIP-569)."""
     del context
-    queries = [
-        ConfigQuery(
-            ConfigResource(one.resource_type, one.resource_name), frozenset(one.configuration_keys or ())
-        )
-        for one in request.resources
-    ]
+    turns = ItemTurns(service.scheduler)
+    queries: dict[ConfigQuery, None] = {}
+    for one in request.resources:
+        await turns.next()
+        resource = ConfigResource(one.resource_type, one.resource_name)
+        queries[ConfigQuery(resource, frozenset(one.configuration_keys or ()))] = None
     results = []
-    for found in service.configs.describe(queries):
+    for found in service.configs.describe_each(queries):
+        await turns.next(1 + len(found.entries))
         result = {
             **_resource(found.resource),
             "configs": [_entry(entry, request) for entry in found.entries],
@@ -80,14 +84,11 @@ async def list_config_resources(
 async def alter_configs(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Replace all settings of each resource: settings that the request does not name are reset (KIP-133)."""
     del context
-    changes = [
-        [
-            Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
-            for config in resource.configs
-        ]
-        for resource in request.resources
-    ]
-    return await _alter(service, request, changes, replace=True)
+
+    def change(config: Struct) -> Change:
+        return Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
+
+    return await _alter(service, request, change, replace=True)
 
 
 async def incremental_alter_configs(
@@ -95,23 +96,26 @@ async def incremental_alter_configs(
 ) -> dict[str, Any]:
     """Change the settings that the request names and leave the others unchanged (KIP-339)."""
     del context
-    changes = [
-        [Change(config.name, config.config_operation, config.value) for config in resource.configs]
-        for resource in request.resources
-    ]
-    return await _alter(service, request, changes, replace=False)
+
+    def change(config: Struct) -> Change:
+        return Change(config.name, config.config_operation, config.value)
+
+    return await _alter(service, request, change, replace=False)
 
 
 async def _alter(
-    service: BrokerServices, request: Struct, changes: list[list[Change]], *, replace: bool
+    service: BrokerServices, request: Struct, change: Callable[[Struct], Change], *, replace: bool
 ) -> dict[str, Any]:
-    alterations = [
-        ConfigAlteration(ConfigResource(resource.resource_type, resource.resource_name), each)
-        for resource, each in zip(request.resources, changes, strict=True)
-    ]
+    turns = ItemTurns(service.scheduler)
+    alterations = []
+    for one in request.resources:
+        await turns.next()
+        resource = ConfigResource(one.resource_type, one.resource_name)
+        alterations.append(ConfigAlteration(resource, [change(config) for config in one.configs]))
     errors = await service.configs.alter(alterations, replace=replace, validate_only=request.validate_only)
     responses = []
     for alteration, error in zip(alterations, errors, strict=True):
+        await turns.next()
         response = _resource(alteration.resource)
         if error is not None:
             response |= {"error_code": error.kafka_code, "error_message": error.message}

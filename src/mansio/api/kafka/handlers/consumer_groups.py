@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.kafka.handlers.group_responses import group_error_fields, heartbeat_fields
 from mansio.errors import InvalidRequest, MansioError
+from mansio.host.item_turns import ItemTurns
 from mansio.state.consumer_group.types import JOIN_EPOCH, Heartbeat
 
 if TYPE_CHECKING:
@@ -69,7 +70,13 @@ async def consumer_group_describe(
 ) -> Fields:
     """Describe each group once, even if the request repeats its id: otherwise a small request could cause a response of
     many megabytes."""
-    return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
+    turns = ItemTurns(service.scheduler)
+    groups = []
+    for group_id in dict.fromkeys(request.group_ids):
+        found = _describe(service, group_id)
+        groups.append(found)
+        await turns.next(1 + len(found.get("members", ())))
+    return {"groups": groups}
 
 
 def _describe(service: BrokerServices, group_id: str) -> Fields:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.delays import Cursor, DelayQuery
 from mansio.errors import InvalidRequest, MansioError
+from mansio.host.item_turns import ItemTurns
 from mansio.wire.apis.mansio_apis import NO_DUE_MS, DelayChange
 
 if TYPE_CHECKING:
@@ -26,8 +27,11 @@ async def list_delayed_records(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Return pending records and their counts."""
-    queries = [
-        DelayQuery(
+    turns = ItemTurns(service.scheduler)
+    queries = []
+    for one in request.queries:
+        await turns.next()
+        query = DelayQuery(
             one.topic_id or b"",
             one.partition_index,
             one.due_from_ms,
@@ -38,8 +42,7 @@ async def list_delayed_records(
             one.records_max,
             one.value_bytes_max,
         )
-        for one in request.queries
-    ]
+        queries.append(query)
     results: list[dict[str, Any]] = []
     for result in await service.delays.list_pending(queries):
         if isinstance(result, MansioError):
@@ -47,6 +50,8 @@ async def list_delayed_records(
             results.append({"error_code": result.kafka_code, "error_message": result.message, "records": []})
         else:
             results.append(_page_fields(result))
+            await turns.next(len(result.records))
+        await turns.next()
     return {"results": results}
 
 

@@ -18,6 +18,7 @@ from mansio.errors import (
     InvalidRequest,
     MansioError,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.state.classic_group.types import Join, Protocol, Sync
 
 if TYPE_CHECKING:
@@ -41,12 +42,13 @@ NO_COORDINATOR_FIELDS: Final = {"node_id": -1, "host": "", "port": -1}
 async def find_coordinator(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Return the coordinator of each key: the leader of the partition of `__consumer_offsets` to which a group belongs,
     of `__transaction_state` for a transactional id, or the broker that stores the state of a share partition."""
-    keys = [request.key] if context.api_version < 4 else request.coordinator_keys
-    found = [
-        {"key": key, **await _coordinator(service, request.key_type, key or "", context)} for key in keys
-    ]
     if context.api_version < 4:
-        return {name: value for name, value in found[0].items() if name != "key"}
+        return await _coordinator(service, request.key_type, request.key or "", context)
+    turns = ItemTurns(service.scheduler)
+    found = []
+    for key in request.coordinator_keys:
+        await turns.next()
+        found.append({"key": key, **await _coordinator(service, request.key_type, key or "", context)})
     return {"coordinators": found}
 
 
@@ -159,11 +161,14 @@ async def leave_group(service: BrokerServices, request: Struct, context: Request
         members = [LeavingMember(request.member_id, None)]
     else:
         members = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
+    turns = ItemTurns(service.scheduler)
+    codes = []
     try:
-        errors = service.group_service.leave(request.group_id, members)
+        for error in service.group_service.leave_each(request.group_id, members):
+            codes.append(error_code(error))
+            await turns.next()
     except MansioError as error:
         return {"error_code": error.kafka_code}
-    codes = [error_code(each) for each in errors]
     if context.api_version < 3:
         return {"error_code": codes[0]}
     return {
@@ -181,8 +186,13 @@ async def leave_group(service: BrokerServices, request: Struct, context: Request
 async def describe_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Describe classic groups. Each group is described once, even if the request repeats its id: otherwise a short
     request could cause a very large response."""
-    group_ids = dict.fromkeys(request.groups)
-    return {"groups": [_describe(service, each, context.api_version) for each in group_ids]}
+    turns = ItemTurns(service.scheduler)
+    groups = []
+    for group_id in dict.fromkeys(request.groups):
+        found = _describe(service, group_id, context.api_version)
+        groups.append(found)
+        await turns.next(1 + len(found.get("members", ())))
+    return {"groups": groups}
 
 
 def _describe(service: BrokerServices, group_id: str, version: int) -> Fields:

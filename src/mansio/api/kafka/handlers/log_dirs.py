@@ -14,6 +14,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import MansioError
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +52,7 @@ async def describe_log_dirs(
             {
                 "error_code": code,
                 "log_dir": directory,
-                "topics": _topics(service, request.topics),
+                "topics": await _topics(service, request.topics),
                 "total_bytes": total_bytes,
                 "usable_bytes": usable_bytes,
             }
@@ -64,11 +65,15 @@ async def alter_replica_log_dirs(
 ) -> dict[str, Any]:
     """Answer requests to move replicas to the only data directory, in which all replicas already are (KIP-113)."""
     del context
+    turns = ItemTurns(service.scheduler)
     results: dict[str, list[dict[str, int]]] = {}
     for directory in request.dirs:
+        await turns.next()
         for topic in directory.topics:
+            await turns.next()
             partitions = results.setdefault(topic.name, [])
             for index in topic.partitions:
+                await turns.next()
                 error_code = 0
                 try:
                     service.partitions.check_directory(topic.name, index, directory.path)
@@ -80,18 +85,24 @@ async def alter_replica_log_dirs(
     }
 
 
-def _topics(service: BrokerServices, wanted: list[Struct] | None) -> list[dict[str, Any]]:
+async def _topics(service: BrokerServices, wanted: list[Struct] | None) -> list[dict[str, Any]]:
     topics = service.topics.state.topics
     asked: Iterable[tuple[str, Iterable[int]]]
     if wanted is None:
-        asked = ((name, range(len(topic.partitions))) for name, topic in topics.items())
+        asked = [(name, range(len(topic.partitions))) for name, topic in topics.items()]
     else:
         asked = ((topic.topic, topic.partitions) for topic in wanted)
+    turns = ItemTurns(service.scheduler)
     found = []
     for name, indexes in asked:
-        here = [one for index in indexes if (one := service.partitions.get(name, index)) is not None]
+        await turns.next()
+        here = []
+        for index in indexes:
+            await turns.next()
+            if (partition := service.partitions.get(name, index)) is not None:
+                here.append(_size(partition))
         if here:
-            found.append({"name": name, "partitions": [_size(partition) for partition in here]})
+            found.append({"name": name, "partitions": here})
     return found
 
 

@@ -23,6 +23,7 @@ from mansio.errors import (
     MansioError,
     UnstableOffsetCommit,
 )
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 ADDING_VERSION_MIN: Final = 5
 """Version from which TxnOffsetCommit adds the partition of the group to the transaction."""
+OFFSETS_PER_STEP: Final = 1_000
+"""Offsets that are committed or deleted in one step, in one batch of the log. If the group refuses a later step of a
+request, because a rebalance has begun, the remaining offsets have that error."""
 INVALID_TXN_STATE: Final = 48
 TRANSACTION_ABORTABLE: Final = 120
 
@@ -44,18 +48,21 @@ TopicPartition = tuple[str, int]
 async def offset_commit(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Commit offsets of a group; answer once they are durable."""
     offsets = _offsets_to_commit(request)
-    codes: list[int]
+    codes: list[int] = []
     try:
-        results = await service.group_service.commit_offsets(
-            request.group_id,
-            offsets,
-            member_id=request.member_id,
-            instance_id=request.group_instance_id,
-            generation=request.generation_id_or_member_epoch,
-        )
-        codes = [error_code(each) for each in results]
+        for start in range(0, len(offsets) or 1, OFFSETS_PER_STEP):
+            if start:
+                await service.scheduler.sleep(0)
+            results = await service.group_service.commit_offsets(
+                request.group_id,
+                offsets[start : start + OFFSETS_PER_STEP],
+                member_id=request.member_id,
+                instance_id=request.group_instance_id,
+                generation=request.generation_id_or_member_epoch,
+            )
+            codes += [error_code(each) for each in results]
     except MansioError as error:
-        codes = [error.kafka_code] * len(offsets)
+        codes += [error.kafka_code] * (len(offsets) - len(codes))
     return {"topics": _offset_topic_fields([(each.topic, each.partition) for each in offsets], codes)}
 
 
@@ -70,20 +77,23 @@ async def txn_offset_commit(service: BrokerServices, request: Struct, context: R
             "instance_id": request.group_instance_id,
             "generation": request.generation_id,
         }
-    codes: list[int]
+    codes: list[int] = []
     try:
-        results = await service.group_service.commit_offsets_in_transaction(
-            request.transactional_id,
-            request.group_id,
-            request.producer_id,
-            request.producer_epoch,
-            offsets,
-            adds=version >= ADDING_VERSION_MIN,
-            **member,
-        )
-        codes = [error_code(each) for each in results]
+        for start in range(0, len(offsets) or 1, OFFSETS_PER_STEP):
+            if start:
+                await service.scheduler.sleep(0)
+            results = await service.group_service.commit_offsets_in_transaction(
+                request.transactional_id,
+                request.group_id,
+                request.producer_id,
+                request.producer_epoch,
+                offsets[start : start + OFFSETS_PER_STEP],
+                adds=version >= ADDING_VERSION_MIN,
+                **member,
+            )
+            codes += [error_code(each) for each in results]
     except MansioError as error:
-        codes = [_txn_error_code(error.kafka_code, version)] * len(offsets)
+        codes += [_txn_error_code(error.kafka_code, version)] * (len(offsets) - len(codes))
     return {"topics": _offset_topic_fields([(each.topic, each.partition) for each in offsets], codes)}
 
 
@@ -115,14 +125,17 @@ async def offset_fetch(service: BrokerServices, request: Struct, context: Reques
     version = context.api_version
     if version >= 8:
         named = Counter(each.group_id for each in request.groups)
-        return {
-            "groups": [
-                _duplicate_group(each)
-                if named[each.group_id] > 1
-                else await _fetch(service, each, version, requires_stable=request.require_stable)
-                for each in request.groups
-            ]
-        }
+        turns = ItemTurns(service.scheduler) if len(request.groups) > 1 else None
+        groups = []
+        for each in request.groups:
+            if named[each.group_id] > 1:
+                groups.append(_duplicate_group(each))
+                continue
+            found = await _fetch(service, each, version, requires_stable=request.require_stable)
+            groups.append(found)
+            if turns is not None:
+                await turns.next(1 + sum(len(topic["partitions"]) for topic in found["topics"]))
+        return {"groups": groups}
     answer = await _fetch(
         service, request, version, requires_stable=version >= 7 and bool(request.require_stable)
     )
@@ -184,11 +197,19 @@ def _partition_code(code: int, version: int, *, is_unstable: bool) -> int:
 async def offset_delete(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Delete committed offsets of a group."""
     wanted = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    codes: list[int] = []
     try:
-        results = await service.group_service.delete_offsets(request.group_id, wanted)
+        for start in range(0, len(wanted) or 1, OFFSETS_PER_STEP):
+            if start:
+                await service.scheduler.sleep(0)
+            piece = wanted[start : start + OFFSETS_PER_STEP]
+            results = await service.group_service.delete_offsets(request.group_id, piece)
+            codes += [error_code(each) for each in results]
     except MansioError as error:
-        return {"error_code": error.kafka_code}
-    return {"topics": _offset_topic_fields(wanted, [error_code(each) for each in results])}
+        if not codes:
+            return {"error_code": error.kafka_code}
+        codes += [error.kafka_code] * (len(wanted) - len(codes))
+    return {"topics": _offset_topic_fields(wanted, codes)}
 
 
 def _offset_topic_fields(partitions: Sequence[TopicPartition], codes: Sequence[int]) -> list[Fields]:

@@ -25,7 +25,7 @@ from mansio.broker.services.produce import (
     ACKS_NONE,
     BatchResult,
     PendingAppend,
-    RecompressionRequired,
+    ProcessingRequired,
 )
 from mansio.errors import InvalidRequiredAcks, MansioError
 from mansio.tracebacks import copied
@@ -64,9 +64,15 @@ NO_RESPONSE: tuple[bytes, ...] = ()
 
 
 def produce(
-    service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    frame: memoryview,
+    *,
+    was_tried: bool = False,
 ) -> Sequence[ResponsePart] | None:
-    """Append the batches of a request. Return the response, or None if it is sent later."""
+    """Append the batches of a request. Return the response, or None if it is sent later. `was_tried`: see
+    `ProduceService.begin_produce`."""
     version = header.api_version
     request = wire.decode_request(version, frame, header.body_position)
     acks = request.acks
@@ -84,11 +90,16 @@ def produce(
             adds=version >= ADDING_VERSION_MIN,
             allow_zstd=version >= ZSTD_VERSION_MIN,
             client=connection,
+            was_tried=was_tried,
         )
         results = pending.results
     elif rejection is None:
         pending = service.produce.begin_produce(
-            request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN, client=connection
+            request.topics,
+            acks=acks,
+            allow_zstd=version >= ZSTD_VERSION_MIN,
+            client=connection,
+            was_tried=was_tried,
         )
         results = pending.results
     else:
@@ -104,7 +115,7 @@ def produce(
     if acks == ACKS_NONE:
         _raise_if_failed(service, results)
         if pending is not None and not pending.is_complete:
-            _wait_recompressed(service, connection, pending)
+            _wait_processed(service, connection, pending)
             return None
         return NO_RESPONSE
     if pending is None or pending.is_complete:
@@ -118,18 +129,18 @@ def produce(
 
 
 def _queue_response(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
-    """Queue the response. While many batches wait for recompression, the next request of the client does not start
+    """Queue the response. While many batches wait to be processed, the next request of the client does not start
     before this response is complete, as in Kafka. Nor does it while a transaction is verified: its batches follow."""
     if pending.is_verified or (
-        pending.is_recompressed and service.partitions.recompressor.is_congested(connection)
+        pending.is_processed and service.partitions.batch_processor.is_congested(connection)
     ):
         connection.queue_exclusive_response(pending)
     else:
         connection.queue_response(pending)
 
 
-def _wait_recompressed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
-    """Wait for the append of recompressed batches of a request with acks=0, so that the number of requests in progress
+def _wait_processed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
+    """Wait for the append of processed batches of a request with acks=0, so that the number of requests in progress
     is bounded and an error closes the connection."""
     _queue_response(service, connection, pending)
     pending.wait(UNBOUNDED_MS, partial(_end_without_response, service, connection))
@@ -167,8 +178,8 @@ def produce_by_template(
         if acks == ACKS_NONE:
             raise
         return (_template_error(template, correlation_id, index, error),)
-    except RecompressionRequired:
-        return produce(service, connection, read_request_header(frame), frame)
+    except ProcessingRequired as required:
+        return produce(service, connection, read_request_header(frame), frame, was_tried=required.was_tried)
     if acks == ACKS_NONE:
         return NO_RESPONSE
     base_offset, end_offset, append_time_ms, _ = appended

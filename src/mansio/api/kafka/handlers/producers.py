@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import InvalidRequest, MansioError
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +34,7 @@ async def describe_producers(
 ) -> dict[str, Any]:
     """Return the idempotent producers of each partition, with their last sequence and its time."""
     del context
+    turns = ItemTurns(service.scheduler)
     asked: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
@@ -42,8 +44,10 @@ async def describe_producers(
         partitions = []
         for index in indexes:
             found = _partition_fields(service, name, index, remaining)
-            remaining -= len(found.get("active_producers", ()))
+            count = len(found.get("active_producers", ()))
+            remaining -= count
             partitions.append(found)
+            await turns.next(1 + count)
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.quotas import ENTITY_FIELDS, QuotaAlteration, QuotaFilter
+from mansio.host.item_turns import ItemTurns
 from mansio.state.quota import NonLiteralName, QuotaEntity
 
 if TYPE_CHECKING:
@@ -55,16 +56,17 @@ async def alter_client_quotas(
     """Set and remove quotas. Each entry succeeds or fails by itself. When answered, a change is durable and effective
     on this broker; other brokers follow."""
     del context
-    alterations = [
-        QuotaAlteration(
-            [(part.entity_type, part.entity_name) for part in entry.entity],
-            [(change.key, None if change.remove else change.value) for change in entry.ops],
-        )
-        for entry in request.entries
-    ]
+    turns = ItemTurns(service.scheduler)
+    alterations = []
+    for entry in request.entries:
+        await turns.next()
+        entity = [(part.entity_type, part.entity_name) for part in entry.entity]
+        changes = [(change.key, None if change.remove else change.value) for change in entry.ops]
+        alterations.append(QuotaAlteration(entity, changes))
     errors = await service.quotas.alter_each(alterations, validate_only=request.validate_only)
     entries = []
     for entry, error in zip(request.entries, errors, strict=True):
+        await turns.next()
         result: dict[str, Any] = {"entity": entry.entity}
         if error is not None:
             result |= {"error_code": error.kafka_code, "error_message": error.message}

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.records import ListedOffset, OffsetQuery, RecordsToDelete
 from mansio.errors import MansioError
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
@@ -34,28 +35,25 @@ NO_LOW_WATERMARK = -1
 async def list_offsets(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Return offsets by timestamp, or of the start or end of the log."""
     refusal = _authorization_error(service, request, context)
-    queries = [
-        OffsetQuery(topic.name, wanted.partition_index, wanted.timestamp, wanted.current_leader_epoch)
-        for topic in request.topics
-        for wanted in topic.partitions
-    ]
+    turns = ItemTurns(service.scheduler)
+    queries = []
+    for topic in request.topics:
+        queries += [
+            OffsetQuery(topic.name, wanted.partition_index, wanted.timestamp, wanted.current_leader_epoch)
+            for wanted in topic.partitions
+        ]
+        await turns.next(1 + len(topic.partitions))
     results = iter(
         await service.records.list_offsets(queries, isolation_level=request.isolation_level)
         if refusal is None
         else [refusal] * len(queries)
     )
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    _listed_offset_fields(wanted.partition_index, next(results))
-                    for wanted in topic.partitions
-                ],
-            }
-            for topic in request.topics
-        ]
-    }
+    topics = []
+    for topic in request.topics:
+        listed = [_listed_offset_fields(wanted.partition_index, next(results)) for wanted in topic.partitions]
+        topics.append({"name": topic.name, "partitions": listed})
+        await turns.next(1 + len(listed))
+    return {"topics": topics}
 
 
 def _listed_offset_fields(index: int, found: ListedOffset | MansioError) -> dict[str, Any]:
@@ -74,23 +72,20 @@ def _listed_offset_fields(index: int, found: ListedOffset | MansioError) -> dict
 async def delete_records(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Delete the records below an offset in several partitions."""
     del context
-    deletions = [
-        RecordsToDelete(topic.name, wanted.partition_index, wanted.offset)
-        for topic in request.topics
-        for wanted in topic.partitions
-    ]
-    results = iter(await service.records.delete_records(deletions, timeout_ms=request.timeout_ms))
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    _deletion_fields(wanted.partition_index, next(results)) for wanted in topic.partitions
-                ],
-            }
-            for topic in request.topics
+    turns = ItemTurns(service.scheduler)
+    deletions = []
+    for topic in request.topics:
+        deletions += [
+            RecordsToDelete(topic.name, wanted.partition_index, wanted.offset) for wanted in topic.partitions
         ]
-    }
+        await turns.next(1 + len(topic.partitions))
+    results = iter(await service.records.delete_records(deletions, timeout_ms=request.timeout_ms))
+    topics = []
+    for topic in request.topics:
+        deleted = [_deletion_fields(wanted.partition_index, next(results)) for wanted in topic.partitions]
+        topics.append({"name": topic.name, "partitions": deleted})
+        await turns.next(1 + len(deleted))
+    return {"topics": topics}
 
 
 def _deletion_fields(index: int, result: int | MansioError) -> dict[str, Any]:
@@ -110,15 +105,15 @@ async def offset_for_leader_epoch(
 ) -> dict[str, Any]:
     """Return the end offset of a leader epoch in each partition."""
     refusal = _authorization_error(service, request, context)
-    topics = [
-        {
-            "topic": topic.topic,
-            "partitions": [
-                _epoch_end_offset_fields(service, topic.topic, wanted, refusal) for wanted in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
+    turns = ItemTurns(service.scheduler)
+    topics = []
+    for topic in request.topics:
+        await turns.next()
+        partitions = []
+        for wanted in topic.partitions:
+            await turns.next()
+            partitions.append(_epoch_end_offset_fields(service, topic.topic, wanted, refusal))
+        topics.append({"topic": topic.topic, "partitions": partitions})
     return {"topics": topics}
 
 

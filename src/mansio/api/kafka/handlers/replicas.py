@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
@@ -23,7 +24,9 @@ async def elect_leaders(service: BrokerServices, request: Struct, context: Reque
         timeout_ms=request.timeout_ms,
     )
     group_by_topic_id: dict[str, list[dict[str, Any]]] = {item.topic: [] for item in wanted or ()}
+    turns = ItemTurns(service.scheduler)
     for result in results:
+        await turns.next()
         code, message = (0, None) if result.error is None else (result.error.kafka_code, result.error.message)
         group_by_topic_id.setdefault(result.topic, []).append(
             {"partition_id": result.partition, "error_code": code, "error_message": message}
@@ -41,10 +44,13 @@ async def alter_partition_reassignments(
 ) -> dict[str, Any]:
     """Check requested reassignments; each partition succeeds or fails on its own."""
     del context
+    turns = ItemTurns(service.scheduler)
     responses = []
     for topic in request.topics:
+        await turns.next()
         partitions = []
         for wanted in topic.partitions:
+            await turns.next()
             result: dict[str, Any] = {"partition_index": wanted.partition_index}
             try:
                 service.elections.check_reassignment(topic.name, wanted.partition_index, wanted.replicas)

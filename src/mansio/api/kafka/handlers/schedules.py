@@ -14,6 +14,7 @@ from uuid import UUID
 
 from mansio.broker.services.schedules import ScheduleQuery
 from mansio.errors import InvalidRequest, MansioError
+from mansio.host.item_turns import ItemTurns
 from mansio.wire.apis.mansio_apis import ScheduleChange
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Schedule
 
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 
 async def list_schedules(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Return schedules with their next due times."""
-    queries = [ScheduleQuery(one.topic_id or b"", one.partition_index, one.name) for one in request.queries]
+    turns = ItemTurns(service.scheduler)
+    queries = []
+    for one in request.queries:
+        await turns.next()
+        queries.append(ScheduleQuery(one.topic_id or b"", one.partition_index, one.name))
     found = await service.schedules.list_schedules(queries, times_max=request.times_max)
     value_bytes_max = max(0, request.value_bytes_max)
     results: list[dict[str, Any]] = []
@@ -38,6 +43,8 @@ async def list_schedules(service: BrokerServices, request: Struct, context: Requ
             )
         else:
             results.append({"schedules": [_schedule_fields(one, value_bytes_max) for one in result]})
+            await turns.next(len(result))
+        await turns.next()
     return {"results": results}
 
 

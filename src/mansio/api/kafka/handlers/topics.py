@@ -32,12 +32,13 @@ async def create_topics(service: BrokerServices, request: Struct, context: Reque
     """Create topics (KIP-4). The response has the effective settings (KIP-525) and the id (KIP-516) of each topic."""
     del context
     refused = too_many_items(len(request.topics))
+    if refused is not None:
+        fields = {**_error_fields(refused), "num_partitions": -1, "replication_factor": -1}
+        return {"topics": [{"name": item.name, **fields} for item in request.topics]}
     repeated = _find_duplicates(item.name for item in request.topics)
     results = []
     for item in request.topics:
         try:
-            if refused is not None:
-                raise copied(refused)
             if item.name in repeated:
                 raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
             topic = await service.topics.create(_new_topic(item), validate_only=request.validate_only)
@@ -89,7 +90,10 @@ async def delete_topics(service: BrokerServices, request: Struct, context: Reque
     else:
         wanted = [(name, None) for name in request.topic_names]
     refused = too_many_items(len(wanted))
-    found = [refused or _find_topic_to_delete(service, name, topic_id) for name, topic_id in wanted]
+    if refused is not None:
+        fields = _error_fields(refused)
+        return {"responses": [{"name": name, "topic_id": topic_id, **fields} for name, topic_id in wanted]}
+    found = [_find_topic_to_delete(service, name, topic_id) for name, topic_id in wanted]
     repeated = _find_duplicates(one.topic_id for one in found if not isinstance(one, MansioError))
     results = []
     for (name, topic_id), one in zip(wanted, found, strict=True):
@@ -128,14 +132,15 @@ async def create_partitions(
     """Add partitions to existing topics (KIP-195)."""
     del context
     refused = too_many_items(len(request.topics))
+    if refused is not None:
+        fields = _error_fields(refused)
+        return {"results": [{"name": item.name, **fields} for item in request.topics]}
     repeated = _find_duplicates(item.name for item in request.topics)
     results = []
     for item in request.topics:
         result: dict[str, Any] = {"name": item.name}
         assignments = None if item.assignments is None else [one.broker_ids for one in item.assignments]
         try:
-            if refused is not None:
-                raise copied(refused)
             if item.name in repeated:
                 raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
             await service.topics.add_partitions(

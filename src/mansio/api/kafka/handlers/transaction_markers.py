@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.host.item_turns import ITEMS_PER_TURN, ItemTurns
 from mansio.state.transactions.transaction import BUMPING_VERSION
 from mansio.wire.batch.end_marker import EndMarker
 
@@ -39,15 +40,36 @@ async def write_txn_markers(
     refusal = None
     if not is_broker and (peer is not None or any(each.transaction_result for each in request.markers)):
         refusal = authenticator.count_refused_request(peer, UNKNOWN_SENDER_ID, context.client_host)
-    asked = [_decoded(wanted, context.api_version) for wanted in request.markers]
+    turns = ItemTurns(service.scheduler)
+    asked = []
+    for wanted in request.markers:
+        marker, partitions = _decoded(wanted, context.api_version)
+        asked.append((marker, partitions))
+        await turns.next(1 + len(partitions))
     found: list[list[MansioError | None]]
     if refusal is not None:
         found = [[refusal] * len(partitions) for _, partitions in asked]
     elif is_broker:
         found = await service.transaction_markers.write_all(asked)
     else:
-        found = [await service.transaction_markers.abort_open(*each) for each in asked]
-    return {"markers": [_encoded(*each) for each in zip(request.markers, found, strict=True)]}
+        found = [await _abort_open(service, *each, turns) for each in asked]
+    markers = []
+    for wanted, results in zip(request.markers, found, strict=True):
+        await turns.next()
+        markers.append(await _encoded(wanted, results, turns))
+    return {"markers": markers}
+
+
+async def _abort_open(
+    service: BrokerServices, marker: EndMarker, partitions: Sequence[tuple[str, int]], turns: ItemTurns
+) -> list[MansioError | None]:
+    """Abort the transaction of a producer in these partitions, which are independent of each other."""
+    results: list[MansioError | None] = []
+    for start in range(0, len(partitions), ITEMS_PER_TURN):
+        piece = partitions[start : start + ITEMS_PER_TURN]
+        results += await service.transaction_markers.abort_open(marker, piece)
+        await turns.next(len(piece))
+    return results
 
 
 def _decoded(wanted: Struct, version: int) -> tuple[EndMarker, list[tuple[str, int]]]:
@@ -62,7 +84,7 @@ def _decoded(wanted: Struct, version: int) -> tuple[EndMarker, list[tuple[str, i
     return marker, [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes]
 
 
-def _encoded(wanted: Struct, found: Sequence[MansioError | None]) -> dict[str, Any]:
+async def _encoded(wanted: Struct, found: Sequence[MansioError | None], turns: ItemTurns) -> dict[str, Any]:
     results = iter(found)
     topics = []
     for topic in wanted.topics:
@@ -72,4 +94,5 @@ def _encoded(wanted: Struct, found: Sequence[MansioError | None]) -> dict[str, A
             code = 0 if error is None else error.kafka_code
             entries.append({"partition_index": index, "error_code": code})
         topics.append({"name": topic.name, "partitions": entries})
+        await turns.next(1 + len(entries))
     return {"producer_id": wanted.producer_id, "topics": topics}

@@ -6,8 +6,7 @@ Behavior
 * A state filter of ListTransactions that Kafka does not know is returned, so that a tool can report it.
 
 Version notes
-* InitProducerId 3: the producer's last id and epoch (KIP-360); 4: PRODUCER_FENCED instead of INVALID_PRODUCER_EPOCH; 6:
-  two-phase commit, also a transaction that the producer takes over (KIP-939).
+* InitProducerId 3: the producer's last id and epoch (KIP-360); 4: PRODUCER_FENCED instead of INVALID_PRODUCER_EPOCH.
 * AddPartitionsToTxn, AddOffsetsToTxn, EndTxn 2: PRODUCER_FENCED. AddPartitionsToTxn 5, AddOffsetsToTxn 4, EndTxn 4:
   TRANSACTION_ABORTABLE. EndTxn 5: returns the producer id and epoch of the next transaction (KIP-890).
 """
@@ -28,6 +27,7 @@ from mansio.errors import (
     TransactionAbortable,
     TransactionalIdNotFound,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -66,24 +66,13 @@ async def init_producer_id(service: BrokerServices, request: Struct, context: Re
     try:
         if (producer_id == -1) != (epoch == -1) or producer_id < -1:
             raise InvalidRequest("producer id and epoch are given both or not at all")
-        found = await service.transactions.init_producer_id(
-            request.transactional_id,
-            request.transaction_timeout_ms,
-            producer_id,
-            epoch,
-            is_two_phase=request.enable2_pc,
-            keeps_transaction=request.keep_prepared_txn,
+        producer_id, epoch = await service.transactions.init_producer_id(
+            request.transactional_id, request.transaction_timeout_ms, producer_id, epoch
         )
     except MansioError as error:
         code = _code(error, version, fenced_from=4, abortable_from=5)
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
-    return {
-        "error_code": 0,
-        "producer_id": found.producer_id,
-        "producer_epoch": found.producer_epoch,
-        "ongoing_txn_producer_id": found.ongoing_producer_id,
-        "ongoing_txn_producer_epoch": found.ongoing_producer_epoch,
-    }
+    return {"error_code": 0, "producer_id": producer_id, "producer_epoch": epoch}
 
 
 async def add_partitions_to_txn(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
@@ -201,8 +190,13 @@ async def end_txn(service: BrokerServices, request: Struct, context: RequestCont
 async def describe_transactions(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Describe transactional ids. Each is described once, even if the request repeats it."""
     del context
-    ids = dict.fromkeys(request.transactional_ids)
-    return {"transaction_states": [await _described(service, each) for each in ids]}
+    turns = ItemTurns(service.scheduler)
+    states = []
+    for transactional_id in dict.fromkeys(request.transactional_ids):
+        found = await _described(service, transactional_id)
+        states.append(found)
+        await turns.next(1 + len(found.get("topics", ())))
+    return {"transaction_states": states}
 
 
 async def _described(service: BrokerServices, transactional_id: str) -> Fields:

@@ -24,8 +24,9 @@ from mansio.api.kafka.connections.request_memory_pool import SMALL_FRAME_BYTES, 
 from mansio.api.kafka.connections.socket_writer import SCRATCH_BUFFER_BYTES
 from mansio.api.kafka.handlers import fetch, produce
 from mansio.api.kafka.handlers.share import share_fetch
+from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
-from mansio.api.kafka.server.request_router import LARGE_REQUEST_BYTES, RequestRouter
+from mansio.api.kafka.server.request_router import RequestRouter
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
@@ -316,7 +317,7 @@ class KafkaServer:
         if key in HANDSHAKE_KEYS:
             return handshake(self.service, connection, header, frame)
         body = bytes(frame[header.body_position :])
-        is_large = len(body) > LARGE_REQUEST_BYTES and not api.is_decoded_by_handler
+        is_large = len(body) > LARGE_REQUEST_BYTES
         request = (
             body
             if is_large or api.is_decoded_by_handler

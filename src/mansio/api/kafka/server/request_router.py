@@ -15,10 +15,10 @@ from __future__ import annotations
 import importlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from mansio.api.kafka.large_requests import on_thread
 from mansio.errors import MansioError, WireError
-from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields as fields_of_event
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
@@ -33,15 +33,10 @@ if TYPE_CHECKING:
     from mansio.wire.headers import RequestHeader
 
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_VERSION = 35
 """Kafka's error code."""
-
-LARGE_REQUEST_BYTES: Final = 16 << 10
-"""Size from which a request is decoded on a thread: up to it, that takes less than 20 ms."""
 
 
 if TYPE_CHECKING:
@@ -79,26 +74,31 @@ class RequestRouter:
     ) -> None:
         """Like `run`, for the bytes of a large request. `on_decoded` is called when they are no longer held."""
         try:
-            try:
-                request = await self._in_thread(
-                    partial(messages.decode_request, context.api_key, context.api_version, body)
-                )
-            except WireError as error:
-                pending_response.reject(error)
-                return
-            finally:
-                del body
-                on_decoded()
-            fields = await self._handle(request, context, pending_response)
-            if fields is not None:
-                pending_response.answer([await self._in_thread(partial(_encode, fields, context))])
+            fields: Mapping[str, Any] | bytes | None
+            if SUPPORTED_APIS[ApiKey(context.api_key)].is_decoded_by_handler:
+                try:
+                    fields = await self._handle(body, context, pending_response)
+                finally:
+                    on_decoded()
+            else:
+                try:
+                    request = await on_thread(
+                        self._service,
+                        partial(messages.decode_request, context.api_key, context.api_version, body),
+                    )
+                except WireError as error:
+                    pending_response.reject(error)
+                    return
+                finally:
+                    del body
+                    on_decoded()
+                fields = await self._handle(request, context, pending_response)
+            if isinstance(fields, bytes):
+                pending_response.answer([fields])
+            elif fields is not None:
+                pending_response.answer([await on_thread(self._service, partial(_encode, fields, context))])
         finally:
             pending_response.abandon()
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await run_in_thread(
-            self._service.scheduler, self._service.partitions.recompressor.background, work
-        )
 
     async def _handle(
         self, request: Struct | bytes, context: RequestContext, pending_response: PendingResponse

@@ -231,7 +231,7 @@ class DeadLetterTopics:
             else:
                 promise.set_result(outcome)
 
-        self._partitions.recompressor.append(partition, data, urgent=True, on_appended=on_appended)
+        self._partitions.batch_processor.append(partition, data, urgent=True, on_appended=on_appended)
         return await result_of(promise)
 
     def is_unknown_producer(self, batch: DeadLetterBatch) -> bool:

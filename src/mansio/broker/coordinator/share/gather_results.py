@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import CoordinatorNotAvailable, MansioError
+from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -18,9 +19,14 @@ if TYPE_CHECKING:
 
 
 async def gather_results(
-    scheduler: Scheduler, coroutines: Sequence[Coroutine[Any, Any, None]], *, name: str
+    scheduler: Scheduler,
+    coroutines: Sequence[Coroutine[Any, Any, None]],
+    *,
+    name: str,
+    has_turns: bool = False,
 ) -> list[MansioError | None]:
-    """Run all coroutines in tasks with this name; return the error of each one in order, None for success."""
+    """Run all coroutines in tasks with this name; return the error of each one in order, None for success. They begin
+    at once; with `has_turns` other work runs in between if they are many."""
     if len(coroutines) == 1:
         return [await _await_outcome(coroutines[0])]
     outcomes: list[MansioError | None] = [CoordinatorNotAvailable(f"{name}: interrupted")] * len(coroutines)
@@ -36,8 +42,17 @@ async def gather_results(
             if not unfinished and not done.done():
                 done.set_result(None)
 
-    for number, coroutine in enumerate(coroutines):
-        scheduler.spawn(run_one(number, coroutine), name=name)
+    turns = ItemTurns(scheduler) if has_turns else None
+    spawned = 0
+    try:
+        for number, coroutine in enumerate(coroutines):
+            scheduler.spawn(run_one(number, coroutine), name=name)
+            spawned += 1
+            if turns is not None:
+                await turns.next()
+    finally:
+        for coroutine in coroutines[spawned:]:  # the caller was cancelled
+            coroutine.close()
     if coroutines:
         await done
     return outcomes

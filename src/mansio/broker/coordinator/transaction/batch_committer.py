@@ -35,6 +35,7 @@ from mansio.errors import (
     MansioError,
     ProducerFenced,
 )
+from mansio.host.item_turns import ItemTurns
 from mansio.logs import fields
 from mansio.ports import Backoff
 from mansio.state.transactions import batch_decision
@@ -42,8 +43,7 @@ from mansio.tracebacks import copied, without_traceback
 from mansio.wire.internal_records.batch_decision_records import encode_decision_key
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from mansio.broker.coordinator.transaction.decision_store import DecisionEntry
     from mansio.broker.coordinator.transaction.settings import TransactionSettings
@@ -227,14 +227,9 @@ class BatchCommitter:
         self._check_count(query_id, 2 * self._settings.queries_max)
         current = self._decision(query_id, epoch)
         now_ms = self._clock.wall_ms()
-        await self._append(query_id, epoch, batch_decision.start_aborts(current, aborting, now_ms=now_ms))
+        decision = batch_decision.start_aborts(current, aborting, now_ms=now_ms)
+        await self._append(query_id, epoch, decision)
         await self._wait_until_settled(query_id)
-
-    async def _run_all(self, work: list[Coroutine[Any, Any, None]], name: str) -> list[MansioError | None]:
-        errors: list[MansioError | None] = []
-        for at in range(0, len(work), CONCURRENT_ENDS_MAX):
-            errors += await gather_results(self._scheduler, work[at : at + CONCURRENT_ENDS_MAX], name=name)
-        return errors
 
     # ------------------------------------------------------------------ completion of a decision
 
@@ -318,11 +313,16 @@ class BatchCommitter:
         are left are to be tried again."""
         named = decision.transactions if is_commit else decision.aborting
         left = [each for each in named if each not in entry.ended]
-        errors = await self._run_all(
-            [self._ender.end(each, is_commit=is_commit) for each in left], "end transactions of a batch"
-        )
+        errors: list[MansioError | None] = []
+        for at in range(0, len(left), CONCURRENT_ENDS_MAX):
+            work = [
+                self._ender.end(each, is_commit=is_commit) for each in left[at : at + CONCURRENT_ENDS_MAX]
+            ]
+            errors += await gather_results(self._scheduler, work, name="end transactions of a batch")
+        turns = ItemTurns(self._scheduler)
         replaced, failure = [], None
         for transaction, error in zip(left, errors, strict=True):
+            await turns.next()
             if error is not None and not isinstance(error, ENDED):
                 failure = failure or error
                 continue

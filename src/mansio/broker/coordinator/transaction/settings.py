@@ -23,11 +23,10 @@ class TransactionSettings:
     """Limits and timeouts of the transaction coordinator.
 
     `transactional_ids_max` and `partitions_max` bound the memory: transactional ids of this broker, and partitions of
-    one transaction. `held_ms_max`: time after which a held transaction is aborted. `allows_two_phase_commit`: whether
-    producers may ask for transactions that never time out. `queries_max`: maximum number of queries on this broker
-    with which a new query may commit a batch; with up to twice as many it may still abort. A query is forgotten when it
-    has not committed a batch for `query_expiration_ms`. `batch_commit_wait_ms`: maximum time for which the commit of a
-    batch waits for its transactions.
+    one transaction. `held_ms_max`: time after which a held transaction is aborted. `queries_max`: maximum number of
+    queries on this broker with which a new query may commit a batch; with up to twice as many it may still abort. A
+    query is forgotten when it has not committed a batch for `query_expiration_ms`. `batch_commit_wait_ms`: maximum time
+    for which the commit of a batch waits for its transactions.
     """
 
     timeout_ms_max: int = 15 * 60_000  # transaction.max.timeout.ms
@@ -38,7 +37,6 @@ class TransactionSettings:
     transactional_ids_max: int = 1_000_000
     partitions_max: int = 100_000
     held_ms_max: int = 24 * 60 * 60_000
-    allows_two_phase_commit: bool = False  # transaction.two.phase.commit.enable
     queries_max: int = 100_000
     query_expiration_ms: int = 365 * 24 * 60 * 60_000
     batch_commit_wait_ms: int = 20_000
@@ -50,5 +48,4 @@ def transaction_settings(settings: Settings) -> TransactionSettings:
         timeout_ms_max=settings.transaction_max_timeout_ms,
         expiration_ms=settings.transactional_id_expiration_ms,
         held_ms_max=settings.transaction_prepared_max_ms,
-        allows_two_phase_commit=settings.transaction_two_phase_commit_enable,
     )

@@ -17,7 +17,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import math
 from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -38,7 +37,6 @@ from mansio.errors import (
     MansioError,
     OperationNotAttempted,
     ProducerFenced,
-    TransactionalIdAuthorizationFailed,
     TransactionalIdNotFound,
     UnknownTopicOrPartition,
 )
@@ -47,7 +45,7 @@ from mansio.ports import Backoff
 from mansio.state.transactions import transaction as machine
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import EndMarker
-from mansio.wire.internal_records.transaction_records import TRANSACTION_STATE_TOPIC
+from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -112,7 +110,7 @@ class TransactionCoordinator:
         """`new_producer_id`: assigns a producer id. `lookup`: metadata of the topic, None on a single node."""
         self.lookup = lookup
         self._settings = settings
-        self._timeout_ms_max = min(settings.timeout_ms_max, machine.NO_TIMEOUT_MS - 1)
+        self._timeout_ms_max = min(settings.timeout_ms_max, HELD_TIMEOUT_MS - 1)
         self._node_id = node_id
         self._clock = clock
         self._scheduler = scheduler
@@ -125,7 +123,9 @@ class TransactionCoordinator:
         self._expiry_due_s = 0.0
         self.on_expiry: Callable[[], bool] = lambda: False
         """Called in the interval in which transactional ids expire; returns whether there is more to remove soon."""
-        self.store = TransactionStore(clock, held_ms_max=settings.held_ms_max)
+        self.store = TransactionStore(
+            clock, held_ms_max=settings.held_ms_max, timeout_ms_max=self._timeout_ms_max
+        )
         self.topic = CoordinatorRuntime(
             TRANSACTION_STATE_TOPIC,
             view=self.store,
@@ -178,27 +178,14 @@ class TransactionCoordinator:
     # ------------------------------------------------------------------ requests
 
     async def initialize(
-        self,
-        transactional_id: str,
-        timeout_ms: int,
-        producer_id: int,
-        producer_epoch: int,
-        *,
-        is_two_phase: bool = False,
-        keeps_transaction: bool = False,
+        self, transactional_id: str, timeout_ms: int, producer_id: int, producer_epoch: int
     ) -> Transaction:
-        """Initialize a producer; aborts the transaction of its predecessor, or, with `keeps_transaction`, returns it as
-        one of this producer. See `transaction.initialize`.
+        """Initialize a producer; aborts the transaction of its predecessor. See `transaction.initialize`.
 
-        `is_two_phase`: transactions never time out; `timeout_ms` is ignored (KIP-939). Raises
-        `TransactionalIdAuthorizationFailed` if that is not allowed, `InvalidTransactionTimeout`, `ProducerFenced`,
-        `ConcurrentTransactions`, and the errors of the assignment of producer ids."""
+        Raises `InvalidTransactionTimeout`, `ProducerFenced`, `ConcurrentTransactions`, and the errors of the
+        assignment of producer ids."""
         _check_id(transactional_id)
-        if is_two_phase:
-            if not self._settings.allows_two_phase_commit:
-                raise TransactionalIdAuthorizationFailed("transaction_two_phase_commit_enable is off")
-            timeout_ms = machine.NO_TIMEOUT_MS
-        elif not 0 < timeout_ms <= self._timeout_ms_max:
+        if not 0 < timeout_ms <= self._timeout_ms_max:
             raise InvalidTransactionTimeout(
                 f"the timeout is {timeout_ms} ms; the maximum is {self._timeout_ms_max} ms"
             )
@@ -216,7 +203,6 @@ class TransactionCoordinator:
                     producer_epoch=producer_epoch,
                     new_producer_id=new_id,
                     now_ms=self._clock.wall_ms(),
-                    keeps_transaction=keeps_transaction,
                 ),
                 end_s,
             )
@@ -516,8 +502,8 @@ class TransactionCoordinator:
         self._arm(self._expiry_due_s)
 
     def _arm(self, due_s: float) -> None:
-        """Check transactions at this monotonic time, or before; an infinite time asks for no check."""
-        if self._closed or math.isinf(due_s) or (self._timer is not None and self._timer_due_s <= due_s):
+        """Check transactions at this monotonic time, or before."""
+        if self._closed or (self._timer is not None and self._timer_due_s <= due_s):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -541,7 +527,7 @@ class TransactionCoordinator:
 
     def _time_out(self, entry: TransactionEntry) -> None:
         """Abort a transaction whose time is over. After an error the next check tries again."""
-        was_held, timeout_ms = entry.transaction.is_held, entry.transaction.open_timeout_ms
+        was_held = entry.transaction.is_held
         try:
             timed_out = machine.time_out(entry.transaction, now_ms=self._clock.wall_ms())
             self._append(entry.transactional_id, timed_out).add_done_callback(_ignore_outcome)
@@ -553,7 +539,7 @@ class TransactionCoordinator:
         known = fields(
             transactional_id=entry.transactional_id,
             producer_id=timed_out.producer_id,
-            timeout_ms=self._settings.held_ms_max if was_held else timeout_ms,
+            timeout_ms=self._settings.held_ms_max if was_held else timed_out.timeout_ms,
         )
         logger.info("transaction_timed_out", extra=known)
 

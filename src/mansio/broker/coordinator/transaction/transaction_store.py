@@ -5,22 +5,30 @@ Invariants:
 * The deadline of an ongoing transaction is by the monotonic clock from its begin on, or, after a load, from the load on
   with what the wall clock says is left of its timeout, at most the whole timeout. The time of a held transaction begins
   when it is held, and again when that is renewed.
+* Each ongoing transaction ends by a time that this broker's settings bound, also one that an earlier version has stored
+  as kept by a later producer, or without a timeout (KIP-939).
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mansio.broker.coordinator.transaction.coordinator_route import partition_for
 from mansio.broker.coordinator.transaction.decision_store import DecisionStore
 from mansio.errors import CorruptLog
 from mansio.logs import fields
-from mansio.state.transactions.transaction import NO_TIMEOUT_MS, Transaction, TransactionState
+from mansio.state.transactions.transaction import (
+    EPOCH_MAX,
+    NO_EPOCH,
+    NO_ID,
+    Transaction,
+    TransactionState,
+)
 from mansio.wire.internal_records.batch_decision_records import decode_decision_key
 from mansio.wire.internal_records.transaction_records import (
+    HELD_TIMEOUT_MS,
     TRANSACTION_STATE_TOPIC,
     TransactionValue,
     decode_key,
@@ -38,13 +46,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELD_MS_MAX: Final = 24 * 60 * 60_000
-
 
 class TransactionEntry:
-    """A transactional id on its coordinator. `deadline_s`: monotonic time at which its ongoing transaction is aborted,
-    infinite if it never times out. `waiters`: promises that are completed when the transaction is completed or the
-    entry is unloaded. `is_completing`: a task writes its markers."""
+    """A transactional id on its coordinator. `deadline_s`: monotonic time at which its ongoing transaction is aborted.
+    `waiters`: promises that are completed when the transaction is completed or the entry is unloaded.
+    `is_completing`: a task writes its markers."""
 
     __slots__ = ("deadline_s", "index", "is_completing", "transaction", "transactional_id", "waiters")
 
@@ -63,10 +69,12 @@ class TransactionStore:
     `topic`: the coordinator runtime; set right after construction, because the two objects refer to each other.
     """
 
-    def __init__(self, clock: Clock, *, held_ms_max: int = HELD_MS_MAX) -> None:
-        """`held_ms_max`: time after which a held transaction is aborted."""
+    def __init__(self, clock: Clock, *, held_ms_max: int, timeout_ms_max: int) -> None:
+        """`held_ms_max`: time after which a held transaction is aborted. `timeout_ms_max`: timeout of a transaction
+        that is stored without one."""
         self._clock = clock
         self._held_ms_max = held_ms_max
+        self._timeout_ms_max = timeout_ms_max
         self.topic: CoordinatorRuntime
         self.entries: dict[str, TransactionEntry] = {}
         self.ongoing: dict[str, TransactionEntry] = {}
@@ -129,7 +137,7 @@ class TransactionStore:
             known = fields(topic=TRANSACTION_STATE_TOPIC, partition=index, offset=offset)
             logger.warning("unknown_record_skipped", extra=known)
             return
-        transaction = None if value is None else _to_transaction(decode_value(value))
+        transaction = None if value is None else self._to_transaction(decode_value(value))
         entry = self.entries.get(transactional_id)
         if transaction is None or transaction.state is TransactionState.DEAD:
             if entry is not None:
@@ -138,21 +146,17 @@ class TransactionStore:
         if entry is None:
             entry = TransactionEntry(transactional_id, index, transaction)
             self.entries[transactional_id] = self._by_partition[index][transactional_id] = entry
-        is_known = (
-            transactional_id in self.ongoing
-            and entry.transaction.held_ms == transaction.held_ms
-            and entry.transaction.open_timeout_ms == transaction.open_timeout_ms
-        )
+        is_known = transactional_id in self.ongoing and entry.transaction.held_ms == transaction.held_ms
         entry.transaction = transaction
         if transaction.state is not TransactionState.ONGOING:
             self.ongoing.pop(transactional_id, None)
         elif not is_known:
             self.ongoing[transactional_id] = entry
-            begin_ms, timeout_ms = transaction.started_ms, transaction.open_timeout_ms
+            begin_ms, timeout_ms = transaction.started_ms, transaction.timeout_ms
             if transaction.is_held:
                 begin_ms, timeout_ms = transaction.held_ms, self._held_ms_max
             passed_ms = max(self._clock.wall_ms() - begin_ms, 0)
-            left_ms = max(timeout_ms - passed_ms, 0) if timeout_ms != NO_TIMEOUT_MS else math.inf
+            left_ms = max(timeout_ms - passed_ms, 0)
             entry.deadline_s = self._clock.monotonic() + left_ms / 1000
         if transaction.is_prepared:
             self.prepared[transactional_id] = entry
@@ -177,6 +181,32 @@ class TransactionStore:
         self.decisions.unload(index)
         for entry in list(self._by_partition.pop(index, {}).values()):
             self._remove(entry)
+
+    def _to_transaction(self, value: TransactionValue) -> Transaction:
+        """Raises `CorruptLog` for an unknown state: it may be a decision."""
+        try:
+            state = TransactionState(value.status)
+        except ValueError as error:
+            raise CorruptLog(f"{TRANSACTION_STATE_TOPIC}: unknown state {value.status}") from error
+        return _as_not_kept(
+            Transaction(
+                producer_id=value.producer_id,
+                producer_epoch=value.producer_epoch,
+                timeout_ms=self._timeout_ms_max if value.timeout_ms == HELD_TIMEOUT_MS else value.timeout_ms,
+                state=state,
+                partitions=frozenset(
+                    (topic, index) for topic, indexes in value.partitions or () for index in indexes
+                ),
+                updated_ms=value.updated_ms,
+                started_ms=value.started_ms,
+                last_producer_epoch=value.last_producer_epoch,
+                previous_producer_id=value.previous_producer_id,
+                next_producer_id=value.next_producer_id,
+                client_version=value.client_version,
+                held_ms=value.held_ms,
+            ),
+            value.next_producer_epoch,
+        )
 
     def _remove(self, entry: TransactionEntry) -> None:
         self.entries.pop(entry.transactional_id, None)
@@ -209,36 +239,23 @@ def _to_record(transactional_id: str, transaction: Transaction) -> KeyValue:
         started_ms=transaction.started_ms,
         previous_producer_id=transaction.previous_producer_id,
         next_producer_id=transaction.next_producer_id,
-        next_producer_epoch=transaction.next_producer_epoch,
+        next_producer_epoch=NO_EPOCH if transaction.next_producer_id == NO_ID else 0,
         client_version=transaction.client_version,
         last_producer_epoch=transaction.last_producer_epoch,
         held_ms=transaction.held_ms,
-        kept_timeout_ms=transaction.kept_timeout_ms,
     )
     return encode_key(transactional_id), encode_value(value)
 
 
-def _to_transaction(value: TransactionValue) -> Transaction:
-    """Raises `CorruptLog` for an unknown state: it may be a decision."""
-    try:
-        state = TransactionState(value.status)
-    except ValueError as error:
-        raise CorruptLog(f"{TRANSACTION_STATE_TOPIC}: unknown state {value.status}") from error
-    return Transaction(
-        producer_id=value.producer_id,
-        producer_epoch=value.producer_epoch,
-        timeout_ms=value.timeout_ms,
-        state=state,
-        partitions=frozenset(
-            (topic, index) for topic, indexes in value.partitions or () for index in indexes
-        ),
-        updated_ms=value.updated_ms,
-        started_ms=value.started_ms,
-        last_producer_epoch=value.last_producer_epoch,
-        previous_producer_id=value.previous_producer_id,
-        next_producer_id=value.next_producer_id,
-        next_producer_epoch=value.next_producer_epoch,
-        client_version=value.client_version,
-        held_ms=value.held_ms,
-        kept_timeout_ms=value.kept_timeout_ms,
-    )
+def _as_not_kept(stored: Transaction, next_producer_epoch: int) -> Transaction:
+    """Return a transaction that an earlier version has stored as kept by a later producer (KIP-939) as an ordinary one.
+
+    While it is open it belongs to the producer that has kept it last. If that one has another producer id, because the
+    epochs were exhausted, no producer has the transaction: it is aborted by its timeout or by a new producer. Once it
+    is decided, only the producer id of the next transaction is lost, for which the client gets another one."""
+    is_open = stored.state is TransactionState.ONGOING
+    if stored.next_producer_id == NO_ID or not (is_open or next_producer_epoch > 0):
+        return stored
+    if stored.next_producer_id == stored.producer_id:
+        return stored._replace(next_producer_id=NO_ID, producer_epoch=next_producer_epoch)
+    return stored._replace(next_producer_id=NO_ID, producer_epoch=EPOCH_MAX, client_version=0)

@@ -331,7 +331,7 @@ class ReceiveService:
         work = partial(decoder.decode, part, pieces, error)
         if _decompressed_bytes(pieces) <= INLINE_DECOMPRESSED_BYTES_MAX:
             return work()
-        return await run_in_thread(self._scheduler, self._partitions.recompressor.background, work)
+        return await run_in_thread(self._scheduler, self._partitions.batch_processor.background, work)
 
 
 def _decompressed_bytes(pieces: Sequence[memoryview]) -> int:

@@ -211,7 +211,7 @@ class ShareService:
             self._acknowledge(group_id, member_id, part, result)
             for part, result in zip(acknowledgements, results, strict=True)
         ]
-        errors = await gather_results(self.scheduler, works, name="acknowledge records")
+        errors = await gather_results(self.scheduler, works, name="acknowledge records", has_turns=True)
         for result, error in zip(results, errors, strict=True):
             result.error = error
         return results
@@ -358,7 +358,7 @@ class ShareService:
                 found[position] = self._describe_share_partition(leaders, ranges_max)
 
         works = [describe(position, *each) for position, each in enumerate(partitions)]
-        await gather_results(self.scheduler, works, name="describe leases")
+        await gather_results(self.scheduler, works, name="describe leases", has_turns=True)
         return found
 
     def _describe_share_partition(

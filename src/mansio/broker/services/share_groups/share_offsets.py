@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error, check_group_id
 from mansio.errors import InvalidRequest, MansioError, NonEmptyGroup, UnknownTopicOrPartition
+from mansio.host.item_turns import ItemTurns
 from mansio.state.share_partition.types import ShareKey
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.priority_header import Priority
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.topics.topics import TopicService
     from mansio.metadata.model import Topic
+    from mansio.ports import Scheduler
     from mansio.state.share_group.group import ShareGroup
     from mansio.state.share_partition.types import ShareSummary
 
@@ -65,7 +67,7 @@ class ShareOffsetService:
     """Describes, alters and deletes start offsets of share groups that this broker coordinates. All methods run on the
     broker's event loop."""
 
-    __slots__ = ("_group_coordinator", "_partitions", "_share_partition_manager", "_topics")
+    __slots__ = ("_group_coordinator", "_partitions", "_scheduler", "_share_partition_manager", "_topics")
 
     def __init__(
         self,
@@ -74,11 +76,13 @@ class ShareOffsetService:
         share_partition_manager: SharePartitionManager,
         topics: TopicService,
         partitions: PartitionSet,
+        scheduler: Scheduler,
     ) -> None:
         self._group_coordinator = group_coordinator
         self._share_partition_manager = share_partition_manager
         self._topics = topics
         self._partitions = partitions
+        self._scheduler = scheduler
 
     # ------------------------------------------------------------------ describe
 
@@ -94,7 +98,8 @@ class ShareOffsetService:
             check_group_id(group_id)
             _, group = self._group_coordinator.share_groups.find(group_id)
             wanted = self._partitions_with_state(group) if topics is None else topics
-            return [await self._describe_topic(group_id, *each) for each in wanted]
+            turns = ItemTurns(self._scheduler)
+            return [await self._describe_topic(group_id, *each, turns) for each in wanted]
         except MansioError as error:
             raise _to_coordinator_error(error) from error
 
@@ -106,11 +111,15 @@ class ShareOffsetService:
             if (name := name_of(each.topic_id)) is not None
         ]
 
-    async def _describe_topic(self, group_id: str, name: str, indexes: Sequence[int]) -> TopicShareOffsets:
+    async def _describe_topic(
+        self, group_id: str, name: str, indexes: Sequence[int], turns: ItemTurns
+    ) -> TopicShareOffsets:
+        await turns.next()
         topic = self._topics.state.topics.get(name)
         topic_id = _topic_id_bytes(topic)
         offsets = []
         for index in indexes:
+            await turns.next()
             try:
                 _check_partition(topic, name, index)
                 offsets.append(await self._describe_partition(name, ShareKey(group_id, topic_id, index)))
@@ -181,12 +190,15 @@ class ShareOffsetService:
                 _check_empty(owner[1])
         except MansioError as error:
             raise _to_coordinator_error(error) from error
+        turns = ItemTurns(self._scheduler)
         results = []
         for name, partitions in start_offsets:
+            await turns.next()
             topic = topics.get(name)
             topic_id = _topic_id_bytes(topic)
             offsets = []
             for index, start_offset in partitions:
+                await turns.next()
                 failure: MansioError | None = None
                 try:
                     _check_partition(topic, name, index)
@@ -242,8 +254,10 @@ class ShareOffsetService:
             _check_empty(group)
         except MansioError as error:
             raise _to_coordinator_error(error) from error
+        turns = ItemTurns(self._scheduler)
         results = []
         for name in topics:
+            await turns.next()
             topic = self._topics.state.topics.get(name)
             topic_id = _topic_id_bytes(topic)
             failure: MansioError | None = None

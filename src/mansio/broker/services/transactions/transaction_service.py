@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
 from mansio.broker.coordinator.group.topic_resolver import compile_pattern
 from mansio.config.topic_names import OFFSETS_TOPIC
-from mansio.state.transactions.transaction import NO_EPOCH, NO_ID, TransactionState
+from mansio.state.transactions.transaction import TransactionState
 from mansio.tracebacks import copied
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 
@@ -49,15 +49,6 @@ class DescribedTransaction(NamedTuple):
     producer_id: int
     producer_epoch: int
     partitions: tuple[TopicPartition, ...]
-
-
-class InitializedProducer(NamedTuple):
-    """Producer id and epoch of a producer, and those of the transaction that it has taken over; -1 without one."""
-
-    producer_id: int
-    producer_epoch: int
-    ongoing_producer_id: int
-    ongoing_producer_epoch: int
 
 
 class ListedTransaction(NamedTuple):
@@ -110,27 +101,13 @@ class TransactionService:
         timeout_ms: int,
         producer_id: int = -1,
         producer_epoch: int = -1,
-        *,
-        is_two_phase: bool = False,
-        keeps_transaction: bool = False,
-    ) -> InitializedProducer:
-        """Fence other producers with this transactional id and abort their transaction.
+    ) -> tuple[int, int]:
+        """Fence other producers with this transactional id and abort their transaction. Return producer id and epoch.
 
         `producer_id`, `producer_epoch`: those that the producer had, to bump the epoch after an error (KIP-360).
-        `is_two_phase`: another system decides the transactions, which never time out; `keeps_transaction`: keep an
-        ongoing transaction, which the producer can only commit or abort (KIP-939). Raises
-        `TransactionalIdAuthorizationFailed` if two-phase commit is not allowed, `InvalidTransactionTimeout`,
-        `ProducerFenced`, `ConcurrentTransactions`."""
-        found = await self._coordinator.initialize(
-            transactional_id,
-            timeout_ms,
-            producer_id,
-            producer_epoch,
-            is_two_phase=is_two_phase,
-            keeps_transaction=keeps_transaction,
-        )
-        kept = (found.producer_id, found.producer_epoch) if found.is_kept else (NO_ID, NO_EPOCH)
-        return InitializedProducer(*found.current_producer, *kept)
+        Raises `InvalidTransactionTimeout`, `ProducerFenced`, `ConcurrentTransactions`."""
+        found = await self._coordinator.initialize(transactional_id, timeout_ms, producer_id, producer_epoch)
+        return found.current_producer
 
     async def add_partitions(
         self,
@@ -301,7 +278,7 @@ def _described(transactional_id: str, found: Transaction) -> DescribedTransactio
     return DescribedTransaction(
         transactional_id,
         found.state.title,
-        HELD_TIMEOUT_MS if found.is_held else found.open_timeout_ms,
+        HELD_TIMEOUT_MS if found.is_held else found.timeout_ms,
         found.started_ms,
         found.producer_id,
         found.producer_epoch,

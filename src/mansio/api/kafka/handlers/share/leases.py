@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.handlers.share.share_fetch import error_for_client
+from mansio.api.kafka.large_requests import decoded
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
+from mansio.host.item_turns import ItemTurns
 from mansio.state.share_partition.types import AcknowledgementBatch
 from mansio.wire.apis import acknowledge_records as wire
 from mansio.wire.apis.acknowledge_records import AcknowledgedPartition
@@ -27,11 +29,14 @@ if TYPE_CHECKING:
 
 async def acknowledge_records(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
     """Accept, release, reject or renew leased records. The client needs no share session."""
-    group, member, partitions = wire.decode_request(memoryview(request))
-    parts = [
-        PartitionAcknowledgements(topic_id, index, [AcknowledgementBatch(*batch) for batch in batches])
-        for topic_id, index, batches in partitions
-    ]
+    group, member, partitions = await decoded(service, wire.decode_request, memoryview(request))
+    turns = ItemTurns(service.scheduler) if len(partitions) > 1 else None
+    parts = []
+    for topic_id, index, batches in partitions:
+        part = PartitionAcknowledgements(topic_id, index, [AcknowledgementBatch(*batch) for batch in batches])
+        parts.append(part)
+        if turns is not None:
+            await turns.next(1 + len(batches))
     topics: dict[bytes, list[AcknowledgedPartition]] = {}
     lock_ms = 0
     for result in await service.share_service.acknowledge(group, member, parts):
@@ -39,8 +44,10 @@ async def acknowledge_records(service: BrokerServices, request: bytes, context: 
         if code:
             service.statistics.count_error(context.api_key, code)
         lock_ms = result.lock_ms or lock_ms
-        part = AcknowledgedPartition(result.partition, code, message)
-        topics.setdefault(result.topic_id, []).append(part)
+        acknowledged = AcknowledgedPartition(result.partition, code, message)
+        topics.setdefault(result.topic_id, []).append(acknowledged)
+        if turns is not None:
+            await turns.next()
     return wire.encode_response(context.correlation_id, topics, lock_ms=lock_ms)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import InvalidRequest, MansioError
+from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
@@ -28,14 +29,15 @@ async def describe_share_group_offsets(
     """Return the start offset and lag of each requested partition of the share groups."""
     del context
     count = Counter(each.group_id for each in request.groups)
-    return {
-        "groups": [
-            await _topic_fields(service, each, once=count[each.group_id] == 1) for each in request.groups
-        ]
-    }
+    turns = ItemTurns(service.scheduler)
+    groups = []
+    for each in request.groups:
+        await turns.next()
+        groups.append(await _topic_fields(service, each, once=count[each.group_id] == 1, turns=turns))
+    return {"groups": groups}
 
 
-async def _topic_fields(service: BrokerServices, wanted: Struct, *, once: bool) -> Fields:
+async def _topic_fields(service: BrokerServices, wanted: Struct, *, once: bool, turns: ItemTurns) -> Fields:
     topics = None
     if wanted.topics is not None:
         topics = [(each.topic_name, each.partitions) for each in wanted.topics]
@@ -45,18 +47,12 @@ async def _topic_fields(service: BrokerServices, wanted: Struct, *, once: bool) 
         described = await service.share_offsets.describe(wanted.group_id, topics)
     except MansioError as error:
         return {"group_id": wanted.group_id, "topics": [], **_error_fields(error)}
-    return {
-        "group_id": wanted.group_id,
-        "topics": [
-            {
-                "topic_name": each.topic,
-                "topic_id": each.topic_id,
-                "partitions": [_partition_fields(one) for one in each.partitions],
-            }
-            for each in described
-        ],
-        **_error_fields(None),
-    }
+    found = []
+    for each in described:
+        partitions = [_partition_fields(one) for one in each.partitions]
+        found.append({"topic_name": each.topic, "topic_id": each.topic_id, "partitions": partitions})
+        await turns.next(1 + len(partitions))
+    return {"group_id": wanted.group_id, "topics": found, **_error_fields(None)}
 
 
 def _partition_fields(offset: ShareOffset) -> Fields:

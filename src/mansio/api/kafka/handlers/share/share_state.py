@@ -10,10 +10,13 @@ flush.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES, decoded, on_thread
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.state_messages import StateResult, decode_request, encode_response
+from mansio.broker.services.statistics import COUNTED_ITEMS_MAX
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:
@@ -95,16 +98,17 @@ async def _answer(
     context: RequestContext,
     process: Callable[[LocalStateClient, StateRequestEntry], Awaitable[StateResult]],
 ) -> bytes:
-    sender, state_requests = decode_request(context.api_key, request)
+    sender, state_requests = await decoded(service, partial(decode_request, context.api_key), request)
     refusal = _authorization_error(service, sender, context)
     if refusal is not None:
         answers = [refusal] * len(state_requests)
     else:
         answers = await _process_all(service, service.share_coordinator.client, state_requests, process)
-    for answer in answers:
+    for answer in answers[:COUNTED_ITEMS_MAX]:
         if answer.error_code:
             service.statistics.count_error(context.api_key, answer.error_code)
-    return encode_response(context.api_key, context.correlation_id, state_requests, answers)
+    encode = partial(encode_response, context.api_key, context.correlation_id, state_requests, answers)
+    return encode() if len(request) <= LARGE_REQUEST_BYTES else await on_thread(service, encode)
 
 
 def _authorization_error(

@@ -4,7 +4,9 @@ compression.type is not `producer` (Kafka `LogValidator`), and their inspection 
 A batch that is stored as sent is decompressed and its records are counted; one that is recompressed is decompressed
 once for both. A small batch is processed on the event loop, a larger one on a thread. Later batches of the same
 partition wait in a queue, also those that need none of this, so that batches are appended and producer sequences
-checked in the order of arrival. Each partition has at most one batch at a time on the thread. The size as sent, the CRC
+checked in the order of arrival. Each partition has at most one batch at a time on the thread. A
+batch some of whose records are repeats goes to the thread a second time, to be rebuilt without them
+(`RebuildRequired`), and keeps its place in the queue. The size as sent, the CRC
 and the decompressed size of a batch are checked before it is recompressed; `Partition.append` checks the recompressed
 batch.
 
@@ -29,15 +31,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.partition.append_validation import (
+    DECODED_RECORDS_MAX,
     InspectedRecords,
     check_client_batch,
     check_record_count,
     inspect_records,
+    needs_thread,
     new_too_large_error,
 )
+from mansio.broker.partition.deduplicator import rebuild
+from mansio.broker.partition.partition_hook import RebuildRequired
 from mansio.errors import DecompressedTooLarge, InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
 from mansio.tracebacks import without_traceback
@@ -50,12 +56,12 @@ from mansio.wire.batch.record_batch import (
     check_batch,
     read_header,
 )
-from mansio.wire.batch.record_reader import check_content
+from mansio.wire.batch.record_reader import check_content, decompress_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from mansio.broker.partition.append_validation import AppendRules
+    from mansio.broker.partition.append_validation import AppendRules, RebuiltBatch
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Background, Buffer
@@ -79,17 +85,21 @@ QUEUED_BYTES_MAX: Final = 2 * CLIENT_BYTES_MAX
 """Maximum number of bytes for which all waiting batches count. Only one of them is decompressed at a time."""
 
 CONGESTED_BYTES_MIN: Final = 32 << 20
-"""Number of queued bytes above which every client counts as congested (`Recompressor.is_congested`)."""
+"""Number of queued bytes above which every client counts as congested (`BatchProcessor.is_congested`)."""
 
 CLIENT_CONGESTED_BYTES_MIN: Final = 16 << 20
 """Number of queued bytes of one client above which this client counts as congested."""
+
+REBUILDS_MAX: Final = 5
+"""Number of times a batch is rebuilt without its repeats, because others were found each time: after a change of the
+leader, or if ids that had expired were removed meanwhile."""
 
 OVERHEAD_BYTES: Final = 1 << 10
 """Number of bytes counted for the objects of a waiting batch, in addition to its size."""
 
 
 class _QueuedAppend:
-    """A batch that waits to be recompressed or appended."""
+    """A batch that waits to be processed or appended."""
 
     __slots__ = (
         "check",
@@ -97,10 +107,12 @@ class _QueuedAppend:
         "inspect",
         "inspected",
         "is_checked",
+        "is_intact",
         "job_bytes_max",
         "on_appended",
         "output_bytes_max",
         "queued_bytes",
+        "rebuild_count",
         "records",
         "result",
         "target",
@@ -115,7 +127,8 @@ class _QueuedAppend:
         output_bytes_max: int,
         *,
         checks_content: bool,
-        inspect: Callable[[Buffer], InspectedRecords] | None,
+        is_intact: bool,
+        inspect: Callable[[Buffer, int], InspectedRecords] | None,
         urgent: bool,
         client: Hashable,
         on_appended: OnAppended,
@@ -128,15 +141,19 @@ class _QueuedAppend:
         self.output_bytes_max = output_bytes_max
         """Maximum decompressed size with which the batch is accepted."""
         self.job_bytes_max = 0
-        """Estimated decompressed size, at which decompression stops."""
+        """Estimated decompressed size, at which decompression stops; 0 for a batch that is not decompressed."""
         self.is_checked = target is not None or (checks_content and _is_compressed(records))
         """Whether the thread checks the content, so that `Partition.append` need not."""
+        self.is_intact = is_intact
+        """Whether `check_batch` has accepted the batch as sent."""
         self.inspect = inspect
         """Inspects the batch as it will be stored; None if the topic has no feature that needs it."""
         self.inspected: InspectedRecords | None = None
         if self.is_checked or (inspect is not None and _is_compressed(records)):
             content = memoryview(records)[HEADER_BYTES:]
             self.job_bytes_max = estimate_decompressed_bytes(_read_codec(records), content, output_bytes_max)
+        self.rebuild_count = 0
+        """Number of times the batch was submitted to be rebuilt without its repeats."""
         self.queued_bytes = 0
         """Number of bytes for which the batch counts towards the bounds of the queue."""
         self.urgent = urgent
@@ -145,11 +162,12 @@ class _QueuedAppend:
         self.transactional = transactional
         self.check = check
         self.result: Buffer | MansioError | None = None if self.is_checked or inspect is not None else records
-        """The batch to append, or the error with which recompression failed; None while neither is known."""
+        """The batch to append, or the error with which processing failed; None while neither is known."""
 
 
-class Recompressor:
-    """Recompression of batches for all partitions of a broker. All methods run on the broker's event loop."""
+class BatchProcessor:
+    """Checks, recompresses and inspects the batches of clients, for all partitions of a broker. All methods run on the
+    broker's event loop."""
 
     def __init__(self, background: Background) -> None:
         self.background = background
@@ -179,9 +197,11 @@ class Recompressor:
         client: Hashable = None,
         transactional: bool = False,
         check: Callable[[], None] | None = None,
+        was_tried: bool = False,
     ) -> None:
         """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
         with the result or the error. `check` is called before the append, and may raise a `MansioError` instead of it.
+        `was_tried`: `Partition.append` has just raised `DecompressedTooLarge` for this batch, which needs the thread.
 
         The errors are those of `Partition.append`; `MessageTooLarge` if the batch is too large when decompressed;
         `RequestTimedOut` if too many batches wait, of all clients or of this `client`; and `MansioError` itself after
@@ -192,12 +212,14 @@ class Recompressor:
             if len(records) > rules.message_bytes_max:
                 check_client_batch(partition.name, rules, check_batch(records), transactional=transactional)
             if rules.inspects_records and len(records) >= HEADER_BYTES:
-                check_record_count(partition.name, read_header(records))
+                header = read_header(records)
+                if header.record_count > DECODED_RECORDS_MAX:  # unless it is damaged
+                    check_record_count(partition.name, check_batch(records))
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
-            outcome: AppendResult | MansioError | None = None
-            if partition not in self._queues:
+            outcome: AppendResult | MansioError | RebuildRequired | None = None
+            if not (was_tried or partition in self._queues or needs_thread(records, rules)):
                 batch = records if target is None else _recompress_inline(records, target)
                 if batch is not None:
                     outcome = self._append(
@@ -207,8 +229,11 @@ class Recompressor:
                         transactional,
                         check,
                         recompressed=target is not None,
+                        is_intact=target is not None,
                         is_checked=target is not None,
                     )
+                    was_tried = target is None
+            assert not isinstance(outcome, RebuildRequired), "no thread has inspected the batch"
             is_queued = outcome is None or isinstance(outcome, DecompressedTooLarge)
             if is_queued:
                 entry = _QueuedAppend(
@@ -216,6 +241,7 @@ class Recompressor:
                     target,
                     rules.decompressed_bytes_max,
                     checks_content=rules.checks_content,
+                    is_intact=was_tried,
                     inspect=partial(_inspect, partition.name, rules, now_ms=partition.clock.wall_ms())
                     if rules.inspects_records
                     else None,
@@ -241,7 +267,7 @@ class Recompressor:
             queue.append(entry)
         elif self._submit(partition, entry):
             self._queues[partition] = deque((entry,))
-            partition.is_recompressing = True
+            partition.has_waiting_batches = True
         else:
             self._complete(partition, entry)
 
@@ -251,8 +277,8 @@ class Recompressor:
         own = self._client_bytes.get(entry.client, 0) - entry.queued_bytes
         if (queued and queued + size > QUEUED_BYTES_MAX) or (own and own + size > CLIENT_BYTES_MAX):
             raise RequestTimedOut(
-                f"{partition.name}: {queued} bytes wait to be recompressed, {own} of this client; the batch was not"
-                " written, and will not be"
+                f"{partition.name}: {queued} bytes of batches wait to be processed, {own} of this client; the batch was"
+                " not written, and will not be"
             )
         self.queued_bytes = queued + size
         self._client_bytes[entry.client] = own + size
@@ -272,10 +298,17 @@ class Recompressor:
             entry.target,
             output_bytes_max=entry.job_bytes_max,
             checks_content=entry.is_checked,
+            is_intact=entry.is_intact,
             inspect=entry.inspect,
         )
+        return self._start(partition, entry, work, partial(self._on_processed, partition, entry))
+
+    def _start(
+        self, partition: Partition, entry: _QueuedAppend, work: Callable[[], Any], done: Callable[..., None]
+    ) -> bool:
+        """Submit `work` for the batch. Returns False, after setting an error as result, if the thread is closed."""
         try:
-            self.background.submit(work, partial(self._on_recompressed, partition, entry))
+            self.background.submit(work, done)
         except RuntimeError:
             entry.result = RequestTimedOut(
                 f"{partition.name}: the broker shuts down; the batch was not written"
@@ -283,7 +316,7 @@ class Recompressor:
             return False
         return True
 
-    def _on_recompressed(
+    def _on_processed(
         self,
         partition: Partition,
         entry: _QueuedAppend,
@@ -301,7 +334,38 @@ class Recompressor:
             entry.result = without_traceback(error)
         else:
             _log_failure(partition, error)
-            entry.result = InvalidRecord(f"{partition.name}: the batch cannot be recompressed")
+            entry.result = InvalidRecord(f"{partition.name}: the batch cannot be processed")
+        self._append_ready(partition)
+
+    def _submit_rebuild(
+        self, partition: Partition, entry: _QueuedAppend, records: Buffer, required: RebuildRequired
+    ) -> bool:
+        """Pass the batch to the thread, which encodes it without its repeats. Returns False, after setting an error as
+        result, if that was done too often or the thread is closed."""
+        entry.rebuild_count += 1
+        if entry.rebuild_count > REBUILDS_MAX:
+            entry.result = RequestTimedOut(
+                f"{partition.name}: the ids of the batch changed {REBUILDS_MAX} times; it was not written"
+            )
+            return False
+        assert entry.inspected is not None
+        work = partial(rebuild, records, partition.name, entry.inspected, required.kept, required.decided_ms)
+        return self._start(partition, entry, work, partial(self._on_rebuilt, partition, entry))
+
+    def _on_rebuilt(
+        self,
+        partition: Partition,
+        entry: _QueuedAppend,
+        rebuilt: RebuiltBatch | None,
+        error: BaseException | None,
+    ) -> None:
+        if rebuilt is not None and entry.inspected is not None:
+            entry.inspected = entry.inspected._replace(rebuilt=rebuilt)
+        elif isinstance(error, MansioError):
+            entry.result = without_traceback(error)
+        else:
+            _log_failure(partition, error)
+            entry.result = InvalidRecord(f"{partition.name}: the batch cannot be encoded without its repeats")
         self._append_ready(partition)
 
     def _resubmit(self, partition: Partition, entry: _QueuedAppend) -> bool:
@@ -316,39 +380,50 @@ class Recompressor:
         return self._submit(partition, entry)
 
     def _append_ready(self, partition: Partition) -> None:
-        """Append the queued batches before the next one that has to be recompressed, and submit that one."""
+        """Append the queued batches before the next one that needs the thread, and submit that one."""
         queue = self._queues[partition]
         while queue:
             entry = queue[0]
             if entry.result is None and self._submit(partition, entry):
                 return
+            if not self._complete(partition, entry):
+                return
             queue.popleft()
-            self._complete(partition, entry)
         del self._queues[partition]
-        partition.is_recompressing = False
+        partition.has_waiting_batches = False
 
-    def _complete(self, partition: Partition, entry: _QueuedAppend) -> None:
-        """Append a batch, unless its recompression failed, and call its `on_appended`."""
-        self._release_bytes(entry)
+    def _complete(self, partition: Partition, entry: _QueuedAppend) -> bool:
+        """Append a batch, unless its processing failed, and call its `on_appended`. Returns False if the batch was
+        passed to the thread again instead."""
         result = entry.result
         assert result is not None
-        if not isinstance(result, MansioError):
-            outcome = self._append(
+        outcome: AppendResult | MansioError
+        if isinstance(result, MansioError):
+            outcome = result
+        else:
+            appended = self._append(
                 partition,
                 result,
                 entry.urgent,
                 entry.transactional,
                 entry.check,
                 recompressed=entry.target is not None,
+                is_intact=entry.is_checked or entry.inspect is not None,  # otherwise not processed
                 is_checked=True,  # what was not processed is small, or not to be checked
                 inspected=entry.inspected,
             )
-        else:
-            outcome = result
+            if isinstance(appended, RebuildRequired):
+                if self._submit_rebuild(partition, entry, result, appended):
+                    return False
+                assert isinstance(entry.result, MansioError)
+                appended = entry.result
+            outcome = appended
+        self._release_bytes(entry)
         try:
             entry.on_appended(outcome)
         except Exception as raised:  # noqa: BLE001  # the batches behind it are of other clients
             _log_failure(partition, raised)
+        return True
 
     def _append(
         self,
@@ -359,9 +434,10 @@ class Recompressor:
         check: Callable[[], None] | None,
         *,
         recompressed: bool,
+        is_intact: bool,
         is_checked: bool,
         inspected: InspectedRecords | None = None,
-    ) -> AppendResult | MansioError:
+    ) -> AppendResult | MansioError | RebuildRequired:
         try:
             if check is not None:
                 check()
@@ -369,10 +445,11 @@ class Recompressor:
                 batch,
                 urgent=urgent,
                 transactional=transactional,
+                is_intact=is_intact,
                 is_checked=is_checked,
                 inspected=inspected,
             )
-        except MansioError as error:
+        except (MansioError, RebuildRequired) as error:
             return without_traceback(error)
         except Exception as error:  # noqa: BLE001  # a defect fails its own batch only
             _log_failure(partition, error)
@@ -400,25 +477,36 @@ def _process(
     *,
     output_bytes_max: int,
     checks_content: bool,
-    inspect: Callable[[Buffer], InspectedRecords] | None,
+    is_intact: bool,
+    inspect: Callable[[Buffer, int], InspectedRecords] | None,
 ) -> tuple[Buffer, InspectedRecords | None]:
-    """Return the batch as it is stored, and what is in it; the work for the thread. Raises the errors of `check_batch`,
-    `check_content`, `recompress` and `inspect_records`."""
+    """Return the batch as it is stored, and what is in it; the work for the thread. `is_intact`: `check_batch` has
+    accepted the batch. Raises the errors of `check_batch`, `check_content`, `recompress` and `inspect_records`."""
     if target is not None:
         records = recompress(records, target, output_bytes_max=output_bytes_max)
-    elif checks_content:
-        check_content(records, check_batch(records), output_bytes_max)
-    return records, None if inspect is None else inspect(records)
+    else:
+        header = read_header(records) if is_intact else check_batch(records)
+        if checks_content:
+            check_content(records, header, output_bytes_max)
+    if inspect is None:
+        return records, None
+    is_bounded = target is not None or checks_content
+    return records, inspect(records, 0 if is_bounded else output_bytes_max)
 
 
-def _inspect(name: str, rules: AppendRules, records: Buffer, *, now_ms: int) -> InspectedRecords:
-    check_batch(records)
+def _inspect(
+    name: str, rules: AppendRules, records: Buffer, output_bytes_max: int, *, now_ms: int
+) -> InspectedRecords:
+    """Inspect a batch that has passed `check_batch`. `output_bytes_max`: 0 if its decompressed size needs no check.
+    Raises `DecompressedTooLarge` above it; other errors are in the result."""
     try:
-        return inspect_records(name, rules, records, now_ms)
+        if output_bytes_max:
+            decompress_batch(records, output_bytes_max)
+        return inspect_records(name, rules, records, now_ms)._replace(by_thread=True)
     except DecompressedTooLarge:
         raise
     except MansioError as error:
-        return InspectedRecords(rules, error=without_traceback(error))
+        return InspectedRecords(rules, error=without_traceback(error), by_thread=True)
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:

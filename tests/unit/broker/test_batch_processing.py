@@ -1,5 +1,5 @@
-"""The recompressor against a model, over random interleavings of arrivals, finished jobs, changed settings, changes of
-the leader and unexpected exceptions; and on a replicated partition."""
+"""The batch processor against a model, over random interleavings of arrivals, finished jobs, changed settings, changes
+of the leader and unexpected exceptions; and on a replicated partition."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.broker.partition.append_validation import AppendRules
-from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.recompression import (
+from mansio.broker.partition.batch_processing import (
     CLIENT_BYTES_MAX,
     INLINE_BYTES_MAX,
     OVERHEAD_BYTES,
     QUEUED_BYTES_MAX,
-    Recompressor,
+    BatchProcessor,
 )
+from mansio.broker.partition.partition_hook import AppendResult
 from mansio.broker.services.produce import ACKS_ALL
 from mansio.errors import (
     CorruptMessage,
@@ -42,6 +42,7 @@ from mansio.wire.batch.record_batch import (
     read_header,
 )
 from mansio.wire.batch.record_reader import read_records
+from support.logs import ManualClock
 from support.replicas import TOPIC, Cluster
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class FakePartition:
     topic: str = "t"
     index: int = 0
     is_leader: bool = True
-    is_recompressing: bool = False
+    has_waiting_batches: bool = False
     batches: list[bytes] = field(default_factory=list)
     table: ProducerTable = field(default_factory=lambda: ProducerTable(expiration_ms=1 << 40))
     end: int = 0
@@ -109,6 +110,7 @@ class FakePartition:
         *,
         urgent: bool = True,
         transactional: bool = False,
+        is_intact: bool = False,
         is_checked: bool = False,
         inspected: object = None,
     ) -> AppendResult:
@@ -116,7 +118,7 @@ class FakePartition:
         self.ensure_leader()
         if self.fails_unexpectedly:
             raise ValueError(self.name)
-        header = check_batch(batch)
+        header = read_header(batch) if is_intact else check_batch(batch)
         if len(batch) > self.rules.message_bytes_max:
             raise MessageTooLarge(self.name)
         if header.producer_id >= 0 and (known := self.table.check(header)) is not None:
@@ -165,7 +167,7 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.thread = ManualThread()
-        self.recompressor = Recompressor(self.thread)
+        self.batch_processor = BatchProcessor(self.thread)
         self.partitions: list[Any] = [
             FakePartition(f"t-{index}", rules(self.random.choice(COMPRESSIONS))) for index in range(6)
         ]
@@ -218,7 +220,7 @@ class Model:
         )
         sent = Sent(partition, batch, partition.rules.compression)
         # A caller's own exception reaches it if the outcome is immediate.
-        sent.raises = partition.is_recompressing and self.random.random() < 0.1
+        sent.raises = partition.has_waiting_batches and self.random.random() < 0.1
         if self.random.random() < 0.05:
             sent.batch = batch[:-1] + bytes((batch[-1] ^ 1,))
             sent.must_fail = CorruptMessage
@@ -228,7 +230,7 @@ class Model:
         lent = bytearray(sent.batch)  # the memory of a frame, which is reused after the call
         urgent = self.random.random() < 0.5
         try:
-            self.recompressor.append(
+            self.batch_processor.append(
                 partition,
                 lent,
                 urgent=urgent,
@@ -242,10 +244,10 @@ class Model:
     def check(self) -> None:
         while self.thread.jobs:
             self._run()
-        assert self.recompressor.queued_bytes == 0
-        assert not self.recompressor._queues
-        assert not self.recompressor._client_bytes
-        assert not any(partition.is_recompressing for partition in self.partitions)
+        assert self.batch_processor.queued_bytes == 0
+        assert not self.batch_processor._queues
+        assert not self.batch_processor._client_bytes
+        assert not any(partition.has_waiting_batches for partition in self.partitions)
         recompressed = 0
         for partition in self.partitions:
             accepted = []
@@ -276,7 +278,7 @@ class Model:
                     recompressed += 1
                 else:
                     assert stored == sent.batch
-        assert self.recompressor.recompressed_batch_count == recompressed
+        assert self.batch_processor.recompressed_batch_count == recompressed
 
 
 @pytest.mark.parametrize(
@@ -289,8 +291,8 @@ def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds
         for _ in range(60):
             model.step()
             waiting = [sent.batch for sent in model.sent if not sent.outcomes]
-            assert model.recompressor.queued_bytes >= sum(len(batch) + OVERHEAD_BYTES for batch in waiting)
-            queued = max(queued, model.recompressor.queued_bytes)
+            assert model.batch_processor.queued_bytes >= sum(len(batch) + OVERHEAD_BYTES for batch in waiting)
+            queued = max(queued, model.batch_processor.queued_bytes)
         model.check()
         appended += sum(len(partition.batches) for partition in model.partitions)
     assert appended > 400
@@ -310,7 +312,7 @@ class One:
 
     def __init__(self, compression: Compression | None = None, bytes_max: int = BATCH_BYTES_MAX) -> None:
         self.thread = ManualThread()
-        self.recompressor = Recompressor(self.thread)
+        self.batch_processor = BatchProcessor(self.thread)
         self.partition: Any = FakePartition("t-0", rules(compression or Compression(Codec.ZSTD), bytes_max))
         self.outcomes: dict[int, AppendResult | MansioError] = {}
 
@@ -319,7 +321,9 @@ class One:
             assert number not in self.outcomes
             self.outcomes[number] = outcome
 
-        self.recompressor.append(self.partition, batch, urgent=True, on_appended=on_appended, client=client)
+        self.batch_processor.append(
+            self.partition, batch, urgent=True, on_appended=on_appended, client=client
+        )
 
 
 def test_a_small_batch_does_not_pass_one_that_is_being_recompressed() -> None:
@@ -354,7 +358,7 @@ def test_a_batch_that_cannot_be_recompressed_fails_alone() -> None:
     assert isinstance(one.outcomes[2], MessageTooLarge)
     assert f"max.decompressed.bytes={DECOMPRESSED_BYTES_MAX}" in str(one.outcomes[2])
     assert len(one.partition.batches) == 2
-    assert not one.partition.is_recompressing
+    assert not one.partition.has_waiting_batches
 
 
 def test_a_defect_of_the_thread_fails_one_batch(caplog: pytest.LogCaptureFixture) -> None:
@@ -380,7 +384,7 @@ def test_an_unexpected_exception_ends_its_own_batch_only(caplog: pytest.LogCaptu
         one.outcomes[1] = outcome
         raise ValueError("a defect of the caller")
 
-    one.recompressor.append(one.partition, as_it_is[1], urgent=True, on_appended=defective)
+    one.batch_processor.append(one.partition, as_it_is[1], urgent=True, on_appended=defective)
     one.send(2, as_it_is[2])
     one.send(3, large(3))
     one.send(4, as_it_is[4])
@@ -398,7 +402,7 @@ def test_an_unexpected_exception_ends_its_own_batch_only(caplog: pytest.LogCaptu
     assert kinds == [AppendResult, AppendResult, AppendResult, MansioError, MansioError, AppendResult]
     assert one.outcomes[3].kafka_code == -1  # type: ignore[union-attr]
     assert caplog.text.count("recompression_failed") == 3
-    assert not one.partition.is_recompressing
+    assert not one.partition.has_waiting_batches
 
 
 def test_a_partition_waits_for_one_batch_of_each_other_one() -> None:
@@ -407,7 +411,7 @@ def test_a_partition_waits_for_one_batch_of_each_other_one() -> None:
     for number in range(20):
         one.send(number, large(number))
     outcomes: list[AppendResult | MansioError] = []
-    one.recompressor.append(other, large(7), urgent=True, on_appended=outcomes.append)
+    one.batch_processor.append(other, large(7), urgent=True, on_appended=outcomes.append)
     one.thread.run()
     one.thread.run()
     assert len(other.batches) == len(outcomes) == 1
@@ -427,8 +431,8 @@ def test_a_closed_thread_fails_what_waits() -> None:
     one.send(3, large(3))
     kinds = [type(one.outcomes[number]) for number in range(4)]
     assert kinds == [AppendResult, RequestTimedOut, RequestTimedOut, RequestTimedOut]
-    assert one.recompressor.queued_bytes == 0
-    assert not one.partition.is_recompressing
+    assert one.batch_processor.queued_bytes == 0
+    assert not one.partition.has_waiting_batches
 
 
 def test_sizes_as_sent_and_as_stored_are_limited_as_in_kafka() -> None:
@@ -448,8 +452,8 @@ def test_the_batches_that_wait_are_bounded() -> None:
     while not one.outcomes and count < 60:
         one.send(count, batch, client=count % 3)
         count += 1
-    assert one.recompressor.queued_bytes <= QUEUED_BYTES_MAX
-    assert one.recompressor.is_congested("another")
+    assert one.batch_processor.queued_bytes <= QUEUED_BYTES_MAX
+    assert one.batch_processor.is_congested("another")
     assert isinstance(one.outcomes[count - 1], RequestTimedOut), "a client tries again"
     one.thread.run()
     one.send(count, batch, client=count % 3)
@@ -481,8 +485,8 @@ def test_a_batch_counts_as_decompressed(codec: Codec) -> None:
         one.send(number, batch, client="a")
     assert len(one.outcomes) == 50 - CLIENT_BYTES_MAX // len(decoded()), "refused at once"
     assert {type(outcome) for outcome in one.outcomes.values()} == {RequestTimedOut}
-    assert one.recompressor.queued_bytes >= (50 - len(one.outcomes)) * len(decoded())
-    assert one.recompressor.is_congested("a")
+    assert one.batch_processor.queued_bytes >= (50 - len(one.outcomes)) * len(decoded())
+    assert one.batch_processor.is_congested("a")
     one.send(50, large(50, codec=codec), client="b")
     assert 50 not in one.outcomes, "another client has a share of its own"
 
@@ -511,10 +515,10 @@ def test_a_batch_that_is_longer_than_it_states_is_recompressed_if_there_is_room(
     for number in range(6):
         one.send(number, batch, client="a")
     one.send(6, small, client="a")
-    assert one.recompressor.queued_bytes < 1 << 20
+    assert one.batch_processor.queued_bytes < 1 << 20
     one.thread.run()
     assert not one.outcomes
-    assert one.recompressor.queued_bytes >= DECOMPRESSED_BYTES_MAX
+    assert one.batch_processor.queued_bytes >= DECOMPRESSED_BYTES_MAX
     while one.thread.jobs:
         one.thread.run()
     assert list(one.outcomes) == list(range(7))
@@ -522,24 +526,43 @@ def test_a_batch_that_is_longer_than_it_states_is_recompressed_if_there_is_room(
     assert values(one.partition.batches[0]) == values(decoded())
 
 
+def test_a_batch_that_is_longer_than_it_states_is_not_inspected_before_it_counts() -> None:
+    one = One(bytes_max=4 << 20)
+    one.partition.rules = rules(None)._replace(
+        checks_content=False, inspects_records=True, has_priorities=True
+    )
+    one.partition.clock = ManualClock()
+    outcomes: list[AppendResult | MansioError] = []
+    one.batch_processor.append(
+        one.partition, understated(100), urgent=True, on_appended=outcomes.append, was_tried=True
+    )
+    assert one.batch_processor.queued_bytes < 1 << 20
+    one.thread.run()
+    assert not outcomes
+    assert one.batch_processor.queued_bytes >= DECOMPRESSED_BYTES_MAX
+    one.thread.run()
+    (outcome,) = outcomes
+    assert isinstance(outcome, AppendResult)
+
+
 def test_a_batch_that_is_longer_than_it_states_is_refused_if_there_is_no_room() -> None:
     one = One(bytes_max=4 << 20)
     others: Any = [FakePartition(f"u-{number}", rules(Compression(Codec.NONE))) for number in range(10)]
     one.send(0, understated(100), client="a")
     for other in others:
-        one.recompressor.append(
+        one.batch_processor.append(
             other, bomb(Codec.ZSTD), urgent=True, on_appended=lambda _: None, client=other
         )
     one.send(1, large(1), client="a")
     one.thread.run()
     assert isinstance(one.outcomes[0], RequestTimedOut)
-    assert one.recompressor.queued_bytes <= QUEUED_BYTES_MAX
+    assert one.batch_processor.queued_bytes <= QUEUED_BYTES_MAX
     while one.thread.jobs:
         one.thread.run()
     assert isinstance(one.outcomes[1], AppendResult)
     assert len(one.partition.batches) == 1
-    assert not one.recompressor.queued_bytes
-    assert not one.recompressor._client_bytes
+    assert not one.batch_processor.queued_bytes
+    assert not one.batch_processor._client_bytes
 
 
 def test_a_follower_copies_what_its_leader_stored_whatever_its_own_setting() -> None:
@@ -568,4 +591,4 @@ def test_a_follower_copies_what_its_leader_stored_whatever_its_own_setting() -> 
     assert copies[0] == copies[1] == copies[2]
     assert [header.codec for header in copies[0]] == [Codec.GZIP] * 5
     assert [header.base_sequence for header in copies[0]] == [0, 1, 2, 3, 4]
-    assert [cluster[node_id].recompressor.recompressed_batch_count for node_id in (1, 2, 3)] == [5, 0, 0]
+    assert [cluster[node_id].batch_processor.recompressed_batch_count for node_id in (1, 2, 3)] == [5, 0, 0]
