@@ -4,7 +4,7 @@ One call of an encoder holds the event loop until it has encoded everything: 60 
 the answer with more than `PIECE_BYTES` or `PIECE_RECORDS` is sent in pieces, and other connections are served in
 between. It has the bytes of a short one. No more than a piece of it is in memory beside its records.
 
-Invariant: one step of an answer encodes at most `PIECE_BYTES` and `PIECE_RECORDS`, and parses at most as much as a body
+Invariant: one step of an answer encodes at most `PIECE_BYTES`, `PIECE_RECORDS` and `PIECE_HEADERS`, and parses at most as much as a body
 of a request (`json_bodies`).
 """
 
@@ -38,10 +38,7 @@ PIECE_BYTES: Final = 192 << 10
 the whole."""
 
 PIECE_RECORDS: Final = 500
-HEADER_BYTES: Final = 8
-"""What each header counts beside its name and value."""
-
-_PIECE_HEADERS: Final = 1_000
+PIECE_HEADERS: Final = 1_000
 
 
 def records_answer(
@@ -70,14 +67,16 @@ async def in_turns(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def content_bytes(record: Message | ReceivedRecord) -> int:
-    """Return the size of key, value and headers."""
+    """Return the size of key, value and headers; of more than `PIECE_HEADERS`, that of more than a piece."""
     size = 0
     if record.value is not None:
         size = len(record.value)
     if record.key is not None:
         size += len(record.key)
     if record.headers:
-        size += sum([len(name) + len(value or b"") + HEADER_BYTES for name, value in record.headers])
+        if len(record.headers) > PIECE_HEADERS:
+            return size + PIECE_BYTES + 1
+        size += sum([len(name) + len(value or b"") for name, value in record.headers])
     return size
 
 
@@ -160,15 +159,15 @@ def _value_pieces(value: bytes | None, as_: ValueFormat) -> Iterator[bytes]:
 def _header_pieces(headers: Sequence[Header]) -> Iterator[bytes]:
     """Yield the members of `encode_headers`."""
     last: dict[str, bytes | None] = {}
-    for begin in range(0, len(headers), _PIECE_HEADERS):
-        last.update(headers[begin : begin + _PIECE_HEADERS])
+    for begin in range(0, len(headers), PIECE_HEADERS):
+        last.update(headers[begin : begin + PIECE_HEADERS])
         yield b""
     small: dict[str, bytes | None] = {}
     size = 0
     comma = b""
     for name, value in last.items():
         one = len(name) + len(value or b"")
-        if small and (size + one > PIECE_BYTES or len(small) == _PIECE_HEADERS):
+        if small and (size + one > PIECE_BYTES or len(small) == PIECE_HEADERS):
             yield comma + _members(encode_headers(small.items()))
             small, size, comma = {}, 0, b","
         if one <= PIECE_BYTES:

@@ -208,11 +208,13 @@ async def _events(
         value = {"topic": topic, "partition": partition, **unreadable_value(offsets)}
         return b"event: unreadable\nid: %b\ndata: %b\n\n" % (_event_id(positions), to_json(value))
 
-    def record_events(messages: list[Message]) -> Iterator[bytes]:
+    def record_events(
+        messages: list[Message], larges: list[UnreadableOffsets | None]
+    ) -> Iterator[bytes]:
         lines: list[bytes] = []
         size_bytes = 0
-        for message in messages:
-            if (large := too_large(message)) is not None:
+        for message, large in zip(messages, larges, strict=True):
+            if large is not None:
                 lines.append(unreadable_event(message.partition, large))
                 continue
             positions[message.partition] = message.offset + 1
@@ -252,7 +254,7 @@ async def _events(
                     continue
                 if not messages:
                     yield b": no records\n\n"
-                async for piece in in_turns(record_events(messages)):
+                async for piece in in_turns(record_events(messages, await too_large(messages))):
                     yield piece
     except MansioError as error:
         yield b"event: problem\ndata: " + to_json(error_value(error)) + b"\n\n"

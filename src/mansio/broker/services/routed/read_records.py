@@ -36,6 +36,8 @@ UNREADABLE_MAX: Final = 100
 INLINE_DECOMPRESSED_BYTES_MAX: Final = 128 << 10
 """Decompressed size of a batch up to which it is decoded on the event loop, which takes less than 50 ms for the smallest
 records."""
+INLINE_HEADERS_MAX: Final = 1_000
+"""Number of headers of a record up to which their size is computed on the event loop."""
 _PREFETCH_BYTES_MIN: Final = 1 << 16
 
 
@@ -48,8 +50,14 @@ class ReadResult(NamedTuple):
     unreadable: list[UnreadableOffsets]
 
 
-def too_large(message: Message) -> UnreadableOffsets | None:
-    """Return the offset of a record that is too large to be returned by these protocols; None for any other."""
+async def too_large(messages: list[Message]) -> list[UnreadableOffsets | None]:
+    """Return, for each record, its offset if it is too large to be returned by these protocols; None for any other."""
+    if any([len(each.headers) > INLINE_HEADERS_MAX for each in messages]):
+        return await asyncio.to_thread(list, map(_too_large, messages))
+    return list(map(_too_large, messages))
+
+
+def _too_large(message: Message) -> UnreadableOffsets | None:
     size_bytes = len(message.key or b"") + len(message.value or b"")
     size_bytes += sum(len(value or b"") for _, value in message.headers)
     if size_bytes <= RECORD_BYTES_MAX:
@@ -117,8 +125,8 @@ async def read_records(
                     continue
                 if not messages and wait_ms and left_ms <= 0:
                     break
-                for message in messages:
-                    if (large := too_large(message)) is not None:
+                for message, large in zip(messages, await too_large(messages), strict=True):
+                    if large is not None:
                         unreadable.append(large)
                         continue
                     size_bytes += len(message.key or b"") + len(message.value or b"")
