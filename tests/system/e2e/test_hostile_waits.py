@@ -53,7 +53,7 @@ class Publisher:
         self._peer.create_topic(self._topic)
 
     def close(self) -> None:
-        self._peer.close()
+        self._peer.socket.close()
 
     def publish(self) -> float:
         """Publish a record; return the seconds until it was durable, without those for which the machine ran others."""
@@ -111,7 +111,6 @@ class Scene:
             waited_s = self.longest_wait_s(*indexes)
             if waited_s <= self.usual_s + scaled(extra_s):
                 break
-        print(f"WAIT {[ALL[each].name for each in indexes]} {waited_s * 1000:.0f} {self.usual_s * 1000:.0f}")
         assert waited_s <= self.usual_s + scaled(extra_s), f"{waited_s:.3f} s, usually {self.usual_s:.3f} s"
 
 
