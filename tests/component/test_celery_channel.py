@@ -308,10 +308,13 @@ def test_messages_of_16_mib_are_delivered_also_by_queues_of_an_earlier_version(
             send(connection, body)
         return
     send(connection, "small", body, "small")
-    for expected in ("small", body, "small"):
+    # On a loaded machine the lease of a large message may end before it has arrived: it is delivered again, later.
+    sizes = []
+    for _ in range(3):
         message = next_message(connection)
-        assert len(message.payload) == len(expected)
+        sizes.append(len(message.payload))
         message.ack()
+    assert sorted(sizes) == sorted(map(len, ("small", body, "small")))
     news = queue_of_process("mine")
     news(connection.channel()).declare()
     publish(connection, body)

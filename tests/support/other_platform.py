@@ -140,6 +140,7 @@ def imitate_windows() -> None:
     descriptors and hands over received bytes in its own buffers."""
     _import_first("click", "typer", "rich.console", "pydantic_settings", "kio", "crc32c", "cramjam", "re2")
     _use_proactor_interface()
+    _use_disk_usage_of_windows()
     _remove(LINUX_ONLY, NEWER_MACOS_ONLY, POSIX_ONLY)
     _hide_proc()
     for name in POSIX_MODULES:
@@ -187,6 +188,22 @@ def _hide_proc() -> None:
     builtins.open = open_checked
     os.listdir = list_checked
     ctypes.CDLL = refuse  # type: ignore[assignment,misc]  # nothing may create one
+
+
+def _use_disk_usage_of_windows() -> None:
+    """`shutil` calls the system there, and `os.statvfs`, which Windows lacks, elsewhere."""
+    import os
+    import shutil
+
+    true_statvfs = os.statvfs
+
+    def disk_usage(path: str) -> tuple[int, int, int]:
+        found = true_statvfs(path)
+        sizes = found.f_blocks, found.f_blocks - found.f_bfree, found.f_bavail
+        total, used, free = (size * found.f_frsize for size in sizes)
+        return total, used, free
+
+    shutil.disk_usage = disk_usage  # type: ignore[assignment]  # a plain tuple instead of a named one
 
 
 def _use_proactor_interface() -> None:

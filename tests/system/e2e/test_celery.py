@@ -108,13 +108,13 @@ def test_a_task_that_takes_longer_than_its_lease_runs_once(
     broker: TestBroker, app: celery.Celery, tmp_path: Path
 ) -> None:
     with (
-        Worker(broker.bootstrap_servers, tmp_path, "one", "-c", "1", lease_s=1) as one,
-        Worker(broker.bootstrap_servers, tmp_path, "other", "-c", "1", lease_s=1) as other,
+        Worker(broker.bootstrap_servers, tmp_path, "one", "-c", "1", lease_s=4) as one,
+        Worker(broker.bootstrap_servers, tmp_path, "other", "-c", "1", lease_s=4) as other,
     ):
         one.wait_ready()
         other.wait_ready()
-        app.send_task("late", (1, 5))
-        wait_until(lambda: counts(tmp_path, "end 1"), 30, "the end of the task")
+        app.send_task("late", (1, 10))
+        wait_until(lambda: counts(tmp_path, "end 1"), 60, "the end of the task")
         wait_until(lambda: broker_is_idle(broker), 30, "acknowledged")
         assert sum(counts(tmp_path, "begin").values()) == 1
         one.stop()
