@@ -56,7 +56,7 @@ DescribeConfigs; OffsetFetch | 0.7 to 1.0 s; 0.2 s |
 | delivery of delayed records, followers that read delays, ids or priorities, and order by key: a batch of 128 MiB \
 when decompressed | 0.3 to 1 s |
 | gRPC reads of records and receives of share groups: a record of 60 MiB | 50 to 70 ms: gRPC copies the message |
-| HTTP reads, event streams, receives of share groups: a record with 300,000 headers | up to 90 ms |
+| HTTP reads, event streams, receives of share groups: a record with 900,000 headers | up to 90 ms |
 
 ## Defaults that differ from Kafka's
 

@@ -54,7 +54,7 @@ CONTENTS: Final = (
     Content("JSON", lambda: [(b"k", b"[" + b"[]," * (SIZE // 3) + b"1]", [])]),
     Content("a key", lambda: [(b"k" * SIZE, b"v", [])]),
     Content("a header", lambda: [(None, None, [("name", b"\xff" * SIZE)])]),
-    Content("headers", lambda: [(b"k", b"v", [("%d" % each, b"v") for each in range(900_000)])]),
+    Content("headers", lambda: [(b"k", b"v", [(str(each), b"v") for each in range(900_000)])]),
     Content("headers of one name", lambda: [(b"k", b"v", [("name", None)] * 1_000_000)]),
     Content("small records", lambda: [(b"k", b"v", [("h", b"1")])] * 300_000),
     Content("records of 200 KiB", lambda: [(b"k", bytes(200 << 10), [])] * 300),
@@ -77,7 +77,9 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedd
     with EmbeddedBroker(tmp_path_factory.mktemp("answers") / "data") as started:
         broker = started._broker
         assert broker is not None
-        running = RunningBroker(broker.service, broker.server, broker.listener_address, lambda: broker.is_ready)
+        running = RunningBroker(
+            broker.service, broker.server, broker.listener_address, lambda: broker.is_ready
+        )
         app = started._call(in_loop(build_app, running), scaled(20))
         http = HttpServer(app, "127.0.0.1", 0)
         rpc = GrpcServer(broker.service, broker.listener_address, "127.0.0.1", 0)
@@ -105,7 +107,12 @@ def stored(at: Addresses, content: Content) -> str:
 def kafka_produce(topic: str, batch: bytes) -> bytes:
     head = (-1).to_bytes(2, "big", signed=True) + (60_000).to_bytes(4, "big") + (1).to_bytes(4, "big")
     return (
-        head + kafka_text(topic.encode()) + (1).to_bytes(4, "big") + bytes(4) + len(batch).to_bytes(4, "big") + batch
+        head
+        + kafka_text(topic.encode())
+        + (1).to_bytes(4, "big")
+        + bytes(4)
+        + len(batch).to_bytes(4, "big")
+        + batch
     )
 
 
@@ -122,7 +129,9 @@ def http_read(at: Addresses, topic: str, values: str) -> list[dict[str, Any]]:
 
 def http_events(at: Addresses, topic: str, values: str) -> list[dict[str, Any]]:
     params = {"values": values, "from": "earliest"}
-    with httpx.stream("GET", f"{at.http}/v1/topics/{topic}/events", params=params, timeout=scaled(60)) as answer:
+    with httpx.stream(
+        "GET", f"{at.http}/v1/topics/{topic}/events", params=params, timeout=scaled(60)
+    ) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: "):
                 return [json.loads(line[6:])]
@@ -161,7 +170,9 @@ def grpc_receive(at: Addresses, topic: str, _values: str) -> list[Any]:
         client.admin.alter_group_config(group, {"share.auto.offset.reset": "earliest"})
     with channel_of(at) as channel:
         call = channel.stream_stream("/mansio.v1.Mansio/Receive")
-        opening = pb.ReceiveRequest(open=pb.ReceiveOpen(group=group, topics=[topic], max_records=10_000), credits=10_000)
+        opening = pb.ReceiveRequest(
+            open=pb.ReceiveOpen(group=group, topics=[topic], max_records=10_000), credits=10_000
+        )
         done = threading.Event()
 
         def requests() -> Iterator[bytes]:

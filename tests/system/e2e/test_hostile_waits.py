@@ -1,4 +1,4 @@
-"""Hostile bodies of every protocol, as another client feels them: what one durable record waits for while they are sent.
+"""Hostile bodies of every protocol, as another client sees them: what one durable record waits for meanwhile.
 
 The client publishes a record with acks=all every few milliseconds. Its longest wait with a hostile body is compared
 with its own waits without one. Time for which the machine did not run the broker or the client is not counted, and a
@@ -74,7 +74,9 @@ class Publisher:
 class Scene:
     """A broker, the other client with its usual wait, and senders."""
 
-    def __init__(self, broker: ServedBroker, at: Addresses, publisher: Publisher, senders: list[Sender]) -> None:
+    def __init__(
+        self, broker: ServedBroker, at: Addresses, publisher: Publisher, senders: list[Sender]
+    ) -> None:
         self.broker = broker
         self.at = at
         self.publisher = publisher
@@ -149,5 +151,7 @@ def test_hostile_bodies_of_all_protocols_together_leave_no_delay_and_no_memory(s
         ("empty receipts", "parameters", "headers of a record", "partitions of a fetch"),
     ):
         # Four take turns: the record waits for one turn of each.
-        shared.check(4 * EXTRA_S_MAX, *(next(i for i, each in enumerate(ALL) if each.name == n) for n in names))
+        shared.check(
+            4 * EXTRA_S_MAX, *(next(i for i, each in enumerate(ALL) if each.name == n) for n in names)
+        )
     wait_until(lambda: process.memory_info().rss < before + GROWTH_BYTES_MAX, 20, "memory returns")

@@ -43,7 +43,10 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def messages(contents: list[Any]) -> list[Message]:
-    return [Message("t", 3, offset, 7, key, value, tuple(headers)) for offset, (key, value, headers) in enumerate(contents)]
+    return [
+        Message("t", 3, offset, 7, key, value, tuple(headers))
+        for offset, (key, value, headers) in enumerate(contents)
+    ]
 
 
 def fields(message: Message) -> dict[str, Any]:

@@ -146,9 +146,7 @@ def _members(found: dict[str, Any]) -> bytes:
 
 
 def _value_pieces(value: bytes | None, as_: ValueFormat) -> Iterator[bytes]:
-    if value is None or len(value) <= PIECE_BYTES:
-        yield _members(encode_value(value, as_))
-    elif as_ == "json" and (yield from _is_small_json(value)):
+    if value is None or len(value) <= PIECE_BYTES or (as_ == "json" and (yield from _is_small_json(value))):
         yield _members(encode_value(value, as_))
     elif as_ in ("auto", "text") and (yield from _is_text(value)):
         yield from _text_member("value", value)

@@ -135,9 +135,7 @@ async def receive(call: Call) -> Response:
             "timestamp_ms": record.timestamp_ms,
         }
 
-    return records_answer(
-        result.records, body.values, fields, {"lease_ms": result.lock_ms, "errors": errors}
-    )
+    return records_answer(result.records, body.values, fields, {"lease_ms": result.lock_ms, "errors": errors})
 
 
 async def _acknowledge(

@@ -208,9 +208,7 @@ async def _events(
         value = {"topic": topic, "partition": partition, **unreadable_value(offsets)}
         return b"event: unreadable\nid: %b\ndata: %b\n\n" % (_event_id(positions), to_json(value))
 
-    def record_events(
-        messages: list[Message], larges: list[UnreadableOffsets | None]
-    ) -> Iterator[bytes]:
+    def record_events(messages: list[Message], larges: list[UnreadableOffsets | None]) -> Iterator[bytes]:
         lines: list[bytes] = []
         size_bytes = 0
         for message, large in zip(messages, larges, strict=True):

@@ -52,7 +52,7 @@ class ReadResult(NamedTuple):
 
 async def too_large(messages: list[Message]) -> list[UnreadableOffsets | None]:
     """Return, for each record, its offset if it is too large to be returned by these protocols; None for any other."""
-    if any([len(each.headers) > INLINE_HEADERS_MAX for each in messages]):
+    if any(len(each.headers) > INLINE_HEADERS_MAX for each in messages):
         return await asyncio.to_thread(list, map(_too_large, messages))
     return list(map(_too_large, messages))
 
