@@ -4,9 +4,8 @@ One call of an encoder holds the event loop until it has encoded everything: 60 
 the answer with more than `PIECE_BYTES` or `PIECE_RECORDS` is sent in pieces, and other connections are served in
 between. It has the bytes of a short one. No more than a piece of it is in memory beside its records.
 
-Invariant: one step of an answer encodes at most `PIECE_BYTES`, `PIECE_RECORDS` and `PIECE_HEADERS`, and parses at most as much as a body
-of a request (`json_bodies`).
-"""
+Invariant: one step of an answer encodes at most `PIECE_BYTES`, `PIECE_RECORDS` and `PIECE_HEADERS`, and parses at most
+as much as a body of a request (`json_bodies`)."""
 
 from __future__ import annotations
 

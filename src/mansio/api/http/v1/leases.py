@@ -11,7 +11,7 @@ from starlette.responses import Response
 from mansio.api.http.v1.answers import records_answer
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import error_value
-from mansio.api.http.v1.values import Record, ValueFormat
+from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.broker.services.share_groups.leases import (
     ACKNOWLEDGEMENTS_MAX,
     REASON_CHARACTERS_MAX,

@@ -14,7 +14,7 @@ from mansio.api.http.v1.answers import PIECE_BYTES, content_bytes, in_turns, rec
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.problems import InvalidField, error_value
 from mansio.api.http.v1.times import parse_time
-from mansio.api.http.v1.values import Record, ValueFormat
+from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.broker.services.routed.read_records import (
     BYTES_MAX,
     RECORDS_MAX,

@@ -34,7 +34,7 @@ RECORD_BYTES_MAX: Final = 64 << 20
 UNREADABLE_MAX: Final = 100
 """Maximum number of ranges of unreadable offsets in one result."""
 INLINE_DECOMPRESSED_BYTES_MAX: Final = 128 << 10
-"""Decompressed size of a batch up to which it is decoded on the event loop, which takes less than 50 ms for the smallest
+"""Decompressed size of a batch up to which it is decoded on the event loop, which takes less than 50 ms for small
 records."""
 INLINE_HEADERS_MAX: Final = 1_000
 """Number of headers of a record up to which their size is computed on the event loop."""
