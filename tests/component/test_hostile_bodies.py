@@ -98,7 +98,7 @@ def named(bodies: tuple[HostileBody, ...], *names: str) -> list[HostileBody]:
     [
         *named(HTTP, "empty records in gzip", "announced and not sent"),
         *named(SQS, "empty entries"),
-        *named(GRPC, "empty records"),
+        *named(GRPC, "many empty records"),
         *named(KAFKA, "unknown tagged fields"),
     ],
     ids=lambda each: f"{each.protocol} {each.name}",

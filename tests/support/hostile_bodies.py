@@ -376,7 +376,7 @@ def send(at: Addresses, hostile: HostileBody, body: bytes) -> str:
     """Send a body; return the status of the answer, "closed" if the connection was closed instead."""
     try:
         if hostile.protocol == "kafka":
-            return _send_kafka(at.kafka, body)
+            return send_kafka(at.kafka, body)
         if hostile.protocol == "grpc":
             return _send_grpc(at.grpc, hostile.target, body)
         return _send_http(at, hostile, body)
@@ -421,7 +421,7 @@ def _send_grpc(address: str, method: str, body: bytes) -> str:
     return "OK"
 
 
-def _send_kafka(address: str, body: bytes) -> str:
+def send_kafka(address: str, body: bytes) -> str:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=scaled(ANSWER_S_MAX)) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)

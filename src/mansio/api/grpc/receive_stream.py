@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 
 from mansio.api.grpc import mansio_pb2 as pb
-from mansio.api.grpc.conversion import add_record, error_of
+from mansio.api.grpc.answers import records_response
+from mansio.api.grpc.conversion import error_of
 from mansio.api.grpc.requests import parse
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.errors import InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
 
 if TYPE_CHECKING:
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.caller import Caller
 
@@ -114,15 +117,17 @@ class ReceiveStream:
             self._credits -= count
             if self._credits <= 0:
                 self._has_credits.clear()
-            response = pb.ReceiveResponse()
-            for each in result.records:
-                receipt = self._services.leases.receipt_of(result, each)
-                add_record(response.records, each, receipt, each.delivery_count)
-            await self._write(response)
+            delivery = partial(self._delivery, result)
+            await self._write(await records_response(pb.ReceiveResponse, result.records, delivery))
+
+    def _delivery(self, result: ReceiveResult, record: ReceivedRecord) -> tuple[str, int]:
+        """Return receipt and delivery count of a record of `result`."""
+        return self._services.leases.receipt_of(result, record), record.delivery_count
 
     async def _write(self, response: Any) -> None:
         async with self._writing:
-            response.acknowledged, self._acknowledged = self._acknowledged, 0
+            if not isinstance(response, bytes):  # a large one, which is encoded already, has no other fields
+                response.acknowledged, self._acknowledged = self._acknowledged, 0
             await self._context.write(response)
 
     async def _read(self) -> None:

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mansio.api.grpc import mansio_pb2 as pb
+from mansio.api.grpc.answers import serialized
 from mansio.api.grpc.requests import parse
 from mansio.api.grpc.service import CLIENT_ID, MansioService
 from mansio.broker.services.routed.own_client import OwnClient
@@ -97,6 +98,8 @@ def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
     """Return the handler of a method, which parses its request and turns errors into statuses. The methods with streams
     of requests, and Publish, parse them themselves."""
     types = {"response_serializer": method.output_type._concrete_class.SerializeToString}
+    if method.name in ("Fetch", "Receive"):
+        types = {"response_serializer": serialized}
     if method.name == "Receive":
 
         async def receive(requests: Any, context: Any) -> None:

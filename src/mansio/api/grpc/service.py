@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.grpc import mansio_pb2 as pb
+from mansio.api.grpc.answers import records_response
 from mansio.api.grpc.conversion import (
-    add_record,
     error_of,
     headers_of,
     moment,
@@ -95,13 +95,13 @@ class MansioService:
             max_bytes=request.max_bytes or 1 << 20,
             wait_ms=request.wait_ms,
         )
-        response = pb.FetchResponse(
+        return await records_response(
+            pb.FetchResponse,
+            found.records,
+            lambda _: ("", 0),
             next_offset=found.next_offset,
             unreadable=[pb.UnreadableOffsets(**each._asdict()) for each in found.unreadable],
         )
-        for each in found.records:
-            add_record(response.records, each)
-        return response
 
     async def ListOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("at")

@@ -15,17 +15,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.client.types import Message
-from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
+from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, estimate_decompressed_bytes
 from mansio.wire.batch.isolation_filter import visible_batches
+from mansio.wire.batch.record_batch import HEADER_BYTES
 from mansio.wire.batch.unreadable import UnreadableOffsets, read_or_skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
+    from mansio.wire.batch.record_batch import BatchHeader
 
 BATCH_BYTES_MAX = DECOMPRESSED_BYTES_MAX
 """Default limit of the decompressed size of a batch."""
+
+SHORT_GZIP_BYTES = 16 << 10
+"""Size up to which a gzip batch has the decompressed size that it states. A stream that states too little takes at most
+50 ms."""
 
 
 class MessageBatch(NamedTuple):
@@ -36,13 +42,19 @@ class MessageBatch(NamedTuple):
     messages: list[Message]
     next_offset: int
     unreadable: UnreadableOffsets | None = None
+    is_large: bool = False
+    """Whether it only announces a large batch, which the next iteration decodes."""
 
 
 def decode_fetch(
-    completed_fetch: CompletedFetch, read_committed: bool, batch_bytes_max: int = BATCH_BYTES_MAX
+    completed_fetch: CompletedFetch,
+    read_committed: bool,
+    batch_bytes_max: int = BATCH_BYTES_MAX,
+    inline_bytes_max: int | None = None,
 ) -> Iterator[MessageBatch]:
     """Decode the batches of a fetch, one per iteration, a large one in several. A batch that is larger than
-    `batch_bytes_max` when decompressed is unreadable. Raises `CorruptMessage` for a wrong CRC or order of offsets."""
+    `batch_bytes_max` when decompressed is unreadable. `inline_bytes_max`: each part of a batch that is larger than this
+    when decompressed is announced (None: none is). Raises `CorruptMessage` for a wrong CRC or order of offsets."""
     state, first_offset, batches, aborted = completed_fetch
     stop = state.stop_offset
     for position, header, is_visible in visible_batches(
@@ -53,13 +65,15 @@ def decode_fetch(
             yield MessageBatch(state, [], next_offset)
             continue
         remaining = header.record_count
-        for part in read_or_skip(
-            batches[position : position + header.size],
-            header,
-            Message,
-            *state.partition,
-            output_bytes_max=batch_bytes_max,
-        ):
+        batch = batches[position : position + header.size]
+        parts = read_or_skip(batch, header, Message, *state.partition, output_bytes_max=batch_bytes_max)
+        is_large = inline_bytes_max is not None and _is_larger(header, batch, inline_bytes_max)
+        while True:
+            if is_large:
+                yield MessageBatch(state, [], first_offset, is_large=True)
+            part = next(parts, None)
+            if part is None:
+                break
             if isinstance(part, UnreadableOffsets):
                 yield MessageBatch(state, [], next_offset, part.within(first_offset, stop))
                 continue
@@ -72,3 +86,11 @@ def decode_fetch(
                 yield MessageBatch(state, [each for each in messages if each.offset < stop], next_offset)
                 break
             yield MessageBatch(state, messages, end)
+
+
+def _is_larger(header: BatchHeader, batch: memoryview, bytes_max: int) -> bool:
+    """Whether the records of a batch may take more than `bytes_max` when decompressed."""
+    content = batch[HEADER_BYTES:]
+    if header.codec == Codec.GZIP and len(content) > SHORT_GZIP_BYTES:
+        return True
+    return estimate_decompressed_bytes(header.codec, content, bytes_max + 1) > bytes_max

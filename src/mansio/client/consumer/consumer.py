@@ -197,6 +197,9 @@ class Consumer:
         self._closing: asyncio.Task[None] | None = None
         self._decoding_state: PartitionState | None = None
         self._decoding: Iterator[MessageBatch] = iter(())
+        self._inline_bytes_max: int | None = None
+        self._in_thread: asyncio.Future[MessageBatch | None] | None = None
+        """The next part of a large batch, which a thread decodes. A `poll` that is cancelled leaves it to the next."""
         self._polled_index = 0
         self._polled_at = self._loop.time()
         self._committed: dict[TopicPartition, int] = {}
@@ -240,11 +243,17 @@ class Consumer:
 
     async def poll(self, timeout_ms: float | None = None) -> list[Message]:
         """The next batch of messages; empty if none arrives within `timeout_ms` or the requested end is reached."""
-        try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                return await self._take_batch()
-        except TimeoutError:
-            return []
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._take_batch()
+            except TimeoutError:
+                if self._in_thread is None:
+                    return []
+            # What has arrived in time is returned, even if it takes more time to decode it.
+            await asyncio.wait([self._in_thread])
+            timeout_s = 0
 
     async def _poll_with_state(self, timeout_ms: float | None) -> tuple[list[Message], PartitionState | None]:
         """The result of `poll`, and the state of the messages' partition. Used by the blocking consumer, which iterates
@@ -292,8 +301,11 @@ class Consumer:
                     # So that other members need not wait for this member's session timeout.
                     await self._close(include_current=True)
                 return False
-            batch = self._next_decoded()
+            batch = self._next_decoded() if self._in_thread is None else await self._decoded_in_thread()
             if batch is not None:
+                if batch.is_large:
+                    self._in_thread = self._loop.run_in_executor(None, next, self._decoding, None)
+                    continue
                 if self._set_current_batch(batch):
                     return True
                 if batch.unreadable is not None and batch.state.is_active and not batch.state.is_revoking:
@@ -309,7 +321,10 @@ class Consumer:
                 waited = True
                 continue
             self._decoding = decode_fetch(
-                completed, self._options.isolation == "read_committed", self._options.batch_bytes_max
+                completed,
+                self._options.isolation == "read_committed",
+                self._options.batch_bytes_max,
+                self._inline_bytes_max,
             )
             self._decoding_state = completed.state
             if not waited or len(completed.batches) > LARGE_FETCH_BYTES:
@@ -321,10 +336,31 @@ class Consumer:
         try:
             return next(self._decoding, None)
         except MansioError:
-            self._decoding = iter(())
-            if self._decoding_state is not None:
-                self._fetcher.rewind(self._decoding_state)
+            self._stop_decoding()
             raise
+
+    async def _decoded_in_thread(self) -> MessageBatch | None:
+        """The result of `_next_decoded`, of a batch that is being decoded on a thread."""
+        assert self._in_thread is not None
+        try:
+            batch = await asyncio.shield(self._in_thread)
+        except MansioError:
+            self._in_thread = None
+            self._stop_decoding()
+            raise
+        self._in_thread = None
+        self._polled_at = self._loop.time()
+        return batch
+
+    def _stop_decoding(self) -> None:
+        self._decoding = iter(())
+        if self._decoding_state is not None:
+            self._fetcher.rewind(self._decoding_state)
+
+    def _decode_on_threads(self, inline_bytes_max: int) -> None:
+        """Decode batches of more than `inline_bytes_max` decompressed bytes on threads. Used by brokers, whose event
+        loop serves other clients."""
+        self._inline_bytes_max = inline_bytes_max
 
     async def _report(self, batch: MessageBatch, unreadable: UnreadableOffsets) -> None:
         """Report records that cannot be read as `on_unreadable` requires. Raises `UnreadableRecords`."""

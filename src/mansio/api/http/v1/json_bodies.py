@@ -56,13 +56,13 @@ _KEY_CHARACTERS_MAX: Final = 100
 async def count_values(data: bytes, turns: Turns, values_max: int = VALUES_MAX) -> None:
     """Count the values of a JSON text without parsing it. Raises `InvalidField` if there are more than `values_max`."""
     text = data.decode("latin-1")  # what is counted is ASCII
-    for found in _counts(text, 0):
+    for found in value_counts(text, 0):
         if found > values_max:
             raise InvalidField("", f"the body has more than {values_max} JSON values")
         await turns.pause()
 
 
-def _counts(text: str, start: int) -> Iterator[int]:
+def value_counts(text: str, start: int) -> Iterator[int]:
     """Yield how many values a JSON value has so far, it included; the last number is that of all. Ends behind the
     value, or with the text. Of malformed text it is any number."""
     values, depth, at = 1, 0, start
@@ -187,7 +187,7 @@ class ElementReader:
                 )
             self._extend()
             if size > PIECE_BYTES // 2:
-                for values in _counts(self._text, self._at):
+                for values in value_counts(self._text, self._at):
                     if values > VALUES_MAX:
                         raise InvalidField(pointer, f"this has more than {VALUES_MAX} JSON values")
                     await self._turns.pause()

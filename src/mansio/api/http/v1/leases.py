@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 from starlette.responses import Response
 
 from mansio.api.http.problems import error_value
+from mansio.api.http.v1.answers import records_answer
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
-from mansio.api.http.v1.values import Record, ValueFormat, encode_headers, encode_key, encode_value
+from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.broker.services.share_groups.leases import (
     ACKNOWLEDGEMENTS_MAX,
     REASON_CHARACTERS_MAX,
@@ -25,6 +26,9 @@ from mansio.state.share_partition.types import (
     REQUESTED_DELAY_MS_MAX,
 )
 from mansio.tracebacks import copied
+
+if TYPE_CHECKING:
+    from mansio.broker.coordinator.share.received_records import ReceivedRecord
 
 RECORDS_MAX: Final = 1_000
 TOPICS_MAX: Final = 100
@@ -87,7 +91,7 @@ class Acknowledged(Body):
     errors: list[dict[str, Any]]
 
 
-async def receive(call: Call) -> dict[str, Any] | Response:
+async def receive(call: Call) -> Response:
     body: Receive = call.body
     group, leases = call.path("group"), call.services.leases
     work = asyncio.ensure_future(
@@ -114,27 +118,24 @@ async def receive(call: Call) -> dict[str, Any] | Response:
         work.cancel()
         disconnected.cancel()
         await asyncio.wait({work, disconnected})
-    records = [
-        {
-            "receipt": leases.receipt_of(result, each),
-            "topic": each.topic,
-            "partition": each.partition,
-            "offset": each.offset,
-            "delivery_count": each.delivery_count,
-            "timestamp_ms": each.timestamp_ms,
-            **encode_key(each.key),
-            **encode_value(each.value, body.values),
-            "headers": encode_headers(each.headers),
-        }
-        for each in result.records
-    ]
-    if result.errors and not records:
+    if result.errors and not result.records:
         raise next(iter(result.errors.values()))
     errors = [
         {"topic": topic, "partition": partition, **error_value(error)}
         for (topic, partition), error in result.errors.items()
     ]
-    return {"records": records, "lease_ms": result.lock_ms, "errors": errors}
+
+    def fields(record: ReceivedRecord) -> dict[str, Any]:
+        return {
+            "receipt": leases.receipt_of(result, record),
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "delivery_count": record.delivery_count,
+            "timestamp_ms": record.timestamp_ms,
+        }
+
+    return records_answer(result.records, body.values, fields, {"lease_ms": result.lock_ms, "errors": errors})
 
 
 async def _acknowledge(

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 from pydantic_core import to_json
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from mansio.api.http.errors import TooManyRequests
-from mansio.api.http.problems import InvalidField, error_value
+from mansio.api.http.v1.answers import PIECE_BYTES, content_bytes, in_turns, record_pieces, records_answer
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_time
-from mansio.api.http.v1.values import Record, ValueFormat, encode_headers, encode_key, encode_value
+from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.broker.services.routed.read_records import (
     BYTES_MAX,
     RECORDS_MAX,
     WAIT_MS_MAX,
+    consume_on_threads,
     read_records,
     too_large,
 )
@@ -26,7 +27,7 @@ from mansio.wire.batch.unreadable import UnreadableOffsets
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from datetime import datetime
 
     from mansio.client.types import Message
@@ -35,8 +36,6 @@ STREAMS_MAX: Final = 32
 """Maximum number of event streams of a broker."""
 
 STREAM_PREFETCH_BYTES: Final = 1 << 20
-STREAM_PIECE_BYTES: Final = 1 << 20
-"""Size of keys and values that are encoded at a time."""
 KEEP_ALIVE_MS: Final = 15_000
 """Interval of comments in an event stream without records."""
 
@@ -99,16 +98,13 @@ class StreamParameters(Body):
     values: ValueFormat = "auto"
 
 
-def record_value(message: Message, as_: ValueFormat) -> dict[str, Any]:
-    """Return a record in JSON."""
+def record_fields(message: Message) -> dict[str, Any]:
+    """Return the members of a record in JSON beside its content."""
     return {
         "topic": message.topic,
         "partition": message.partition,
         "offset": message.offset,
         "timestamp_ms": message.timestamp_ms,
-        **encode_key(message.key),
-        **encode_value(message.value, as_),
-        "headers": encode_headers(message.headers),
     }
 
 
@@ -117,7 +113,7 @@ def unreadable_value(offsets: UnreadableOffsets) -> dict[str, Any]:
     return {"first_offset": offsets.first, "last_offset": offsets.last, "reason": offsets.reason}
 
 
-async def read(call: Call) -> dict[str, Any]:
+async def read(call: Call) -> Response:
     query: ReadParameters = call.query
     partition = call.partition
     if query.offset is not None and query.time is not None:
@@ -134,11 +130,11 @@ async def read(call: Call) -> dict[str, Any]:
         max_bytes=query.max_bytes,
         wait_ms=query.wait_ms,
     )
-    return {
-        "records": [record_value(each, query.values) for each in found.records],
+    others = {
         "next_offset": found.next_offset,
         "unreadable": [unreadable_value(each) for each in found.unreadable],
     }
+    return records_answer(found.records, query.values, record_fields, others)
 
 
 async def offsets(call: Call) -> dict[str, Any]:
@@ -211,10 +207,40 @@ async def _events(
         value = {"topic": topic, "partition": partition, **unreadable_value(offsets)}
         return b"event: unreadable\nid: %b\ndata: %b\n\n" % (_event_id(positions), to_json(value))
 
+    def record_events(messages: list[Message], larges: list[UnreadableOffsets | None]) -> Iterator[bytes]:
+        lines: list[bytes] = []
+        size_bytes = 0
+        for message, large in zip(messages, larges, strict=True):
+            if large is not None:
+                lines.append(unreadable_event(message.partition, large))
+                continue
+            positions[message.partition] = message.offset + 1
+            lines += (b"id: ", _event_id(positions), b"\ndata: ")
+            one_bytes = content_bytes(message)
+            size_bytes += one_bytes
+            if one_bytes > PIECE_BYTES:
+                yield b"".join(lines)
+                lines.clear()
+                yield from record_pieces(message, as_, record_fields(message))
+            else:
+                lines += record_pieces(message, as_, record_fields(message))
+            lines.append(b"\n\n")
+            if size_bytes > PIECE_BYTES:
+                yield b"".join(lines)
+                lines.clear()
+                size_bytes = 0
+            else:
+                yield b""
+        yield b"".join(lines)
+
     try:
         yield b"retry: 1000\n\n"
-        async with call.client.consume(
-            partitions, from_=start, prefetch_bytes_max=STREAM_PREFETCH_BYTES, on_out_of_range="earliest"
+        async with consume_on_threads(
+            call.client,
+            partitions,
+            from_=start,
+            prefetch_bytes_max=STREAM_PREFETCH_BYTES,
+            on_out_of_range="earliest",
         ) as consumer:
             while True:
                 try:
@@ -225,26 +251,8 @@ async def _events(
                     continue
                 if not messages:
                     yield b": no records\n\n"
-                lines: list[bytes] = []
-                size_bytes = 0
-                for message in messages:
-                    if (large := too_large(message)) is not None:
-                        lines.append(unreadable_event(message.partition, large))
-                        continue
-                    if size_bytes > STREAM_PIECE_BYTES:
-                        yield b"".join(lines)
-                        lines, size_bytes = [], 0
-                    size_bytes += len(message.key or b"") + len(message.value or b"")
-                    positions[message.partition] = message.offset + 1
-                    lines += (
-                        b"id: ",
-                        _event_id(positions),
-                        b"\ndata: ",
-                        to_json(record_value(message, as_)),
-                        b"\n\n",
-                    )
-                if lines:
-                    yield b"".join(lines)
+                async for piece in in_turns(record_events(messages, await too_large(messages))):
+                    yield piece
     except MansioError as error:
         yield b"event: problem\ndata: " + to_json(error_value(error)) + b"\n\n"
     finally:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ValueFormat = Literal["auto", "text", "json", "base64"]
 """How values are returned. auto: as text if they are UTF-8, otherwise in Base64. text, json: as such if they are, and
-in Base64 otherwise."""
+in Base64 otherwise, as is JSON of more than 2 MiB or 50,000 values."""
 
 HEADERS_MAX: Final = 200
 

@@ -1,6 +1,7 @@
 """Read service: decoded records of a partition by offset or time, for protocols whose clients do not fetch batches.
 
-It reads through the broker's own client, so that every broker of a cluster answers for every partition.
+It reads through the broker's own client, so that every broker of a cluster answers for every partition. Batches of more
+than `INLINE_DECOMPRESSED_BYTES_MAX` are decoded on threads.
 
 Invariants:
 * Records that cannot be read, or are too large to be returned, end nothing: they are listed, and reading continues.
@@ -10,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition, UnreadableRecords
 from mansio.wire.batch.unreadable import UnreadableOffsets
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from mansio.client import Client
+    from mansio.client.consumer.consumer import Consumer
     from mansio.client.types import Message
     from mansio.wire.topic_partition import TopicPartition
 
@@ -31,6 +33,11 @@ RECORD_BYTES_MAX: Final = 64 << 20
 """Maximum size of a record that is returned: its encoded form takes several times as much memory."""
 UNREADABLE_MAX: Final = 100
 """Maximum number of ranges of unreadable offsets in one result."""
+INLINE_DECOMPRESSED_BYTES_MAX: Final = 128 << 10
+"""Decompressed size of a batch up to which it is decoded on the event loop, which takes less than 50 ms for small
+records."""
+INLINE_HEADERS_MAX: Final = 1_000
+"""Number of headers of a record up to which their size is computed on the event loop."""
 _PREFETCH_BYTES_MIN: Final = 1 << 16
 
 
@@ -43,14 +50,28 @@ class ReadResult(NamedTuple):
     unreadable: list[UnreadableOffsets]
 
 
-def too_large(message: Message) -> UnreadableOffsets | None:
-    """Return the offset of a record that is too large to be returned by these protocols; None for any other."""
+async def too_large(messages: list[Message]) -> list[UnreadableOffsets | None]:
+    """Return, for each record, its offset if it is too large to be returned by these protocols; None for any other."""
+    if any(len(each.headers) > INLINE_HEADERS_MAX for each in messages):
+        return await asyncio.to_thread(list, map(_too_large, messages))
+    return list(map(_too_large, messages))
+
+
+def _too_large(message: Message) -> UnreadableOffsets | None:
     size_bytes = len(message.key or b"") + len(message.value or b"")
     size_bytes += sum(len(value or b"") for _, value in message.headers)
     if size_bytes <= RECORD_BYTES_MAX:
         return None
     reason = f"a record of {size_bytes} bytes, more than the {RECORD_BYTES_MAX} that are returned"
     return UnreadableOffsets(message.offset, message.offset, reason)
+
+
+def consume_on_threads(client: Client, partitions: list[TopicPartition], **options: Any) -> Consumer:
+    """Return the consumer of `Client.consume`, which decodes large batches on threads: the event loop of the broker
+    serves other clients meanwhile."""
+    consumer = client.consume(partitions, **options)
+    consumer._decode_on_threads(INLINE_DECOMPRESSED_BYTES_MAX)
+    return consumer
 
 
 async def read_records(
@@ -79,7 +100,8 @@ async def read_records(
     size_bytes = 0
     next_offset: int | None = None
     async with asyncio.timeout((wait_ms + WAIT_MS_MAX) / 1000):
-        async with client.consume(
+        async with consume_on_threads(
+            client,
             [partition],
             from_=start,
             max_records=max_records,
@@ -103,8 +125,8 @@ async def read_records(
                     continue
                 if not messages and wait_ms and left_ms <= 0:
                     break
-                for message in messages:
-                    if (large := too_large(message)) is not None:
+                for message, large in zip(messages, await too_large(messages), strict=True):
+                    if large is not None:
                         unreadable.append(large)
                         continue
                     size_bytes += len(message.key or b"") + len(message.value or b"")
