@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 
 from mansio.api.http.errors import TooManyRequests
+from mansio.api.http.problems import InvalidField, error_value
 from mansio.api.http.v1.answers import PIECE_BYTES, content_bytes, in_turns, record_pieces, records_answer
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_time
