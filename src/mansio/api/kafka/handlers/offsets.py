@@ -12,7 +12,7 @@ TRANSACTION_ABORTABLE.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mansio.api.kafka.handlers.group_responses import error_code
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
@@ -26,12 +26,14 @@ from mansio.errors import (
 from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
+
+T = TypeVar("T")
 
 ADDING_VERSION_MIN: Final = 5
 """Version from which TxnOffsetCommit adds the partition of the group to the transaction."""
@@ -50,12 +52,10 @@ async def offset_commit(service: BrokerServices, request: Struct, context: Reque
     offsets = _offsets_to_commit(request)
     codes: list[int] = []
     try:
-        for start in range(0, len(offsets) or 1, OFFSETS_PER_STEP):
-            if start:
-                await service.scheduler.sleep(0)
+        async for step in _steps(service, offsets):
             results = await service.group_service.commit_offsets(
                 request.group_id,
-                offsets[start : start + OFFSETS_PER_STEP],
+                step,
                 member_id=request.member_id,
                 instance_id=request.group_instance_id,
                 generation=request.generation_id_or_member_epoch,
@@ -79,15 +79,13 @@ async def txn_offset_commit(service: BrokerServices, request: Struct, context: R
         }
     codes: list[int] = []
     try:
-        for start in range(0, len(offsets) or 1, OFFSETS_PER_STEP):
-            if start:
-                await service.scheduler.sleep(0)
+        async for step in _steps(service, offsets):
             results = await service.group_service.commit_offsets_in_transaction(
                 request.transactional_id,
                 request.group_id,
                 request.producer_id,
                 request.producer_epoch,
-                offsets[start : start + OFFSETS_PER_STEP],
+                step,
                 adds=version >= ADDING_VERSION_MIN,
                 **member,
             )
@@ -95,6 +93,14 @@ async def txn_offset_commit(service: BrokerServices, request: Struct, context: R
     except MansioError as error:
         codes += [_txn_error_code(error.kafka_code, version)] * (len(offsets) - len(codes))
     return {"topics": _offset_topic_fields([(each.topic, each.partition) for each in offsets], codes)}
+
+
+async def _steps(service: BrokerServices, items: list[T]) -> AsyncIterator[list[T]]:
+    """Yield the items in steps, at least one; other work runs in between."""
+    yield items[:OFFSETS_PER_STEP]
+    for start in range(OFFSETS_PER_STEP, len(items), OFFSETS_PER_STEP):
+        await service.scheduler.sleep(0)
+        yield items[start : start + OFFSETS_PER_STEP]
 
 
 def _txn_error_code(code: int, version: int) -> int:
@@ -199,11 +205,8 @@ async def offset_delete(service: BrokerServices, request: Struct, context: Reque
     wanted = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     codes: list[int] = []
     try:
-        for start in range(0, len(wanted) or 1, OFFSETS_PER_STEP):
-            if start:
-                await service.scheduler.sleep(0)
-            piece = wanted[start : start + OFFSETS_PER_STEP]
-            results = await service.group_service.delete_offsets(request.group_id, piece)
+        async for step in _steps(service, wanted):
+            results = await service.group_service.delete_offsets(request.group_id, step)
             codes += [error_code(each) for each in results]
     except MansioError as error:
         if not codes:
