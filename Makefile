@@ -13,7 +13,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve quick test full flaky check lint format dist bench bench-peers bench-spark nightly clean \
+.PHONY: help setup demo serve quick test full flaky check lint format hooks dist bench bench-peers bench-spark nightly clean \
 	nightly-flaky nightly-tests nightly-simulated nightly-spark nightly-spark-versions nightly-soak nightly-suites nightly-pythons \
 	nightly-peers
 
@@ -25,6 +25,7 @@ help:
 	@echo "make full      checks and all tests except those of nightly (half an hour)"
 	@echo "make flaky     the tests that CI had to repeat in its last 20 runs; ARGS='--repaired TEST': one less"
 	@echo "make check     lint, types, layers, generated documents"
+	@echo "make hooks     let git check the subjects of commits"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
 	@echo "make bench     compared with a baseline of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
@@ -119,6 +120,10 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
+
+# Git runs tools/hooks/commit-msg before each commit of this clone.
+hooks:
+	@git config core.hooksPath tools/hooks
 
 dist: $(VENV)/.build
 	@rm -rf dist

@@ -302,11 +302,11 @@ class Connection(asyncio.BufferedProtocol):
         waited for it."""
         if self.closed:
             return
-        slots = self._pending_responses
+        pending = self._pending_responses
         out = self._out
-        while slots and (parts := slots[0].response) is not None:
+        while pending and (parts := pending[0].response) is not None:
             out.extend(parts)
-            slots.popleft()
+            pending.popleft()
         if out and not self._flush_due:
             self._flush_due = True
             self._server.flush_soon(self)
@@ -347,11 +347,11 @@ class Connection(asyncio.BufferedProtocol):
         the request and all requests in progress are produce requests."""
         if self.closed or (self._paused and (self._muted is not None or not self._may_answer())):
             return False
-        slots = self._pending_responses
-        return not slots or (
+        pending = self._pending_responses
+        return not pending or (
             self._blocked_by is None
             and frame[:2] == PRODUCE_KEY
-            and len(slots) < self._server.limits.requests_max
+            and len(pending) < self._server.limits.requests_max
         )
 
     # Responses

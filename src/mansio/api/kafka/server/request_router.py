@@ -3,7 +3,7 @@ receive the raw frame.
 
 Handlers are named in the versions table as "module.function" under `mansio.api.kafka.handlers`; the module is imported
 the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields; a
-handler of an API marked `raw` receives the request's bytes.
+handler of an API marked `is_decoded_by_handler` receives the request's bytes.
 
 A large request is decoded, and its response encoded, on a thread: both take up to half a second.
 
