@@ -75,7 +75,7 @@ def read(channel: Any, queue: kombu.Queue, count: int) -> list[str]:
     )
     with consumer:
         while len(found) < count:
-            channel.connection.client.drain_events(timeout=scaled(5))
+            channel.connection.client.drain_events(timeout=scaled(20))
         with contextlib.suppress(TimeoutError):
             channel.connection.client.drain_events(timeout=0.05)
     return found
