@@ -27,14 +27,12 @@ from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
 from support.hostile_bodies import PRODUCE, kafka_request, kafka_text, send_kafka
-from support.loop_watch import LoopWatch
+from support.loop_watch import HOLD_S_MAX, LoopWatch, frozen_garbage
 from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-HOLD_S_MAX: Final = 0.15
-"""Three times what a request may hold the loop for on the reference machine; without the bounds it is 0.3 to 5 s."""
 SIZE: Final = 60 << 20
 
 
@@ -85,7 +83,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedd
         rpc = GrpcServer(broker.service, broker.listener_address, "127.0.0.1", 0)
         host, port = started._call(http.start(), scaled(20))
         _, rpc_port = started._call(rpc.start(), scaled(20))
-        yield started, Addresses(started.address, f"http://{host}:{port}", f"{host}:{rpc_port}")
+        with frozen_garbage():
+            yield started, Addresses(started.address, f"http://{host}:{port}", f"{host}:{rpc_port}")
         for server in (http, rpc):
             started._call(server.stop(), scaled(20))
 

@@ -42,7 +42,7 @@ class LoopWatch:
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
     """Collect garbage as seldom as `mansio serve` does, and only that of the requests: the objects of the test run
-    would take longer than a request may."""
+    would take longer than a request may. They stay excluded, as those of the collection of tests are."""
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -51,4 +51,3 @@ def frozen_garbage() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
