@@ -43,7 +43,7 @@ from support.hostile_bodies import (
     kafka_text,
     send,
 )
-from support.loop_watch import HOLD_S_MAX, LoopWatch
+from support.loop_watch import HOLD_S_MAX, LoopWatch, frozen_garbage
 from support.machine import scaled
 from support.waiting import wait_until
 
@@ -150,7 +150,7 @@ def many_records(feature: str, count: int, codec: Codec) -> bytes:
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker with threads of its own: in `TestBroker` all work is on the event loop."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("hostile") / "data") as started:
+    with EmbeddedBroker(tmp_path_factory.mktemp("hostile") / "data") as started, frozen_garbage():
         yield started
 
 

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from mansio.wire.api_versions import Api
 
 PARTITIONS: Final = 50
-ONE_STEP: Final = (ApiKey.COMMIT_BATCH,)
-"""APIs whose request is one record of the log, which is appended at once; see docs/COMPATIBILITY.md."""
+ONE_STEP: Final = (
+    ApiKey.COMMIT_BATCH,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.OFFSET_DELETE,
+    ApiKey.TXN_OFFSET_COMMIT,
+)
+"""APIs whose items are committed at once; see docs/COMPATIBILITY.md."""
 CHANGING: Final = (
     ApiKey.ACKNOWLEDGE_RECORDS,
     ApiKey.DELETE_RECORDS,
@@ -34,10 +39,7 @@ CHANGING: Final = (
     ApiKey.LEAVE_GROUP,
     ApiKey.LIST_OFFSETS,
     ApiKey.METADATA,
-    ApiKey.OFFSET_COMMIT,
-    ApiKey.OFFSET_DELETE,
     ApiKey.OFFSET_FETCH,
-    ApiKey.TXN_OFFSET_COMMIT,
 )
 """APIs that do more for topics and groups that exist."""
 

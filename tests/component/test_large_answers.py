@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import gc
 import json
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -229,3 +231,50 @@ def test_each_read_of_large_records_keeps_nobody_waiting(
     addresses: tuple[EmbeddedBroker, Addresses], content: Content, read: Any
 ) -> None:
     check(*addresses, content, read, "auto")
+
+
+def test_a_client_of_http_1_0_gets_a_large_answer_without_chunks(
+    addresses: tuple[EmbeddedBroker, Addresses],
+) -> None:
+    _, at = addresses
+    topic = stored(at, CONTENTS[2])
+    url = urlsplit(at.http)
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=scaled(60)) as connection:
+        connection.sendall(
+            b"GET /v1/topics/%s/partitions/0/records?limit=10 HTTP/1.0\r\nHost: localhost\r\n\r\n"
+            % topic.encode()
+        )
+        with connection.makefile("rb") as answer:
+            head = b"".join(iter(answer.readline, b"\r\n")).lower()
+            content = answer.read()
+    assert b"transfer-encoding" not in head
+    assert b"content-length: %d\r\n" % len(content) in head
+    assert head.startswith(b"http/1.1 200"), content[:500]
+    assert len(json.loads(content)["records"]) == 1
+
+
+@pytest.mark.full
+def test_a_client_that_accepts_a_large_answer_slowly_gets_all_of_it(
+    addresses: tuple[EmbeddedBroker, Addresses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, at = addresses
+    topic = stored(at, CONTENTS[2])
+    deadline_s = scaled(3)
+    monkeypatch.setattr("mansio.api.http.connection.UNANSWERED_S_MAX", deadline_s)
+    url = urlsplit(at.http)
+    began = time.monotonic()
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=scaled(60)) as connection:
+        connection.sendall(
+            b"GET /v1/topics/%s/partitions/0/records?limit=10 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            % topic.encode()
+        )
+        size, end = 0, b""
+        while not end.endswith(b"\r\n0\r\n\r\n"):
+            part = connection.recv(1 << 20)
+            assert part, "the answer ends early"
+            size += len(part)
+            end = (end + part)[-16:]
+            if time.monotonic() - began < 3 * deadline_s:
+                time.sleep(deadline_s / 20)  # as a slow network does
+    assert size > SIZE
+    assert time.monotonic() - began > 2 * deadline_s

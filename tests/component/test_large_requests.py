@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import mansio
 from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
@@ -122,3 +123,55 @@ def test_many_bytes_that_are_no_request_close_their_connection_only(
         assert peer.closed()
         wait_until(lambda: not server.memory.held_bytes, WAIT_S, "the memory is free")
         assert is_served(other)
+
+
+def test_a_large_request_does_not_wait_for_batches_that_are_processed(broker: EmbeddedBroker) -> None:
+    is_busy, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        is_busy.set()
+        may_end.wait(scaled(60))
+
+    processor = server_of(broker).service.partitions.batch_processor
+    processor.background.submit(work, lambda *_: None)
+    assert is_busy.wait(scaled(WAIT_S))
+    try:
+        with connected(broker) as peer:
+            peer.send(large_request())
+            assert peer.frame() is not None
+    finally:
+        may_end.set()
+
+
+def test_offsets_of_a_large_commit_do_not_replace_those_of_a_later_one(broker: EmbeddedBroker) -> None:
+    """The first commit's client ends before it is answered."""
+    version = 8
+    partitions = 12_000
+
+    def commit(indexes: range, offset: int) -> bytes:
+        each = [{"partition_index": index, "committed_offset": offset} for index in indexes]
+        topics = [{"name": "large", "partitions": each}]
+        return messages.encode_request(
+            ApiKey.OFFSET_COMMIT,
+            version,
+            7,
+            "c",
+            {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": topics},
+        )
+
+    with mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic("large", partitions=50)
+    with connected(broker) as first:
+        first.send(commit(range(partitions), 1_001))
+        wait_until(
+            lambda: server_of(broker).counters.requests[ApiKey.OFFSET_COMMIT] == 1, WAIT_S, "it has arrived"
+        )
+        first.vanish()
+    with connected(broker) as second:
+        second.send(commit(range(49, 50), 1_002))
+        assert second.frame() is not None
+        for _ in range(20):
+            assert is_served(second)
+        asked = {"group_id": "g", "topics": [{"name": "large", "partition_indexes": [49]}]}
+        found = second.call(ApiKey.OFFSET_FETCH, 7, asked)
+        assert found.topics[0].partitions[0].committed_offset == 1_002

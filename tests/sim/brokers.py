@@ -258,6 +258,7 @@ class SimulatedBroker:
             compaction_thread=self._background(),
             verification_thread=self._background(),
             batch_thread=self._background(),
+            request_thread=self._background(),
         )
 
     def _listen(self) -> None:

@@ -21,6 +21,7 @@ class HostPorts(NamedTuple):
     compaction_thread: Background
     verification_thread: Background
     batch_thread: Background
+    request_thread: Background
     boot_id: str = ""
     """Identifies the boot of the machine; "" if unknown."""
     session_clock: Clock | None = None

@@ -452,6 +452,7 @@ class BrokerRuntime:
         )
         groups = GroupService(self.groups, node_id=settings.node_id, verifier=verifier)
         return BrokerServices(
+            request_thread=host_ports.request_thread,
             settings=settings,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,

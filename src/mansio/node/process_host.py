@@ -56,6 +56,7 @@ class ProcessHost:
             compaction_thread=self._start_thread(stack, "mansio-compaction"),
             verification_thread=self._start_thread(stack, "mansio-verify"),
             batch_thread=self._start_thread(stack, "mansio-batches"),
+            request_thread=self._start_thread(stack, "mansio-requests"),
             boot_id=boot_id(),
         )
 

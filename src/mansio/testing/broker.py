@@ -332,6 +332,7 @@ class MemoryHost:
             compaction_thread=self._background(),
             verification_thread=self._background(),
             batch_thread=self._background(),
+            request_thread=self._background(),
             session_clock=self.time.session_clock,
         )
 

@@ -98,9 +98,9 @@ class ApiKey(IntEnum):
     DESCRIBE_HEALTH = 20114
 
 
-REQUEST_ITEMS_MAX: Final = 20_000
-"""Limit on the structs, numbers and strings in the arrays of one request: twice the partitions that a broker has by
-default. A group name that takes one byte of a request can take a thousand bytes of the response."""
+REQUEST_ITEMS_MAX: Final = 32_000
+"""Limit on the structs, numbers and strings in the arrays of one request: three for each partition that a broker has by
+default, and some more. A group name that takes one byte of a request can take a thousand bytes of the response."""
 
 BROKER_ITEMS_MAX: Final = 100_000
 """The same limit for requests of brokers, whose transactions and share groups may have as many partitions."""

@@ -33,8 +33,9 @@ BATCH_COMMIT_DEFECTS = (
     Defect(
         "transactions aborted before the query names them",
         "broker/coordinator/transaction/batch_committer.py",
-        "await self._append(query_id, epoch, batch_decision.start_aborts(current, aborting, now_ms=now_ms))",
-        "await self._run_all([self._ender.end(each, is_commit=False) for each in aborting], 'abort')",
+        "await self._append(query_id, epoch, decision)",
+        "work = [self._ender.end(each, is_commit=False) for each in aborting]"
+        "; await gather_results(self._scheduler, work, name='abort')",
         (
             f"{COMMITS}::test_an_abort_that_arrives_after_a_change_of_the_leader_does_not_split_a_batch",
             f"{COMMITS}::test_no_abort_is_sent_before_it_is_stored",

@@ -84,7 +84,15 @@ class Scene:
 
     def longest_wait_s(self, *indexes: int) -> float:
         """Send bodies, one by each sender, and publish meanwhile; return the longest wait."""
-        used = self.senders[: len(indexes)]
+        try:
+            return self._longest_wait_s(self.senders[: len(indexes)], *indexes)
+        except AssertionError:  # the next case must not read the answers of this one
+            for sender in self.senders:
+                sender.close()
+            self.senders = [Sender(self.at) for _ in self.senders]
+            raise
+
+    def _longest_wait_s(self, used: list[Sender], *indexes: int) -> float:
         for sender, index in zip(used, indexes, strict=True):
             sender.make(index)
         for sender in used:
@@ -116,11 +124,10 @@ def scene(data: Path) -> Iterator[Scene]:
         at = Addresses(broker.bootstrap_servers, broker.http_url.removeprefix("http://"), sqs, rpc)
         publisher = Publisher(broker)
         stack.callback(publisher.close)
-        senders = [Sender(at) for _ in range(4)]
-        for sender in senders:
-            stack.callback(sender.close)
         settle(broker)
-        yield Scene(broker, at, publisher, senders)
+        found = Scene(broker, at, publisher, [Sender(at) for _ in range(4)])
+        stack.callback(lambda: [sender.close() for sender in found.senders])
+        yield found
 
 
 @pytest.fixture(scope="module")

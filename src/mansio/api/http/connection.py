@@ -3,7 +3,8 @@
 Invariants:
 * A server has at most `OTHER_CONNECTIONS_MAX` connections, fewer under a low limit of descriptors; a new one closes
   the one that was answered longest ago.
-* A connection on which no response is completed for `UNANSWERED_S_MAX` is closed, whatever the reason is.
+* A connection on which no response is completed, and no part of a large one accepted, for `UNANSWERED_S_MAX` is closed,
+  whatever the reason is.
 * A request has at most one Host header. An offer to change the protocol (Upgrade) is ignored.
 * Trailers of a chunked body are ignored; they cannot add or replace a header.
 * What the parser refuses is answered with problem details (RFC 9457): 400, and 431 for a head that is too large.
@@ -72,6 +73,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self._begin_waiting()
+
+    def resume_writing(self) -> None:
+        """Continue a response of which the client has accepted what was sent."""
+        super().resume_writing()
         if not self.transport.is_closing():
             self._begin_waiting()
 

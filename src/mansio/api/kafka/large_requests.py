@@ -1,4 +1,4 @@
-"""Decoding of large requests on a thread: it takes up to half a second."""
+"""Decoding of large requests, and encoding of their responses, on a thread: each takes up to half a second."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LARGE_REQUEST_BYTES: Final = 16 << 10
 
 
 async def on_thread(service: BrokerServices, work: Callable[[], T]) -> T:
-    """Run the decoding of a request, or the encoding of its response, on the thread of recompression."""
-    return await run_in_thread(service.scheduler, service.partitions.batch_processor.background, work)
+    """Run the decoding of a request, or the encoding of its response, on the thread of large requests."""
+    return await run_in_thread(service.scheduler, service.request_thread, work)
 
 
 async def decoded(service: BrokerServices, decode: Callable[[B], T], request: B) -> T:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mansio.broker.topics.topics import TopicService
     from mansio.config.settings import Settings
     from mansio.metadata.producer_ids import ProducerIdAllocator
-    from mansio.ports import Clock, Scheduler
+    from mansio.ports import Background, Clock, Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class BrokerServices:
     settings: Settings
     clock: Clock
     scheduler: Scheduler
+    request_thread: Background
+    """Decodes large requests and encodes their responses; other threads may be busy for seconds."""
     statistics: Statistics
     partitions: PartitionSet
     produce: ProduceService

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.client.types import Message
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, estimate_decompressed_bytes
 from mansio.wire.batch.isolation_filter import visible_batches
-from mansio.wire.batch.record_batch import HEADER_BYTES
+from mansio.wire.batch.record_batch import CODEC_MASK, HEADER_BYTES
 from mansio.wire.batch.unreadable import UnreadableOffsets, read_or_skip
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def decode_fetch(
 def _is_larger(header: BatchHeader, batch: memoryview, bytes_max: int) -> bool:
     """Whether the records of a batch may take more than `bytes_max` when decompressed."""
     content = batch[HEADER_BYTES:]
-    if header.codec == Codec.GZIP and len(content) > SHORT_GZIP_BYTES:
+    codec = header.attributes & CODEC_MASK  # which may be an unknown one
+    if codec == Codec.GZIP and len(content) > SHORT_GZIP_BYTES:
         return True
-    return estimate_decompressed_bytes(header.codec, content, bytes_max + 1) > bytes_max
+    return estimate_decompressed_bytes(codec, content, bytes_max + 1) > bytes_max

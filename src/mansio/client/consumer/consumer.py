@@ -305,6 +305,7 @@ class Consumer:
             if batch is not None:
                 if batch.is_large:
                     self._in_thread = self._loop.run_in_executor(None, next, self._decoding, None)
+                    self._in_thread.add_done_callback(_mark_retrieved)
                     continue
                 if self._set_current_batch(batch):
                     return True
@@ -840,3 +841,9 @@ async def _call_listener(callback: RebalanceCallback | None, partitions: set[Top
         outcome = callback(sorted(partitions))
         if inspect.isawaitable(outcome):
             await outcome
+
+
+def _mark_retrieved(decoding: asyncio.Future[MessageBatch | None]) -> None:
+    """Note that the error of a batch is known, also if the read that waited for it has been cancelled."""
+    if not decoding.cancelled():
+        decoding.exception()

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from mansio.api import turns as turns_module
 from mansio.api.http.problems import InvalidField
 from mansio.api.http.v1 import json_bodies
-from mansio.api.http.v1.json_bodies import ElementReader, _counts, check_keys, count_values
+from mansio.api.http.v1.json_bodies import ElementReader, check_keys, count_values, value_counts
 from mansio.api.turns import Turns
 from mansio.errors import MessageTooLarge
 
@@ -93,7 +93,7 @@ def test_no_value_is_left_uncounted(seed: int, monkeypatch: pytest.MonkeyPatch) 
         inner = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
         return 1 + sum(map(values, inner))
 
-    *_, found = _counts(text + ",[1,2,3]", 0)
+    *_, found = value_counts(text + ",[1,2,3]", 0)
     assert values(content) <= found <= 2 * values(content)
 
 

@@ -25,6 +25,8 @@ from mansio.api.turns import TURN_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 
+    from starlette.types import Receive, Scope, Send
+
     from mansio.api.http.v1.values import ValueFormat
     from mansio.broker.coordinator.share.received_records import ReceivedRecord
     from mansio.client.types import Message
@@ -51,7 +53,22 @@ def records_answer(
         found = [_record_value(each, as_, fields(each)) for each in records]
         return Response(to_json({"records": found, **others}), media_type="application/json")
     pieces = in_turns(_answer_pieces(records, as_, fields, others))
-    return StreamingResponse(pieces, media_type="application/json")
+    return _PiecesResponse(pieces)
+
+
+class _PiecesResponse(StreamingResponse):
+    """A response in pieces. A client with HTTP/1.0, which has no chunks (RFC 9112, 6.1), gets it whole."""
+
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        super().__init__(pieces, media_type="application/json")
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"] != "1.0":
+            await super().__call__(scope, receive, send)
+            return
+        content = b"".join([piece async for piece in self._pieces])
+        await Response(content, media_type=self.media_type)(scope, receive, send)
 
 
 async def in_turns(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:

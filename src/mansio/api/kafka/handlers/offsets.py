@@ -12,7 +12,7 @@ TRANSACTION_ABORTABLE.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.kafka.handlers.group_responses import error_code
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
@@ -26,20 +26,15 @@ from mansio.errors import (
 from mansio.host.item_turns import ItemTurns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
-T = TypeVar("T")
-
 ADDING_VERSION_MIN: Final = 5
 """Version from which TxnOffsetCommit adds the partition of the group to the transaction."""
-OFFSETS_PER_STEP: Final = 1_000
-"""Offsets that are committed or deleted in one step, in one batch of the log. If the group refuses a later step of a
-request, because a rebalance has begun, the remaining offsets have that error."""
 INVALID_TXN_STATE: Final = 48
 TRANSACTION_ABORTABLE: Final = 120
 
@@ -50,19 +45,18 @@ TopicPartition = tuple[str, int]
 async def offset_commit(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Commit offsets of a group; answer once they are durable."""
     offsets = _offsets_to_commit(request)
-    codes: list[int] = []
+    codes: list[int]
     try:
-        async for step in _steps(service, offsets):
-            results = await service.group_service.commit_offsets(
-                request.group_id,
-                step,
-                member_id=request.member_id,
-                instance_id=request.group_instance_id,
-                generation=request.generation_id_or_member_epoch,
-            )
-            codes += [error_code(each) for each in results]
+        results = await service.group_service.commit_offsets(
+            request.group_id,
+            offsets,
+            member_id=request.member_id,
+            instance_id=request.group_instance_id,
+            generation=request.generation_id_or_member_epoch,
+        )
+        codes = [error_code(each) for each in results]
     except MansioError as error:
-        codes += [error.kafka_code] * (len(offsets) - len(codes))
+        codes = [error.kafka_code] * len(offsets)
     return {"topics": _offset_topic_fields([(each.topic, each.partition) for each in offsets], codes)}
 
 
@@ -77,30 +71,21 @@ async def txn_offset_commit(service: BrokerServices, request: Struct, context: R
             "instance_id": request.group_instance_id,
             "generation": request.generation_id,
         }
-    codes: list[int] = []
+    codes: list[int]
     try:
-        async for step in _steps(service, offsets):
-            results = await service.group_service.commit_offsets_in_transaction(
-                request.transactional_id,
-                request.group_id,
-                request.producer_id,
-                request.producer_epoch,
-                step,
-                adds=version >= ADDING_VERSION_MIN,
-                **member,
-            )
-            codes += [error_code(each) for each in results]
+        results = await service.group_service.commit_offsets_in_transaction(
+            request.transactional_id,
+            request.group_id,
+            request.producer_id,
+            request.producer_epoch,
+            offsets,
+            adds=version >= ADDING_VERSION_MIN,
+            **member,
+        )
+        codes = [error_code(each) for each in results]
     except MansioError as error:
-        codes += [_txn_error_code(error.kafka_code, version)] * (len(offsets) - len(codes))
+        codes = [_txn_error_code(error.kafka_code, version)] * len(offsets)
     return {"topics": _offset_topic_fields([(each.topic, each.partition) for each in offsets], codes)}
-
-
-async def _steps(service: BrokerServices, items: list[T]) -> AsyncIterator[list[T]]:
-    """Yield the items in steps, at least one; other work runs in between."""
-    yield items[:OFFSETS_PER_STEP]
-    for start in range(OFFSETS_PER_STEP, len(items), OFFSETS_PER_STEP):
-        await service.scheduler.sleep(0)
-        yield items[start : start + OFFSETS_PER_STEP]
 
 
 def _txn_error_code(code: int, version: int) -> int:
@@ -203,16 +188,11 @@ def _partition_code(code: int, version: int, *, is_unstable: bool) -> int:
 async def offset_delete(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Delete committed offsets of a group."""
     wanted = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
-    codes: list[int] = []
     try:
-        async for step in _steps(service, wanted):
-            results = await service.group_service.delete_offsets(request.group_id, step)
-            codes += [error_code(each) for each in results]
+        results = await service.group_service.delete_offsets(request.group_id, wanted)
     except MansioError as error:
-        if not codes:
-            return {"error_code": error.kafka_code}
-        codes += [error.kafka_code] * (len(wanted) - len(codes))
-    return {"topics": _offset_topic_fields(wanted, codes)}
+        return {"error_code": error.kafka_code}
+    return {"topics": _offset_topic_fields(wanted, [error_code(each) for each in results])}
 
 
 def _offset_topic_fields(partitions: Sequence[TopicPartition], codes: Sequence[int]) -> list[Fields]:

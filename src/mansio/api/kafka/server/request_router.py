@@ -92,6 +92,8 @@ class RequestRouter:
                 finally:
                     del body
                     on_decoded()
+                if pending_response.is_abandoned:
+                    return  # its client may have committed later offsets on another connection meanwhile
                 fields = await self._handle(request, context, pending_response)
             if isinstance(fields, bytes):
                 pending_response.answer([fields])
