@@ -96,15 +96,14 @@ def test_each_resource_fails_on_its_own(tmp_path: Path) -> None:
             InvalidConfig,
         ]
         assert value_of(services, GROUP, SESSION)[1] is not Source.GROUP
-        found = services.configs.describe(
-            [
-                ConfigQuery(unknown),
-                ConfigQuery(ConfigResource(ResourceType.BROKER, "7")),
-                ConfigQuery(ConfigResource(99, "x")),
-                ConfigQuery(ConfigResource(ResourceType.BROKER, "")),
-                ConfigQuery(BROKER),
-            ]
-        )
+        queries = [
+            ConfigQuery(unknown),
+            ConfigQuery(ConfigResource(ResourceType.BROKER, "7")),
+            ConfigQuery(ConfigResource(99, "x")),
+            ConfigQuery(ConfigResource(ResourceType.BROKER, "")),
+            ConfigQuery(BROKER),
+        ]
+        found = list(services.configs.describe(queries))
         assert [type(each.error) for each in found] == [
             UnknownTopicOrPartition,
             InvalidRequest,
@@ -124,7 +123,7 @@ def test_a_description_is_bounded_and_a_repeated_query_is_answered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(services: BrokerServices) -> None:
-        assert len(services.configs.describe([ConfigQuery(TOPIC)] * 100)) == 1
+        assert len(list(services.configs.describe([ConfigQuery(TOPIC)] * 100))) == 1
         monkeypatch.setattr(configs, "ENTRIES_MAX", 10)
         first, second = services.configs.describe([ConfigQuery(TOPIC), ConfigQuery(GROUP)])
         assert first.error is None

@@ -74,7 +74,8 @@ def test_a_classic_member_joins_syncs_and_leaves():
     assert synced.assignment == b"assignment"
     groups.heartbeat("c", joined.member_id, None, joined.generation)
     assert groups.describe("c").state == "Stable"
-    errors = groups.leave("c", [LeavingMember("unknown", None), LeavingMember(joined.member_id, None)])
+    members = [LeavingMember("unknown", None), LeavingMember(joined.member_id, None)]
+    errors = list(groups.leave_each("c", members))
     assert isinstance(errors[0], UnknownMember)
     assert errors[1] is None
     assert groups.describe("c").state == "Empty"

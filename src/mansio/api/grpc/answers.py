@@ -3,7 +3,7 @@
 Protobuf copies the value of a record three times in calls that hold the interpreter: 60 MiB stop every other thread for
 a quarter of a second. Therefore this module writes the fields of large records itself.
 
-Invariant: one call of the encoder encodes at most `PIECE_BYTES` and `PIECE_RECORDS`.
+Invariant: one call of the encoder encodes at most `PIECE_BYTES` and `PIECE_RECORDS` (`api.record_pieces`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import io
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.conversion import add_record
-from mansio.api.http.v1.answers import PIECE_BYTES, PIECE_RECORDS, content_bytes
+from mansio.api.record_pieces import PIECE_BYTES, AnyRecord, content_bytes, in_pieces, is_one_piece
 from mansio.wire.headers import unsigned_varint
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.received_records import ReceivedRecord
     from mansio.client.types import Message
-
-AnyRecord = TypeVar("AnyRecord", "Message", "ReceivedRecord")
 
 _COPIED_BYTES: Final = 1 << 20
 _BYTES: Final = 2
@@ -41,7 +39,7 @@ async def records_response(
 ) -> Any:
     """Return a message of `kind`, whose field 1 are the records, or its bytes. `delivery`: receipt and delivery count
     of a record."""
-    if len(records) <= PIECE_RECORDS and sum(map(content_bytes, records)) <= PIECE_BYTES:
+    if is_one_piece(records):
         return _response(kind, records, delivery, others)
     return await asyncio.to_thread(_encoded, partial(_pieces, kind, records, delivery, others))
 
@@ -77,18 +75,13 @@ def _pieces(
     delivery: Callable[[AnyRecord], tuple[str, int]],
     others: dict[str, Any],
 ) -> Iterator[bytes]:
-    """Yield the pieces of a message: what is encoded apart and joined is one message."""
-    begin, size = 0, 0
-    for number, record in enumerate(records):
-        one = content_bytes(record)
-        if begin < number and (size + one > PIECE_BYTES or number - begin == PIECE_RECORDS):
-            yield _response(kind, records[begin:number], delivery, {}).SerializeToString()
-            begin, size = number, 0
-        size += one
-        if one > PIECE_BYTES:
-            yield from _large_record(record, *delivery(record))
-            begin, size = number + 1, 0
-    yield _response(kind, records[begin:], delivery, others).SerializeToString()
+    """Yield a message in pieces: the concatenation of encoded messages is the encoding of the merged message."""
+    for piece in in_pieces(records):
+        if len(piece) == 1 and content_bytes(piece[0]) > PIECE_BYTES:
+            yield from _large_record(piece[0], *delivery(piece[0]))
+        else:
+            yield _response(kind, piece, delivery, {}).SerializeToString()
+    yield kind(**others).SerializeToString()
 
 
 def _large_record(record: Message | ReceivedRecord, receipt: str, delivery_count: int) -> list[bytes]:

@@ -4,11 +4,10 @@ compression.type is not `producer` (Kafka `LogValidator`), and their inspection 
 A batch that is stored as sent is decompressed and its records are counted; one that is recompressed is decompressed
 once for both. A small batch is processed on the event loop, a larger one on a thread. Later batches of the same
 partition wait in a queue, also those that need none of this, so that batches are appended and producer sequences
-checked in the order of arrival. Each partition has at most one batch at a time on the thread. A
-batch some of whose records are repeats goes to the thread a second time, to be rebuilt without them
-(`RebuildRequired`), and keeps its place in the queue. The size as sent, the CRC
-and the decompressed size of a batch are checked before it is recompressed; `Partition.append` checks the recompressed
-batch.
+checked in the order of arrival. Each partition has at most one batch at a time on the thread. A batch some of whose
+records are repeats goes to the thread a second time, to be rebuilt without them (`RebuildRequired`), and keeps its
+place in the queue. The size as sent, the CRC and the decompressed size of a batch are checked before it is
+recompressed; `Partition.append` checks the recompressed batch.
 
 The queue is bounded by the decompressed size of its batches, estimated without decompressing them
 (`estimate_decompressed_bytes`); for gzip the estimate is a number that the client sent. Decompression stops at the
@@ -480,8 +479,9 @@ def _process(
     is_intact: bool,
     inspect: Callable[[Buffer, int], InspectedRecords] | None,
 ) -> tuple[Buffer, InspectedRecords | None]:
-    """Return the batch as it is stored, and what is in it; the work for the thread. `is_intact`: `check_batch` has
-    accepted the batch. Raises the errors of `check_batch`, `check_content`, `recompress` and `inspect_records`."""
+    """Check, recompress and inspect a batch, on the thread. Return the batch as it will be stored and the result of its
+    inspection. `is_intact`: `check_batch` has accepted the batch. Raises the errors of `check_batch`, `check_content`,
+    `recompress` and `inspect_records`."""
     if target is not None:
         records = recompress(records, target, output_bytes_max=output_bytes_max)
     else:

@@ -473,7 +473,8 @@ class Partition:
         return AppendResult(base_offset, end_offset, append_time_ms, False)
 
     def _inspect(self, batch: Buffer, inspected: InspectedRecords | None) -> InspectedRecords:
-        """Return what is in a batch, known from the thread unless it is small; raise the error of its inspection."""
+        """Return the inspection of a batch by the thread, or inspect a small batch now. Raises the errors of
+        `inspect_records`."""
         if inspected is None or inspected.rules != self.rules:
             return inspect_records(self.name, self.rules, batch, self.clock.wall_ms())
         if inspected.error is not None:

@@ -95,13 +95,10 @@ class ConfigService:
         self._brokers = brokers
         self._settings = settings
 
-    def describe(self, queries: Iterable[ConfigQuery]) -> list[ResourceConfigs]:
-        """Return the settings of each resource with source and type; identical queries have one result. Errors in the
-        results: `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`, `InvalidRequest`."""
-        return list(self.describe_each(queries))
-
-    def describe_each(self, queries: Iterable[ConfigQuery]) -> Iterator[ResourceConfigs]:
-        """Like `describe`, but each resource is described when its result is taken."""
+    def describe(self, queries: Iterable[ConfigQuery]) -> Iterator[ResourceConfigs]:
+        """Yield the settings of each resource with source and type, as they are when the result is taken; identical
+        queries have one result. Errors in the results: `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`,
+        `InvalidRequest`."""
         remaining = ENTRIES_MAX
         for query in dict.fromkeys(queries):
             try:

@@ -101,13 +101,9 @@ class GroupService:
         and the other errors of `GroupCoordinator.heartbeat`."""
         self._coordinator.heartbeat(group_id, member_id, instance_id, generation)
 
-    def leave(self, group_id: str, members: Iterable[LeavingMember]) -> list[MansioError | None]:
-        """Remove members of a classic group. Return the error of each member, or None. Raises errors that concern all
-        members: `InvalidGroupId`, and errors of the coordinator such as `NotCoordinator`."""
-        return list(self.leave_each(group_id, members))
-
     def leave_each(self, group_id: str, members: Iterable[LeavingMember]) -> Iterator[MansioError | None]:
-        """Like `leave`, but each member is removed when its result is taken."""
+        """Remove members of a classic group, each when its result is taken: the error, or None. Raises errors that
+        concern all members: `InvalidGroupId`, and errors of the coordinator such as `NotCoordinator`."""
         check_group_id(group_id)
         self._coordinator.store.find(group_id)
         for member in members:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mansio.api import record_pieces
 from mansio.api.grpc import answers as grpc_answers
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.http.v1 import answers
@@ -34,10 +35,11 @@ RECORDS = st.lists(st.tuples(CONTENT, CONTENT, HEADERS), max_size=7)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (answers, grpc_answers):
+    for module in (record_pieces, answers, grpc_answers):
         monkeypatch.setattr(module, "PIECE_BYTES", 6)
-        monkeypatch.setattr(module, "PIECE_RECORDS", 2)
-    monkeypatch.setattr(answers, "PIECE_HEADERS", 3)
+    for module in (record_pieces, answers):
+        monkeypatch.setattr(module, "PIECE_HEADERS", 3)
+    monkeypatch.setattr(record_pieces, "PIECE_RECORDS", 2)
     monkeypatch.setattr(grpc_answers, "_COPIED_BYTES", 3)
     return
 
@@ -96,6 +98,7 @@ def test_json_with_more_than_a_parser_may_build_at_once_is_returned_in_base64(
     value: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(answers, "PIECE_BYTES", 96 << 10)
+    for module in (record_pieces, answers):
+        monkeypatch.setattr(module, "PIECE_BYTES", 96 << 10)
     found = b"".join(answers.record_pieces(messages([(None, value, [])])[0], "json", {"offset": 0}))
     assert b'"base64":"W' in found

@@ -13,13 +13,21 @@ import asyncio
 import base64
 import codecs
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 
 from mansio.api.http.v1.json_bodies import VALUE_BYTES_MAX, VALUES_MAX, value_counts
 from mansio.api.http.v1.values import encode_headers, encode_key, encode_value
+from mansio.api.record_pieces import (
+    PIECE_BYTES,
+    PIECE_HEADERS,
+    AnyRecord,
+    content_bytes,
+    in_pieces,
+    is_one_piece,
+)
 from mansio.api.turns import TURN_S
 
 if TYPE_CHECKING:
@@ -32,15 +40,6 @@ if TYPE_CHECKING:
     from mansio.client.types import Message
     from mansio.wire.batch.record_batch import Header
 
-AnyRecord = TypeVar("AnyRecord", "Message", "ReceivedRecord")
-
-PIECE_BYTES: Final = 192 << 10
-"""Size of keys, values and headers that are encoded at a time: a multiple of 3, so that the Base64 of pieces is that of
-the whole."""
-
-PIECE_RECORDS: Final = 500
-PIECE_HEADERS: Final = 1_000
-
 
 def records_answer(
     records: Sequence[AnyRecord],
@@ -49,7 +48,7 @@ def records_answer(
     others: dict[str, Any],
 ) -> Response:
     """Return the answer `{"records": [...], **others}`. `fields`: the members of a record beside its content."""
-    if len(records) <= PIECE_RECORDS and sum(map(content_bytes, records)) <= PIECE_BYTES:
+    if is_one_piece(records):
         found = [_record_value(each, as_, fields(each)) for each in records]
         return Response(to_json({"records": found, **others}), media_type="application/json")
     pieces = in_turns(_answer_pieces(records, as_, fields, others))
@@ -80,20 +79,6 @@ async def in_turns(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
         if time.monotonic() - since > TURN_S:
             await asyncio.sleep(0)
             since = time.monotonic()
-
-
-def content_bytes(record: Message | ReceivedRecord) -> int:
-    """Return the size of key, value and headers; of more than `PIECE_HEADERS`, that of more than a piece."""
-    size = 0
-    if record.value is not None:
-        size = len(record.value)
-    if record.key is not None:
-        size += len(record.key)
-    if record.headers:
-        if len(record.headers) > PIECE_HEADERS:
-            return size + PIECE_BYTES + 1
-        size += sum([len(name) + len(value or b"") for name, value in record.headers])
-    return size
 
 
 def record_pieces(
@@ -135,26 +120,15 @@ def _answer_pieces(
     others: dict[str, Any],
 ) -> Iterator[bytes]:
     yield b'{"records":['
-    begin, size = 0, 0
-    for number, record in enumerate(records):
-        one = content_bytes(record)
-        if begin < number and (size + one > PIECE_BYTES or number - begin == PIECE_RECORDS):
-            yield from _small_records(records[begin:number], as_, fields)
-            yield b","
-            begin, size = number, 0
-        size += one
-        if one > PIECE_BYTES:
-            yield from record_pieces(record, as_, fields(record))
-            yield b"," if number + 1 < len(records) else b""
-            begin, size = number + 1, 0
-    yield from _small_records(records[begin:], as_, fields)
+    comma = b""
+    for piece in in_pieces(records):
+        yield comma
+        comma = b","
+        if len(piece) == 1:
+            yield from record_pieces(piece[0], as_, fields(piece[0]))
+        else:
+            yield to_json([_record_value(each, as_, fields(each)) for each in piece])[1:-1]
     yield b"]," + to_json(others)[1:]
-
-
-def _small_records(
-    records: Sequence[AnyRecord], as_: ValueFormat, fields: Callable[[AnyRecord], dict[str, Any]]
-) -> Iterator[bytes]:
-    yield to_json([_record_value(each, as_, fields(each)) for each in records])[1:-1]
 
 
 def _members(found: dict[str, Any]) -> bytes:
@@ -244,7 +218,7 @@ def _is_small_json(value: bytes) -> Generator[bytes, None, bool]:
     """Return whether a value may be parsed as JSON in one call, with pauses."""
     if len(value) > VALUE_BYTES_MAX:
         return False
-    for found in value_counts(value.decode("latin-1"), 0):  # what is counted is ASCII
+    for found in value_counts(value.decode("latin-1"), 0):  # only ASCII characters are counted
         if found > VALUES_MAX:
             return False
         yield b""

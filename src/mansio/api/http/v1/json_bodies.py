@@ -55,7 +55,7 @@ _KEY_CHARACTERS_MAX: Final = 100
 
 async def count_values(data: bytes, turns: Turns, values_max: int = VALUES_MAX) -> None:
     """Count the values of a JSON text without parsing it. Raises `InvalidField` if there are more than `values_max`."""
-    text = data.decode("latin-1")  # what is counted is ASCII
+    text = data.decode("latin-1")  # only ASCII characters are counted
     for found in value_counts(text, 0):
         if found > values_max:
             raise InvalidField("", f"the body has more than {values_max} JSON values")

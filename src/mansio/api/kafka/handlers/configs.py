@@ -35,7 +35,7 @@ async def describe_configs(
         resource = ConfigResource(one.resource_type, one.resource_name)
         queries[ConfigQuery(resource, frozenset(one.configuration_keys or ()))] = None
     results = []
-    for found in service.configs.describe_each(queries):
+    for found in service.configs.describe(queries):
         await turns.next(1 + len(found.entries))
         result = {
             **_resource(found.resource),

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.api.kafka.handlers.group_responses import group_error_fields, heartbeat_fields
+from mansio.api.kafka.handlers.group_responses import described_groups, group_error_fields, heartbeat_fields
 from mansio.errors import InvalidRequest, MansioError
-from mansio.host.item_turns import ItemTurns
 from mansio.state.consumer_group.types import JOIN_EPOCH, Heartbeat
 
 if TYPE_CHECKING:
@@ -70,13 +69,7 @@ async def consumer_group_describe(
 ) -> Fields:
     """Describe each group once, even if the request repeats its id: otherwise a small request could cause a response of
     many megabytes."""
-    turns = ItemTurns(service.scheduler)
-    groups = []
-    for group_id in dict.fromkeys(request.group_ids):
-        found = _describe(service, group_id)
-        groups.append(found)
-        await turns.next(1 + len(found.get("members", ())))
-    return {"groups": groups}
+    return await described_groups(service, request.group_ids, lambda group_id: _describe(service, group_id))
 
 
 def _describe(service: BrokerServices, group_id: str) -> Fields:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from mansio.host.item_turns import ItemTurns
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from mansio.broker.services.broker_services import BrokerServices
     from mansio.errors import MansioError
     from mansio.state.consumer_group.types import HeartbeatResponse, TopicPartition
 
@@ -16,6 +19,19 @@ Fields = dict[str, Any]
 def error_code(error: MansioError | None) -> int:
     """Return the Kafka error code of an error; 0 for None."""
     return 0 if error is None else error.kafka_code
+
+
+async def described_groups(
+    service: BrokerServices, group_ids: Iterable[str], describe: Callable[[str], Fields]
+) -> Fields:
+    """Return the response with the description of each group, once even if its id is repeated."""
+    turns = ItemTurns(service.scheduler)
+    groups = []
+    for group_id in dict.fromkeys(group_ids):
+        found = describe(group_id)
+        groups.append(found)
+        await turns.next(1 + len(found.get("members", ())))
+    return {"groups": groups}
 
 
 def heartbeat_fields(answer: HeartbeatResponse) -> Fields:

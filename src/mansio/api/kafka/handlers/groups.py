@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.api.kafka.handlers.group_responses import error_code
+from mansio.api.kafka.handlers.group_responses import described_groups, error_code
 from mansio.broker.services.groups import LeavingMember
 from mansio.errors import (
     GroupIdNotFound,
@@ -186,13 +186,9 @@ async def leave_group(service: BrokerServices, request: Struct, context: Request
 async def describe_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Describe classic groups. Each group is described once, even if the request repeats its id: otherwise a short
     request could cause a very large response."""
-    turns = ItemTurns(service.scheduler)
-    groups = []
-    for group_id in dict.fromkeys(request.groups):
-        found = _describe(service, group_id, context.api_version)
-        groups.append(found)
-        await turns.next(1 + len(found.get("members", ())))
-    return {"groups": groups}
+    return await described_groups(
+        service, request.groups, lambda group_id: _describe(service, group_id, context.api_version)
+    )
 
 
 def _describe(service: BrokerServices, group_id: str, version: int) -> Fields:

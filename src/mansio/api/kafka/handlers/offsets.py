@@ -116,7 +116,7 @@ async def offset_fetch(service: BrokerServices, request: Struct, context: Reques
     version = context.api_version
     if version >= 8:
         named = Counter(each.group_id for each in request.groups)
-        turns = ItemTurns(service.scheduler) if len(request.groups) > 1 else None
+        turns = ItemTurns(service.scheduler)
         groups = []
         for each in request.groups:
             if named[each.group_id] > 1:
@@ -124,8 +124,7 @@ async def offset_fetch(service: BrokerServices, request: Struct, context: Reques
                 continue
             found = await _fetch(service, each, version, requires_stable=request.require_stable)
             groups.append(found)
-            if turns is not None:
-                await turns.next(1 + sum(len(topic["partitions"]) for topic in found["topics"]))
+            await turns.next(1 + sum(len(topic["partitions"]) for topic in found["topics"]))
         return {"groups": groups}
     answer = await _fetch(
         service, request, version, requires_stable=version >= 7 and bool(request.require_stable)

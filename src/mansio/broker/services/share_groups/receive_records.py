@@ -48,7 +48,7 @@ from mansio.wire.batch.compression import (
     Codec,
     estimate_decompressed_bytes,
 )
-from mansio.wire.batch.record_batch import HEADER_BYTES, check_stored_batch, iterate_batches
+from mansio.wire.batch.record_batch import CODEC_MASK, HEADER_BYTES, check_stored_batch, iterate_batches
 from mansio.wire.batch.record_reader import Record, read_record_slices
 
 if TYPE_CHECKING:
@@ -341,10 +341,11 @@ def _decompressed_bytes(pieces: Sequence[memoryview]) -> int:
         for data in pieces:
             for position, header in iterate_batches(data):
                 content = data[position + HEADER_BYTES : position + header.size]
-                if header.codec == Codec.GZIP:  # the size that the stream states may be too low
+                codec = header.attributes & CODEC_MASK  # which may be an unknown one
+                if codec == Codec.GZIP:  # the size that the stream states may be too low
                     total += len(content) * GZIP_RATIO_MAX
                 else:
-                    total += estimate_decompressed_bytes(header.codec, content, DECOMPRESSED_BYTES_MAX)
+                    total += estimate_decompressed_bytes(codec, content, DECOMPRESSED_BYTES_MAX)
     except MansioError:
         pass  # raised again where the batches are decoded
     return total

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.api.kafka.handlers.group_responses import group_by_topic_id, group_error_fields, heartbeat_fields
+from mansio.api.kafka.handlers.group_responses import (
+    described_groups,
+    group_by_topic_id,
+    group_error_fields,
+    heartbeat_fields,
+)
 from mansio.errors import MansioError
-from mansio.host.item_turns import ItemTurns
 from mansio.state.share_group.group import ShareHeartbeat
 
 if TYPE_CHECKING:
@@ -46,13 +50,7 @@ def _heartbeat(request: Struct, context: RequestContext) -> ShareHeartbeat:
 async def share_group_describe(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """Describe share groups with their members and assignments. A group that occurs twice in the request is described
     once."""
-    turns = ItemTurns(service.scheduler)
-    groups = []
-    for group_id in dict.fromkeys(request.group_ids):
-        found = _describe(service, group_id)
-        groups.append(found)
-        await turns.next(1 + len(found.get("members", ())))
-    return {"groups": groups}
+    return await described_groups(service, request.group_ids, lambda group_id: _describe(service, group_id))
 
 
 def _describe(service: BrokerServices, group_id: str) -> Fields:
