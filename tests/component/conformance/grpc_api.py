@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Any, Final
 
 import grpc
@@ -44,9 +45,13 @@ class Stream:
         self._requests.put(pb.ReceiveRequest(open=opening, credits=count))
         self.responses = call(iter(self._requests.get, None))
 
-    def end(self) -> None:
-        """End the stream, which releases its leases."""
+    def half_close(self) -> None:
+        """Send no more requests. The broker ends the stream, which releases its leases."""
         self._requests.put(None)
+
+    def end(self) -> None:
+        """End the stream without waiting for the broker."""
+        self.half_close()
         self.responses.cancel()
 
 
@@ -135,18 +140,16 @@ class GrpcApi(Protocol):
         self._acknowledge("Extend", pb.ExtendRequest(group=self.group(topic), records=[entry]))
 
     def is_empty(self, topic: str) -> bool:
-        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        opening = pb.ReceiveOpen(group=self.group(topic), topics=[topic])
-        requests.put(pb.ReceiveRequest(open=opening, credits=1))
+        """Return whether a stream receives nothing. It ends from the client's side, and the method waits for the status
+        of the broker: after a deadline of the call the broker could still lease a record of a later step."""
+        stream = Stream(self._method("Receive"), self.group(topic), topic, 1)
+        ending = threading.Timer(scaled(EMPTY_S), stream.half_close)
+        ending.start()
         try:
-            next(self._method("Receive")(iter(requests.get, None), timeout=scaled(EMPTY_S)))
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return True
-            raise
+            return not any(response.records for response in stream.responses)
         finally:
-            requests.put(None)
-        return False
+            ending.cancel()
+            stream.end()
 
     def redrive(self, topic: str) -> int:
         request = pb.RedriveRequest(group=self.group(topic), topic=topic, redrive_id="one")
