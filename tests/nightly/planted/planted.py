@@ -6,6 +6,7 @@ exactly once is an error, so that the table cannot rot.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -18,7 +19,10 @@ from support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+SOURCE = ROOT / "src" / "mansio"
 RUN_S_MAX = 600
+NEAREST_RATIO_MIN = 0.4
+"""Lines less alike than this (`difflib.SequenceMatcher.ratio`) are no suggestion for a quotation that is gone."""
 _FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 _NOT_ITS_FAULT = re.compile(
     r"^E +(?:\w+\.)*(ImportError|SyntaxError|NameError|ModuleNotFoundError|IndentationError)\b"
@@ -40,11 +44,35 @@ class Defect(NamedTuple):
 
 def lines_of(defect: Defect) -> tuple[list[str], int]:
     """The lines of the defect's file, and which of them it is about."""
-    lines = (ROOT / "src" / "mansio" / defect.file).read_text().split("\n")
-    found = [at for at, line in enumerate(lines) if line.strip().partition("  # ")[0] == defect.line]
-    assert len(found) == 1, f"{defect.name}: {defect.file} has this {len(found)} times: {defect.line}"
+    path = SOURCE / defect.file
+    lines = path.read_text().split("\n") if path.exists() else []
+    code = [_code_of(line) for line in lines]
+    found = [at for at, line in enumerate(code) if line == defect.line]
+    assert len(found) == 1, (
+        f"{defect.name}: {defect.file} has this line {len(found)} times: {defect.line}\n"
+        + (_places(found) if found else _suggestion(code, defect.line))
+    )
     assert defect.planted != defect.line
     return lines, found[0]
+
+
+def _code_of(line: str) -> str:
+    """A line without its indentation and without the comment after the code."""
+    return line.strip().partition("  # ")[0]
+
+
+def _places(found: list[int]) -> str:
+    return f"in lines {', '.join(str(at + 1) for at in found)}"
+
+
+def _suggestion(code: list[str], quoted: str) -> str:
+    """Where a quotation that is no longer in its file may be now: in another file, or the line most like it."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for at, line in enumerate(path.read_text().split("\n")):
+            if _code_of(line) == quoted:
+                return f"it is line {at + 1} of {path.relative_to(SOURCE)}"
+    nearest = difflib.get_close_matches(quoted, code, n=1, cutoff=NEAREST_RATIO_MIN)
+    return f"nearest is line {code.index(nearest[0]) + 1}: {nearest[0]}" if nearest else "no line is like it"
 
 
 def plant(defect: Defect, directory: Path) -> Path:

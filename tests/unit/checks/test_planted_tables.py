@@ -26,3 +26,36 @@ def test_every_planted_defect_has_its_line_and_its_tests(defect: Defect) -> None
 )
 def test_every_simulated_defect_has_its_line(defect: Defect) -> None:
     lines_of(defect)
+
+
+COMMIT = SIMULATED[0].defect
+
+
+def test_quotation_that_is_gone_names_the_nearest_line() -> None:
+    lines, at = lines_of(COMMIT)
+    gone = COMMIT._replace(line="if end_offset <= self.replicas.high_water_mark:")
+    with pytest.raises(AssertionError) as raised:
+        lines_of(gone)
+    assert str(raised.value).splitlines() == [
+        f"{gone.name}: {gone.file} has this line 0 times: {gone.line}",
+        f"nearest is line {at + 1}: {lines[at].strip()}",
+    ]
+
+
+def test_quotation_that_moved_to_another_file_names_it() -> None:
+    _, at = lines_of(COMMIT)
+    with pytest.raises(AssertionError, match=f"it is line {at + 1} of {COMMIT.file}$"):
+        lines_of(COMMIT._replace(file="broker/partition/gone.py"))
+
+
+def test_quotation_that_is_like_no_line_names_none() -> None:
+    with pytest.raises(AssertionError, match="no line is like it"):
+        lines_of(COMMIT._replace(line="§" * 60))
+
+
+def test_quotation_that_fits_several_lines_names_them_all() -> None:
+    text = (ROOT / "src" / "mansio" / COMMIT.file).read_text().split("\n")
+    places = [str(at + 1) for at, line in enumerate(text) if line.strip() == "return"]
+    assert len(places) > 1
+    with pytest.raises(AssertionError, match=f"in lines {', '.join(places)}$"):
+        lines_of(COMMIT._replace(line="return"))
