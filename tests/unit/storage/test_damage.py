@@ -233,3 +233,19 @@ def test_batch_of_damaged_length_does_not_affect_other_readers() -> None:
         after = log.read(2, 1, 24)
         assert after is not None
         assert after.read() == stored[1]
+
+
+def test_batch_whose_length_is_damaged_after_its_verification_does_not_affect_other_readers() -> None:
+    """A log does not verify again what it appended itself. The reader of the damaged batch gets as many bytes as its
+    header states; where they end is no position for the reader of the next offset."""
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    stored = [append(log, make_batch([1000 + n, 1001 + n], 80, n))[1] for n in range(12)]
+    first = min(path for path in disk.files() if path.endswith(".log"))
+    disk.flip_bit(first, 8 * 11)  # the last byte of the length of the first batch
+    for _ in range(2):
+        damaged, after = log.read(0, 1, 24), log.read(2, 1, 24)
+        assert damaged is not None
+        assert after is not None
+        assert (damaged.length != len(stored[0]), damaged.next_offset) == (True, 2)
+        assert after.read() == stored[1]
