@@ -85,6 +85,8 @@ COPIES_MS_MAX: Final = 10_000
 OVERDUE_MS_MAX: Final = 15_000
 DRAIN_MS_MAX: Final = 120_000
 DAY_MS: Final = 24 * 3_600_000
+LOOKS_MS: Final = delayed_delivery.TIMER_MS_MAX + delayed_delivery.RETRY_MS
+"""In this time a broker looks at all its partitions, also after a jump of its clock."""
 
 CLUSTER_FAULTS: Final = {"clock jump": 4, "power loss of all": 4, "leader moved": 6, "full disk": 4}
 """Faults that are drawn more often than in other histories."""
@@ -241,6 +243,7 @@ class Delays:
                 self.history.schedules.check_existing(index, [one.name for one in leader.view.schedules])
         until(lambda: not self._delete_schedules(), DRAIN_MS_MAX, "end of schedules")
         self.has_schedules = False
+        self._set_back_clocks_of_followers(until)
         latest_ms = world.wall_ms()
         for index in range(PARTITIONS):
             for manager in self.managers(index):
@@ -250,6 +253,23 @@ class Delays:
         for clock in world.clocks.values():
             clock.wall_offset_ms += latest_ms + 1 - world.wall_ms()
         until(lambda: not any(self.undelivered()), DRAIN_MS_MAX, "delivery")
+
+    def _set_back_clocks_of_followers(self, until: Callable[[Callable[[], bool], float, str], None]) -> None:
+        """By the clocks of all followers of a partition its records are due for a while. Then the clocks are set back
+        and the leader is killed: one of the followers has to deliver when they are due again."""
+        world = self.world
+        leader = self.leader(0)
+        if world.is_single_node or leader is None:
+            return
+        node_id = leader.partition.broker_id
+        followers = [clock for other, clock in world.clocks.items() if other != node_id]
+        for clock in followers:
+            clock.wall_offset_ms += DAY_MS
+        ends_ms = world.simulation.now_ms + LOOKS_MS
+        until(lambda: world.simulation.now_ms >= ends_ms, 2 * LOOKS_MS, "looks of followers")
+        for clock in followers:
+            clock.wall_offset_ms -= DAY_MS
+        world.network.brokers[node_id].die()
 
     def _busy(self) -> Iterator[str]:
         for changer in self.changers:

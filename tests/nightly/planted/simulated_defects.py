@@ -281,6 +281,13 @@ DEFECTS = (
         "pending.replace(record)",
         "pass",
     ),
+    rule(
+        1_000_001,
+        "a follower that leads again goes on from its own clock",
+        DELIVERY,
+        "self._on_clock_set_back(now_ms)",
+        "pass",
+    ),
 )
 
 RARE = (
@@ -381,13 +388,6 @@ RARE = (
         VIEW,
         "if snapshot is not None and snapshot.end_offset <= high_watermark:",
         "if snapshot is not None:",
-    ),
-    rule(
-        1_000_000,
-        "a follower that leads again goes on from its own clock",
-        DELIVERY,
-        "self._on_clock_set_back(now_ms)",
-        "pass",
     ),
 )
 """What takes many histories to be seen, or is seen only together with another fault of the program: searched for by
