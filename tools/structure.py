@@ -6,7 +6,7 @@ Rules, each a section of the output:
 * no function takes an object of a class from another module as its first parameter and touches its private
   attributes, or assigns to its attributes;
 * no base class with a single subclass (exceptions and protocols are exempt);
-* no identifier and no first line of a docstring uses a word that `docs/GLOSSARY.md` replaces;
+* no identifier and no first line of a docstring uses a word that `docs/GLOSSARY.md` replaces, in tests either;
 * no stored exception keeps a traceback, and no exception is raised while a local or a stored value refers to it
   (`tools/stored_exceptions.py`).
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
+TESTS = SOURCE.parent / "tests"
 
 REPLACEMENTS = {
     "anew": "again",
@@ -73,14 +74,12 @@ REPLACEMENTS = {
 """Words that the project does not use, with the term to use instead."""
 
 ALLOWED: dict[str, frozenset[str]] = {
-    "mansio/storage/cleaner/batch_filter.py": frozenset({"horizon"}),  # the delete horizon of KIP-534
-    "mansio/storage/cleaner/compaction.py": frozenset({"horizon"}),
-    "mansio/storage/compaction_run.py": frozenset({"horizon"}),
-    "mansio/storage/compaction_state.py": frozenset({"horizon"}),
-    "mansio/wire/batch/record_batch.py": frozenset({"horizon"}),
     "mansio/spark/iceberg/table_format.py": frozenset({"lane"}),  # a column of the archive's format
 }
 """Words that a module may use because a protocol or a library does: path below `src` -> words."""
+
+TERMS = frozenset({("dead", "letters"), ("delete", "horizon")})
+"""Terms of other systems that contain a replaced word: dead letters of SQS and Kafka, the delete horizon of KIP-534."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PLAIN_BASES = frozenset({"Protocol", "NamedTuple", "TypedDict", "Enum", "IntEnum", "StrEnum", "IntFlag"})
@@ -275,14 +274,10 @@ def _insides(function: ast.AST, name: str) -> Iterator[str]:
 def words(identifier: str) -> list[str]:
     """The words of an identifier or text, in lower case: `HandOut` and `hand_out` are `hand`, `out`.
 
-    `dead letter` is one term, which SQS and Kafka use.
+    The second word of each pair in `TERMS` is left out.
     """
     found = [word.lower() for word in _WORD.findall(identifier)]
-    return [
-        word
-        for before, word in zip(["", *found], found, strict=False)
-        if (before, word) != ("dead", "letters")
-    ]
+    return [word for before, word in zip(["", *found], found, strict=False) if (before, word) not in TERMS]
 
 
 def vocabulary(tree: list[Module]) -> list[str]:
@@ -335,8 +330,8 @@ def exceptions_as_values(tree: list[Module]) -> dict[str, list[str]]:
     }
 
 
-def findings(source: Path = SOURCE) -> dict[str, list[str]]:
-    """Rule -> what breaks it."""
+def findings(source: Path = SOURCE, tests: Path = TESTS) -> dict[str, list[str]]:
+    """Rule -> what breaks it. Of `tests` only the vocabulary is checked; paths are below `source` or `tests`."""
     tree = modules(source)
     names = frozenset(module.name for module in tree)
     defined = classes(tree)
@@ -347,7 +342,7 @@ def findings(source: Path = SOURCE) -> dict[str, list[str]]:
         ],
         "owner as argument": owners_as_arguments(tree, defined),
         "single subclass": single_subclasses(defined),
-        "vocabulary": vocabulary(tree),
+        "vocabulary": vocabulary(tree) + vocabulary(modules(tests)),
         **exceptions_as_values(tree),
     }
 

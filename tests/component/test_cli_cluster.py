@@ -93,7 +93,7 @@ def test_an_election_is_not_needed_where_there_is_one_replica(shell: Shell) -> N
 
 
 @pytest.mark.row("A6")
-def test_an_unclean_election_says_what_may_be_lost_and_wants_a_yes(shell: Shell) -> None:
+def test_an_unclean_election_states_what_may_be_lost_and_wants_a_yes(shell: Shell) -> None:
     shell("cluster", "elect", "--unclean", code=2)
     assert "--topic" in shell.errors
     shell("cluster", "elect", "--unclean", "--topic", "gates", code=2)
@@ -117,7 +117,7 @@ def test_pages_are_put_together(broker: mansio.Broker, monkeypatch: pytest.Monke
             client.admin.cluster.partitions(["gates", "missing"])
 
 
-def test_an_election_that_fails_is_told_for_its_partition(broker: mansio.Broker) -> None:
+def test_an_election_that_fails_is_reported_for_its_partition(broker: mansio.Broker) -> None:
     with mansio.blocking.connect(broker.address) as client:
         wanted = [TopicPartition("gates", 0), TopicPartition("gates", 9)]
         first, second = client.admin.cluster.elect_leaders("preferred", wanted)
@@ -144,7 +144,7 @@ TROUBLED = [
 ]
 
 
-def test_the_worst_trouble_of_a_partition_is_its_state_and_each_kind_can_be_asked_for() -> None:
+def test_the_worst_problem_of_a_partition_is_its_state_and_each_kind_can_be_asked_for() -> None:
     states = [commands._partition_row(one)["state"] for one in TROUBLED]
     assert states == ["ok", "under-replicated", "under-min-in-sync", "offline", "under-replicated"]
     shown = {

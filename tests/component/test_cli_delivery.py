@@ -93,7 +93,7 @@ def test_what_is_rejected_goes_to_the_dead_letters_at_once_and_can_be_offered_ag
 
 
 @pytest.mark.row("D2", "A6")
-def test_what_is_held_is_had_by_nobody_else_until_it_is_interrupted(world: World) -> None:
+def test_what_is_held_is_held_by_no_other_until_it_is_interrupted(world: World) -> None:
     world.alter("g", share_record_lock_duration_ms="2000")
     with world.shell.start("consume", "t", "--share-group", "g", "--hold", "--max", "3") as holding:
         assert [holding.stdout.readline() for _ in range(3)] == [b"v0\n", b"v1\n", b"v2\n"]
@@ -116,7 +116,7 @@ def test_what_is_held_is_had_by_nobody_else_until_it_is_interrupted(world: World
 
 
 @pytest.mark.row("D2", "A6")
-def test_a_lease_that_ended_before_its_record_could_be_settled_is_told(
+def test_a_lease_that_ended_before_its_record_could_be_settled_is_reported(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.alter("g", share_record_lock_duration_ms="1000", mansio_retry_backoff_ms="60000")

@@ -42,7 +42,7 @@ class World:
         return self._broker._call(work, scaled(DEADLINE_S))
 
     def reject(self, first: int, last: int, reason: str = "poison") -> None:
-        """Lease these and reject them, and wait for their letters."""
+        """Lease these and reject them, and wait for their dead letters."""
 
         async def lease() -> bool:
             from mansio.config.config_def import Change, Operation
@@ -68,7 +68,7 @@ class World:
 
         wait_until(lambda: self.on_loop(lease()), DEADLINE_S)
 
-        async def settle() -> None:
+        async def acknowledge() -> None:
             async with mansio.connect(self._broker.address) as client:
                 batch = {
                     "first_offset": first,
@@ -86,7 +86,7 @@ class World:
                 answer = await connection.request(ApiKey.ACKNOWLEDGE_RECORDS, fields)
                 assert answer.topics[0].partitions[0].error_code == 0
 
-        self.on_loop(settle())
+        self.on_loop(acknowledge())
         wait_until(lambda: self.leases().archiving == 0, DEADLINE_S)
 
     @property
@@ -104,7 +104,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(broker)
 
 
-def test_letters_from_list_to_purge(world: World) -> None:
+def test_dead_letters_from_list_to_purge(world: World) -> None:
     shell = world.shell
     (listed,) = shell.json("dlq", "list")
     assert (listed["topic"], listed["partitions"], listed["records"]) == ("dlq.t", 1, RECORDS)
@@ -172,7 +172,7 @@ def test_records_are_appended_once_for_each_id(world: World) -> None:
     assert world.leases().dead == RECORDS, "the group is not offered them"
 
 
-def test_purge_leaves_the_records_and_takes_the_letters(world: World) -> None:
+def test_purge_leaves_the_records_and_takes_the_dead_letters(world: World) -> None:
     (row,) = world.shell.json("dlq", "purge", "t", "--before", "4")
     assert (row["topic"], row["offsets"], row["new_start"]) == ("dlq.t", 4, 4)
     assert world.shell.json("dlq", "list")[0]["records"] == RECORDS - 4
@@ -182,7 +182,7 @@ def test_purge_leaves_the_records_and_takes_the_letters(world: World) -> None:
         assert client.admin.list_offsets([world.partition], "earliest")[world.partition].offset == 0
 
 
-def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
+def test_what_is_wrong_is_reported_in_one_line(world: World) -> None:
     world.shell("topic", "create", "other")
     for arguments, code, words in (
         (("redrive", "t"), 2, "select dead letters with"),

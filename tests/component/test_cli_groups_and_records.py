@@ -70,15 +70,15 @@ def test_a_partition_that_refuses_has_a_row_and_does_not_keep_the_others(shell: 
     shell("topic", "delete-records", "uneven", "-p", "3", "--before", "end")
     which = [text for index in (3, 2, 1, 0, 9) for text in ("-p", str(index))]
 
-    def told(*more: str) -> tuple[list[tuple[object, ...]], dict[int, str]]:
+    def reported(*more: str) -> tuple[list[tuple[object, ...]], dict[int, str]]:
         rows = shell.json("topic", "delete-records", "uneven", *which, "--before", "2", *more, code=1)
         assert shell.errors == "mansio: 2 of 5 partitions failed: see ERROR\n"
         values = [(row["partition"], row["old_start"], row["new_start"], row["offsets"]) for row in rows]
         return values, {row["partition"]: row["error"] for row in rows if row["error"] is not None}
 
-    planned, refused = told("--dry-run")
+    planned, refused = reported("--dry-run")
     assert starts(shell, "uneven") == [0, 0, 0, 4], "a dry run deletes nothing"
-    done, failed = told()
+    done, failed = reported()
     assert starts(shell, "uneven") == [2, 0, 2, 4]
     expected = [(0, 0, 2, 2), (1, 0, None, None), (2, 0, 2, 2), (3, 4, 4, 0), (9, None, None, None)]
     assert done == planned == expected
@@ -232,7 +232,7 @@ def test_a_group_with_members_is_moved_by_neither_a_dry_run_nor_the_real_one(she
 
 
 @pytest.mark.row("A6", "G1", "L1")
-def test_readers_of_a_topic_that_is_deleted_are_told_and_do_not_wait_for_ever(shell: Shell):
+def test_readers_of_a_topic_that_is_deleted_get_an_error_and_do_not_wait_for_ever(shell: Shell):
     shell("topic", "create", "doomed")
     shell("produce", "doomed", stdin=b"one\n")
     with (
@@ -245,12 +245,12 @@ def test_readers_of_a_topic_that_is_deleted_are_told_and_do_not_wait_for_ever(sh
         shell("topic", "delete", "doomed")
         for reader in (alone, member):
             out, errors = reader.communicate(timeout=scaled(20))
-            told = (reader.returncode, out, errors)
-            assert told == (1, b"", b"mansio: topic doomed was deleted while it was being read\n")
+            reported = (reader.returncode, out, errors)
+            assert reported == (1, b"", b"mansio: topic doomed was deleted while it was being read\n")
 
 
 @pytest.mark.row("A6")
 @pytest.mark.parametrize("more", [(), ("--group", "g"), ("-p", "0"), ("--from-offset", "3"), ("-e",)])
-def test_a_topic_that_does_not_exist_is_told_at_once(shell: Shell, more: tuple[str, ...]):
+def test_a_topic_that_does_not_exist_is_reported_at_once(shell: Shell, more: tuple[str, ...]):
     shell("consume", "nowhere", *more, code=1)
     assert shell.errors == "mansio: topic nowhere: there is no such topic; create it or correct the name\n"

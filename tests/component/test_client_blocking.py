@@ -31,7 +31,7 @@ def public(kind: type) -> set[str]:
 
 @pytest.mark.row("A5")
 @pytest.mark.parametrize(
-    ("original", "twin"),
+    ("original", "counterpart"),
     [
         (Admin, blocking.Admin),
         (Client, blocking.Client),
@@ -39,10 +39,10 @@ def public(kind: type) -> set[str]:
         (Producer, blocking.Producer),
     ],
 )
-def test_blocking_and_asyncio_clients_have_the_same_api(original: type, twin: type) -> None:
-    assert public(original) == public(twin)
+def test_blocking_and_asyncio_clients_have_the_same_api(original: type, counterpart: type) -> None:
+    assert public(original) == public(counterpart)
     for name in public(original):
-        ours, theirs = getattr(twin, name), getattr(original, name)
+        ours, theirs = getattr(counterpart, name), getattr(original, name)
         if inspect.isfunction(theirs):
             assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), (
                 name
@@ -178,33 +178,33 @@ def test_publish_from_many_threads_keeps_each_ones_order_and_raises_typed_errors
 ) -> None:
     """Publishing takes a way of its own through the loop; errors and metadata come along it too."""
     with blocking.connect(broker.address) as client:
-        client.admin.create_topic("crowd", partitions=1)
+        client.admin.create_topic("peers", partitions=1)
         stored: dict[int, list[int]] = {}
 
         def publisher(number: int) -> None:
             stored[number] = [
-                client.publish("crowd", b"%d %d" % (number, count), key=b"k").offset for count in range(50)
+                client.publish("peers", b"%d %d" % (number, count), key=b"k").offset for count in range(50)
             ]
 
         threads = [threading.Thread(target=publisher, args=(number,)) for number in range(6)]
         for thread in threads:
             thread.start()
         with pytest.raises(InvalidRecord, match="not int"):
-            client.publish("crowd", 5)  # type: ignore[arg-type]  # the mistake itself
+            client.publish("peers", 5)  # type: ignore[arg-type]  # the mistake itself
         with pytest.raises(UnknownTopicOrPartition, match="no partition 7"):
-            client.publish("crowd", b"x", partition=7)
+            client.publish("peers", b"x", partition=7)
         with pytest.raises(MessageTooLarge):
-            client.publish("crowd", bytes(3 << 20))
+            client.publish("peers", bytes(3 << 20))
         for thread in threads:
             thread.join(scaled(60))
-        found = [message.value or b"" for message in client.consume("crowd", to_end=True)]
+        found = [message.value or b"" for message in client.consume("peers", to_end=True)]
         assert sorted(offset for offsets in stored.values() for offset in offsets) == list(range(300))
         for number, offsets in stored.items():
             assert [found[offset] for offset in offsets] == [
                 b"%d %d" % (number, count) for count in range(50)
             ]
     with pytest.raises(RuntimeError, match="closed"):
-        client.publish("crowd", b"late")
+        client.publish("peers", b"late")
 
 
 @pytest.mark.row("A5")

@@ -45,7 +45,7 @@ def test_topic_that_exists_is_kept_with_exist_ok(broker: mansio.Broker) -> None:
 
 
 @pytest.mark.parametrize("name", ["start", "from_"])
-def test_consumer_begins_where_its_start_says_by_either_name(broker: mansio.Broker, name: str) -> None:
+def test_consumer_begins_at_its_start_by_either_name(broker: mansio.Broker, name: str) -> None:
     with mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic("orders", partitions=1)
         client.publish_many("orders", [b"0", b"1", b"2"])

@@ -67,7 +67,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @dataclass
-class Told:
+class Calls:
     """What the handlers say, in order: (member, "begin" | "done" | "failed", offset)."""
 
     plan: Plan
@@ -134,16 +134,16 @@ class Member:
         self.task = task
 
     @classmethod
-    async def join(cls, number: int, broker: mansio.Broker, told: Told, group: str) -> Member:
-        plan = told.plan
+    async def join(cls, number: int, broker: mansio.Broker, noted: Calls, group: str) -> Member:
+        plan = noted.plan
         client = await mansio.connect(broker.address).__aenter__()
         receiver = client.receive(group, group=group, max_records=plan.max_records, fetch_wait_ms_max=100)
-        work = receiver.run(told.handler(number), mode=plan.mode, concurrency=plan.concurrency)
+        work = receiver.run(noted.handler(number), mode=plan.mode, concurrency=plan.concurrency)
         return cls(number, client, receiver, asyncio.ensure_future(work))
 
-    async def die(self, told: Told) -> None:
+    async def die(self, noted: Calls) -> None:
         """Its connections end, without a word."""
-        told.dead.add(self.number)
+        noted.dead.add(self.number)
         self.receiver._options = replace(self.receiver._options, close_ms_max=10)
         await self.client._cluster.close()
         self.task.cancel()
@@ -161,7 +161,7 @@ def test_no_record_passes_another_of_its_key_whatever_fails_or_dies(
     broker: mansio.Broker, plan: Plan
 ) -> None:
     name = f"order-{next(NUMBERS)}"
-    told = Told(plan)
+    noted = Calls(plan)
 
     async def scenario() -> None:
         async with mansio.connect(broker.address) as client:
@@ -179,14 +179,14 @@ def test_no_record_passes_another_of_its_key_whatever_fails_or_dies(
                 mansio.client.OutgoingRecord(b"x", None if key is None else key.encode()) for key in plan.keys
             ]
             await client.publish_many(name, records)
-            members = [await Member.join(number, broker, told, name) for number in range(2)]
+            members = [await Member.join(number, broker, noted, name) for number in range(2)]
             deaths = list(plan.deaths)
             place = TopicPartition(name, 0)
             while True:
-                if deaths and told.ended >= deaths[0]:
+                if deaths and noted.ended >= deaths[0]:
                     deaths.pop(0)
-                    await members.pop(0).die(told)
-                    members.append(await Member.join(10 + len(deaths), broker, told, name))
+                    await members.pop(0).die(noted)
+                    members.append(await Member.join(10 + len(deaths), broker, noted, name))
                 with suppress(mansio.MansioError):
                     found = await client.admin.shares.leases(name, [place])
                     if (state := found[place]) is not None and state.start_offset == len(plan.keys):
@@ -199,4 +199,4 @@ def test_no_record_passes_another_of_its_key_whatever_fails_or_dies(
                 await member.leave()
 
     run(scenario)
-    told.check()
+    noted.check()

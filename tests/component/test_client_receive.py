@@ -97,7 +97,7 @@ def test_two_groups_have_each_record_for_themselves(broker: mansio.Broker) -> No
 
 
 @pytest.mark.row("D3", "D8")
-def test_a_record_given_back_comes_after_its_delay_and_holds_up_nobody(broker: mansio.Broker) -> None:
+def test_a_record_given_back_comes_after_its_delay_and_holds_up_no_other(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, later=1) as client:
             group = await group_of(client, "later")
@@ -135,8 +135,8 @@ def test_what_is_rejected_is_in_the_dead_letter_topic_with_its_reason(broker: ma
                 (message,) = await taken(receiver, 1)
                 await message.reject("no such flight")
                 await until(lambda: receiver.held_count == 0)
-            async with client.consume("dlq.poison", max_records=1) as letters:
-                (letter,) = await letters.poll()
+            async with client.consume("dlq.poison", max_records=1) as dead_letters:
+                (letter,) = await dead_letters.poll()
             assert letter.value == b"a:bad"
             assert letter.header("mansio-dlq-reason") == b"no such flight"
             assert letter.header("mansio-dlq-consumer") == receiver.member_id.encode()

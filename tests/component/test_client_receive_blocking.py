@@ -36,18 +36,20 @@ def prepared(client: Any, topic: str, count: int, **settings: str) -> str:
 
 @pytest.mark.row("A5")
 @pytest.mark.parametrize(
-    ("original", "twin"), [(Receiver, receiver_blocking.Receiver), (Leased, receiver_blocking.Leased)]
+    ("original", "counterpart"), [(Receiver, receiver_blocking.Receiver), (Leased, receiver_blocking.Leased)]
 )
-def test_blocking_and_asyncio_clients_have_the_same_api(original: type, twin: type) -> None:
+def test_blocking_and_asyncio_clients_have_the_same_api(original: type, counterpart: type) -> None:
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")} | set(kind.__annotations__)
 
     ours = {name for name in public(original) if not name.startswith("_")}
-    assert ours == {name for name in public(twin) if not name.startswith("_")} - {"wrap"}
+    assert ours == {name for name in public(counterpart) if not name.startswith("_")} - {"wrap"}
     for name in ours:
         theirs = getattr(original, name, None)
         if inspect.isfunction(theirs):
-            parameters = [each.name for each in inspect.signature(getattr(twin, name)).parameters.values()]
+            parameters = [
+                each.name for each in inspect.signature(getattr(counterpart, name)).parameters.values()
+            ]
             assert parameters == [each.name for each in inspect.signature(theirs).parameters.values()]
 
 

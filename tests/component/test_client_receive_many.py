@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
+def acknowledged_ranges(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
     """The ranges that requests named, each in one partition: requests of its own, or fetches that took them along."""
     requests: list[list[tuple[int, int]]] = []
 
@@ -44,7 +44,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.row("D8")
 def test_many_are_acknowledged_by_one_range_in_one_request(
-    broker: mansio.Broker, said: list[list[tuple[int, int]]]
+    broker: mansio.Broker, acknowledged_ranges: list[list[tuple[int, int]]]
 ) -> None:
     async def scenario() -> None:
         async with connected(broker, range=1) as client:
@@ -56,7 +56,7 @@ def test_many_are_acknowledged_by_one_range_in_one_request(
                 messages = await taken(receiver, 100)
                 left = messages.pop(60)
                 await receiver.ack(messages)
-                assert said == [[(0, 59), (61, 99)]]
+                assert acknowledged_ranges == [[(0, 59), (61, 99)]]
                 assert receiver.held_count == 1
                 await left.ack()
             assert await start_of(client, group, "range") == 100
@@ -66,7 +66,7 @@ def test_many_are_acknowledged_by_one_range_in_one_request(
 
 @pytest.mark.row("D8")
 def test_what_several_tasks_say_in_one_turn_of_the_loop_goes_together(
-    broker: mansio.Broker, said: list[list[tuple[int, int]]]
+    broker: mansio.Broker, acknowledged_ranges: list[list[tuple[int, int]]]
 ) -> None:
     async def scenario() -> None:
         async with connected(broker, turn=1) as client:
@@ -75,7 +75,7 @@ def test_what_several_tasks_say_in_one_turn_of_the_loop_goes_together(
             async with client.receive("turn", group=group) as receiver:
                 messages = await taken(receiver, 5)
                 await asyncio.gather(*(message.ack() for message in messages))
-                assert said == [[(0, 4)]]
+                assert acknowledged_ranges == [[(0, 4)]]
 
     run(scenario)
 
@@ -117,7 +117,7 @@ def test_of_many_that_were_handled_only_the_one_with_a_lost_lease_is_not_acknowl
 
 
 @pytest.mark.row("D8")
-def test_handlers_that_never_wait_keep_nobody_from_the_loop_and_what_they_did_is_acknowledged(
+def test_handlers_that_never_wait_keep_no_task_from_the_loop_and_what_they_did_is_acknowledged(
     broker: mansio.Broker,
 ) -> None:
     async def scenario() -> None:

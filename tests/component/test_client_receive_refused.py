@@ -35,7 +35,7 @@ def refuse_by(monkeypatch: pytest.MonkeyPatch, acknowledge: Callable[..., Any]) 
 
 
 @pytest.mark.row("D8")
-def test_a_reason_with_half_a_character_is_said_and_holds_up_nothing(broker: mansio.Broker) -> None:
+def test_a_reason_with_half_a_character_is_reported_and_holds_up_nothing(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, half=1) as client:
             group = await group_of(client, "half")
@@ -50,7 +50,7 @@ def test_a_reason_with_half_a_character_is_said_and_holds_up_nothing(broker: man
 
 
 @pytest.mark.row("D8")
-def test_a_mistake_in_writing_what_is_said_is_told_and_the_next_is_sent(
+def test_a_mistake_in_encoding_a_message_is_reported_and_the_next_is_sent(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -131,7 +131,7 @@ def test_what_could_not_be_given_back_unbegun_is_let_go_and_not_kept_for_ever(
 
 
 @pytest.mark.row("D8")
-def test_a_run_ends_when_the_broker_refuses_whatever_it_is_told(
+def test_a_run_ends_when_the_broker_refuses_whatever_the_handlers_return(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refusing(*_: Any) -> Any:

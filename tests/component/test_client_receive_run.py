@@ -33,7 +33,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 
 
 @pytest.mark.row("D8")
-def test_in_parallel_a_failed_record_is_tried_again_and_holds_up_nobody(broker: mansio.Broker) -> None:
+def test_in_parallel_a_failed_record_is_tried_again_and_holds_up_no_other(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, parallel=1) as client:
             group = await group_of(client, "parallel")
@@ -128,8 +128,8 @@ def test_fifo_passes_no_failed_record_and_rejects_it_after_the_last_try(broker: 
             assert begun[0] == ["a:0", "a:1", "a:2", "a:2", "a:2", "a:3", "a:4", "a:5"]
             settings = await client.admin.describe_config(group, kind="group")
             assert settings["mansio.share.order"].value == "partition"
-            async with client.consume("dlq.fifo", max_records=1) as letters:
-                (letter,) = await letters.poll()
+            async with client.consume("dlq.fifo", max_records=1) as dead_letters:
+                (letter,) = await dead_letters.poll()
             assert letter.header("mansio-dlq-reason") == b"ValueError: poison (3 attempts in this delivery)"
 
     run(scenario)

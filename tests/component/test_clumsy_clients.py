@@ -115,7 +115,7 @@ def half_closed(peer: RawPeer, random: Random) -> None:
 
 
 def at_once(peer: RawPeer, random: Random) -> None:
-    """Says nothing at all."""
+    """Sends nothing at all."""
 
 
 MOMENTS: tuple[Moment, ...] = (
@@ -200,7 +200,7 @@ def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
 
 
 def objects_of_connections(known: Sequence[object] = ()) -> list[object]:
-    """Those of this process, without the `known` ones, which somebody else has."""
+    """Those of this process, without the `known` ones, which belong to others."""
     others = {id(one) for one in known}
     return [
         found
@@ -210,10 +210,10 @@ def objects_of_connections(known: Sequence[object] = ()) -> list[object]:
 
 
 def described(one: object) -> str:
-    """What says why it is still there."""
+    """Why it is still there."""
     names = ("closed", "client_host", "busy", "received_bytes", "waiting_bytes", "_transport", "_writing")
-    said = {name: getattr(one, name) for name in names if hasattr(one, name)}
-    return f"{type(one).__name__} {said}, held by {[type(by).__name__ for by in gc.get_referrers(one)]}"
+    state = {name: getattr(one, name) for name in names if hasattr(one, name)}
+    return f"{type(one).__name__} {state}, held by {[type(by).__name__ for by in gc.get_referrers(one)]}"
 
 
 def open_descriptors(broker: EmbeddedBroker) -> int:

@@ -166,7 +166,7 @@ def test_flipped_bit_in_any_byte_of_a_batch_header_is_found_where_it_is(data: Pa
     assert report.end_offset == RECORDS
 
 
-def test_zeroed_stretch_is_one_finding_with_all_its_offsets(data: Path) -> None:
+def test_zeroed_range_is_one_finding_with_all_its_offsets(data: Path) -> None:
     segment = segments_of(data)[2]
     known = batches(segment)
     with segment.open("r+b") as file:
@@ -203,7 +203,7 @@ def test_torn_tail_above_the_checkpoint_is_a_note(data: Path) -> None:
     assert [finding.severity for finding in diagnosis.all_findings()] == [NOTE]
     assert diagnosis.is_clean
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
-    assert [stretch.torn for stretch in report.bad_ranges] == [True]
+    assert [bad_range.torn for bad_range in report.bad_ranges] == [True]
 
 
 def test_room_ahead_of_the_batches_is_nothing_to_tell(data: Path) -> None:
@@ -422,7 +422,7 @@ def test_repaired_index_leads_readers_around_the_damage(data: Path) -> None:
 # Beside the logs
 
 
-def test_damaged_metadata_is_told_and_the_partitions_are_examined_all_the_same(data: Path) -> None:
+def test_damaged_metadata_is_reported_and_the_partitions_are_examined_all_the_same(data: Path) -> None:
     path = data / "metadata.sqlite3"
     content = bytearray(path.read_bytes())
     at = content.rindex(b'"partitions"') if b'"partitions"' in content else len(content) // 2
@@ -437,7 +437,7 @@ def test_damaged_metadata_is_told_and_the_partitions_are_examined_all_the_same(d
     }
 
 
-def test_missing_partition_and_strange_directories_are_told(data: Path) -> None:
+def test_missing_partition_and_strange_directories_are_reported(data: Path) -> None:
     gone = log_of(data)
     shutil.rmtree(gone)
     (data / "topics" / "stranger.AAAA").mkdir()
@@ -465,7 +465,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(ended.value.code or 0), shown.out, shown.err
 
 
-def test_command_says_it_in_lines_pictures_and_a_table(
+def test_command_reports_in_lines_pictures_and_a_table(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(capsys, str(data))[0] == 0
@@ -483,9 +483,9 @@ def test_command_says_it_in_lines_pictures_and_a_table(
     assert 1 <= strip.count("X") <= 2
     assert lines[-1] == "Damage found: see above."
     code, out, _ = run(capsys, str(data), "--repair", "--output", "json")
-    told = json.loads(out)
-    assert (code, told["clean"]) == (1, False), "records stay damaged"
-    assert [topic["damaged_records"] for topic in told["topics"] if topic["topic"] == "t"] == [1]
+    reported = json.loads(out)
+    assert (code, reported["clean"]) == (1, False), "records stay damaged"
+    assert [topic["damaged_records"] for topic in reported["topics"] if topic["topic"] == "t"] == [1]
 
 
 def test_command_that_cannot_tell_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,10 +83,10 @@ def test_what_keeps_it_from_starting_is_raised_and_nothing_stays_behind(tmp_path
         _ = again.address
 
 
-def test_an_address_that_nobody_elsewhere_can_use_is_told_at_the_start(
+def test_an_address_that_no_other_machine_can_use_is_reported_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients connect to what they are told, which is what is listened on unless something else is set."""
+    """Clients connect to the advertised address, which is what is listened on unless something else is set."""
     for name, settings in (("told", {}), ("set", {"advertised_listeners": "localhost:9092"})):
         caplog.clear()
         with mansio.Broker(tmp_path / name, listeners="0.0.0.0:0", **settings):

@@ -103,7 +103,7 @@ def named(bodies: tuple[HostileBody, ...], *names: str) -> list[HostileBody]:
     ],
     ids=lambda each: f"{each.protocol} {each.name}",
 )
-def test_a_hostile_body_keeps_nobody_waiting(
+def test_a_hostile_body_keeps_no_client_waiting(
     broker: Broker, addresses: Addresses, hostile: HostileBody
 ) -> None:
     check(broker, addresses, hostile)
@@ -115,7 +115,7 @@ def test_a_hostile_body_keeps_nobody_waiting(
     ALL,
     ids=lambda each: f"{each.protocol} {each.name}",
 )
-def test_each_hostile_body_keeps_nobody_waiting(
+def test_each_hostile_body_keeps_no_client_waiting(
     broker: Broker, addresses: Addresses, hostile: HostileBody
 ) -> None:
     check(broker, addresses, hostile)

@@ -39,7 +39,7 @@ def described(peer: RawPeer, resources: list[tuple[int, str, list[str] | None]])
     return list(peer.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": wanted}).results)
 
 
-def test_settings_that_are_asked_for_many_times_are_told_once(peer: RawPeer) -> None:
+def test_settings_that_are_asked_for_many_times_are_returned_once(peer: RawPeer) -> None:
     (every, one) = described(peer, [(TOPIC, "t", None)] * TIMES + [(TOPIC, "t", ["retention.ms"])] * TIMES)
     assert len(every.configs) > 10
     assert [entry.name for entry in one.configs] == ["retention.ms"]
@@ -50,9 +50,9 @@ def test_settings_of_very_many_resources_are_refused_from_some_on(
 ) -> None:
     monkeypatch.setattr(configs, "ENTRIES_MAX", 50)
     found = described(peer, [(GROUP, f"g{number}", None) for number in range(100)])
-    told = [one for one in found if one.error_code == 0]
-    assert 50 <= sum(len(one.configs) for one in told) < 100
-    assert {one.error_code for one in found[len(told) :]} == {INVALID_REQUEST}
+    succeeded = [one for one in found if one.error_code == 0]
+    assert 50 <= sum(len(one.configs) for one in succeeded) < 100
+    assert {one.error_code for one in found[len(succeeded) :]} == {INVALID_REQUEST}
     assert "fewer resources" in found[-1].error_message
 
 
@@ -62,7 +62,7 @@ def producers_of(peer: RawPeer, indexes: list[int], times: int = 1) -> list[Any]
     return list(topic.partitions)
 
 
-def test_producers_that_are_asked_for_many_times_are_told_once_and_only_so_many(
+def test_producers_that_are_asked_for_many_times_are_returned_once_and_only_so_many(
     peer: RawPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for producer_id, partition in ((1, 0), (2, 0), (3, 1)):

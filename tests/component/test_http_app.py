@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class View:
-    """A broker as the HTTP door sees it."""
+    """A broker as the HTTP listener sees it."""
 
     def __init__(self) -> None:
         self.phase = "running"
-        self.trouble: list[Problem] = []
+        self.known_problems: list[Problem] = []
         self.worries: list[Problem] = []
         self.bounds = Bounds()
         self.is_in_cluster = False
@@ -42,7 +42,7 @@ class View:
         self.histograms: list[Distribution] = []
 
     def problems(self) -> list[Problem]:
-        return self.trouble
+        return self.known_problems
 
     def warnings(self) -> list[Problem]:
         return self.worries
@@ -122,7 +122,7 @@ def test_a_healthy_broker_is_live_and_ready():
 def test_ready_names_every_reason_against_it():
     view = View()
     view.phase = "stopping"
-    view.trouble = [
+    view.known_problems = [
         Problem("log_failed", "flights-3: Input/output error", "flights", 3),
         Problem("partition_not_open", "orders-0", "orders", 0),
     ]
@@ -153,7 +153,7 @@ def test_a_broker_with_a_warning_is_ready_and_degraded_and_a_thousand_make_a_sho
 
 def test_a_thousand_reasons_make_a_short_answer():
     view = View()
-    view.trouble = [Problem("log_failed", f"t-{n}: gone") for n in range(1000)]
+    view.known_problems = [Problem("log_failed", f"t-{n}: gone") for n in range(1000)]
     body = get(view, "/health/ready").json()
     assert (len(body["reasons"]), body["more"]) == (REASONS_MAX, 1000 - REASONS_MAX)
 
@@ -308,7 +308,7 @@ def test_a_failure_of_http_itself_has_the_same_shape():
     }
 
 
-def test_an_unexpected_exception_tells_the_caller_nothing_of_it(caplog: pytest.LogCaptureFixture):
+def test_an_unexpected_exception_shows_the_caller_nothing_of_it(caplog: pytest.LogCaptureFixture):
     async def query() -> httpx.Response:
         async def fail(_request):
             raise RuntimeError("secret detail")
@@ -356,7 +356,7 @@ def test_after_stop_the_port_is_free_again_and_no_connection_is_left():
 
 @contextlib.asynccontextmanager
 async def silent_peers(
-    client: httpx.AsyncClient, count: int, said: bytes
+    client: httpx.AsyncClient, count: int, sent: bytes
 ) -> AsyncIterator[list[asyncio.StreamReader]]:
     """So many connections that send this much, and then nothing."""
     async with contextlib.AsyncExitStack() as stack:
@@ -364,19 +364,19 @@ async def silent_peers(
         for _ in range(count):
             reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
             stack.callback(writer.close)
-            writer.write(said)
+            writer.write(sent)
             readers.append(reader)
         yield readers
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
+    "sent", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
 )
-def test_a_crowd_that_says_nothing_does_not_keep_a_probe_from_its_answer(said: bytes):
+def test_many_silent_clients_do_not_keep_a_probe_from_its_answer(sent: bytes):
     async def story() -> None:
         async with (
             serving(View()) as client,
-            silent_peers(client, OTHER_CONNECTIONS_MAX + 5, said) as readers,
+            silent_peers(client, OTHER_CONNECTIONS_MAX + 5, sent) as readers,
         ):
             assert (await client.get("/health/live")).status_code == 200
             first = [asyncio.ensure_future(reader.read()) for reader in readers[:5]]
@@ -388,13 +388,13 @@ def test_a_crowd_that_says_nothing_does_not_keep_a_probe_from_its_answer(said: b
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
+    "sent", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
 )
-def test_a_connection_that_asks_for_nothing_ends(said: bytes, monkeypatch: pytest.MonkeyPatch):
+def test_a_connection_that_asks_for_nothing_ends(sent: bytes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http_connection, "UNANSWERED_S_MAX", 0.05)
 
     async def story() -> None:
-        async with serving(View()) as client, silent_peers(client, 1, said) as (reader,):
+        async with serving(View()) as client, silent_peers(client, 1, sent) as (reader,):
             with contextlib.suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
 

@@ -92,7 +92,7 @@ def check(broker: EmbeddedBroker, api: Api, existing: Existing | None) -> None:
 @pytest.mark.parametrize(
     "key", [ApiKey.DESCRIBE_CONFIGS, ApiKey.DELETE_RECORDS], ids=lambda each: each.name.lower()
 )
-def test_items_of_a_request_keep_nobody_waiting(
+def test_items_of_a_request_keep_no_client_waiting(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, key: ApiKey
 ) -> None:
     turns = 0
@@ -113,13 +113,13 @@ def test_items_of_a_request_keep_nobody_waiting(
 @pytest.mark.parametrize(
     "api", [each for each in APIS if each.key not in ONE_STEP], ids=lambda each: each.key.name.lower()
 )
-def test_items_of_each_request_keep_nobody_waiting(broker: EmbeddedBroker, api: Api) -> None:
+def test_items_of_each_request_keep_no_client_waiting(broker: EmbeddedBroker, api: Api) -> None:
     check(broker, api, None)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("key", CHANGING, ids=lambda each: each.name.lower())
-def test_items_that_exist_keep_nobody_waiting(
+def test_items_that_exist_keep_no_client_waiting(
     broker: EmbeddedBroker, existing: Existing, key: ApiKey
 ) -> None:
     check(broker, SUPPORTED_APIS[key], existing)

@@ -212,13 +212,15 @@ def check(broker: EmbeddedBroker, at: Addresses, content: Content, read: Any, va
     assert watch.held_s_max < scaled(HOLD_S_MAX), f"{watch.held_s_max:.3f} s"
 
 
-def test_a_read_of_a_large_record_keeps_nobody_waiting(addresses: tuple[EmbeddedBroker, Addresses]) -> None:
+def test_a_read_of_a_large_record_keeps_no_client_waiting(
+    addresses: tuple[EmbeddedBroker, Addresses],
+) -> None:
     check(*addresses, CONTENTS[2], http_read, "auto")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda each: each.name)
-def test_a_read_of_each_content_keeps_nobody_waiting(
+def test_a_read_of_each_content_keeps_no_client_waiting(
     addresses: tuple[EmbeddedBroker, Addresses], content: Content
 ) -> None:
     check(*addresses, content, http_read, "json" if content.name == "JSON" else "auto")
@@ -227,7 +229,7 @@ def test_a_read_of_each_content_keeps_nobody_waiting(
 @pytest.mark.full
 @pytest.mark.parametrize("content", [CONTENTS[2], CONTENTS[8]], ids=lambda each: each.name)
 @pytest.mark.parametrize("read", [http_events, http_receive, grpc_fetch, grpc_receive])
-def test_each_read_of_large_records_keeps_nobody_waiting(
+def test_each_read_of_large_records_keeps_no_client_waiting(
     addresses: tuple[EmbeddedBroker, Addresses], content: Content, read: Any
 ) -> None:
     check(*addresses, content, read, "auto")

@@ -150,7 +150,7 @@ def test_all_of_a_transaction_or_nothing(run: Run) -> None:
     run(check)
 
 
-def test_compare_tells_creation_from_change(run: Run) -> None:
+def test_compare_distinguishes_creation_from_change(run: Run) -> None:
     """A key made again is another key, even where its value is the same."""
 
     async def check(store: MetadataStore) -> None:
@@ -311,7 +311,7 @@ def test_watch_from_before_what_is_kept_is_compacted(run: Run) -> None:
     run(check)
 
 
-def test_slow_watcher_is_told_that_it_missed_something(run: Run) -> None:
+def test_slow_watcher_learns_that_it_missed_something(run: Run) -> None:
     async def check(store: MetadataStore) -> None:
         first = await put(store, "/fill")
         watch = store.watch("/fill", first)

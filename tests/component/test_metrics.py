@@ -523,7 +523,7 @@ def test_partition_that_is_damaged_at_start_shows_as_corrupt(tmp_path: Path) -> 
         )
 
 
-def test_low_disk_warns_in_health_and_metrics_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_low_disk_warns_in_health_and_metrics_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     space = DiskSpace(50 << 20, 1 << 30)
     disk = DiskMonitor("/data", 100 << 20, query=lambda _: space)
     caplog.set_level("INFO")
@@ -538,7 +538,7 @@ def test_low_disk_warns_in_health_and_metrics_and_says_so_once(caplog: pytest.Lo
     assert [record.message for record in caplog.records] == ["disk_space_low", "disk_space_recovered"]
 
 
-def test_disk_that_does_not_answer_is_told_and_never_waited_for() -> None:
+def test_disk_that_does_not_answer_is_reported_and_never_waited_for() -> None:
     def broken(path: str) -> DiskSpace:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -563,10 +563,10 @@ def test_ready_shows_the_data_directory_and_its_space() -> None:
         finally:
             await server.stop()
 
-    told = asyncio.run(story())
-    assert told["status"] == 200, "a warning keeps no work away"
-    assert [warning["reason"] for warning in told["warnings"]] == ["disk_low"]
-    assert told["disk"] == {"data_dir": "/data", "free_bytes": 50 << 20, "size_bytes": 1 << 30}
+    reported = asyncio.run(story())
+    assert reported["status"] == 200, "a warning keeps no work away"
+    assert [warning["reason"] for warning in reported["warnings"]] == ["disk_low"]
+    assert reported["disk"] == {"data_dir": "/data", "free_bytes": 50 << 20, "size_bytes": 1 << 30}
 
 
 # The dashboard

@@ -82,34 +82,34 @@ def test_command_without_its_extra_is_one_line_with_the_remedy(extra: str, tmp_p
 def test_library_without_its_extra_raises_an_error_with_the_remedy(
     code: str, extra: str, tmp_path: Path
 ) -> None:
-    code_, said = run(BLOCKED + code, EXTRAS[extra], [], tmp_path)
+    code_, output = run(BLOCKED + code, EXTRAS[extra], [], tmp_path)
     assert code_ == 1
-    assert said.splitlines()[-1].startswith("mansio.errors.MissingExtra: ")
-    assert said.endswith(f"not installed: pip install 'mansio[{extra}]'")
+    assert output.splitlines()[-1].startswith("mansio.errors.MissingExtra: ")
+    assert output.endswith(f"not installed: pip install 'mansio[{extra}]'")
 
 
 def test_name_without_its_extra_is_an_import_error_for_programs_that_do_without(tmp_path: Path) -> None:
     code = "try:\n    from mansio.spark import archive\nexcept ImportError as error:\n    print(error)\n"
-    code_, said = run(BLOCKED + code, EXTRAS["spark"], [], tmp_path)
+    code_, output = run(BLOCKED + code, EXTRAS["spark"], [], tmp_path)
     assert code_ == 0
-    assert said.endswith("not installed: pip install 'mansio[spark]'")
+    assert output.endswith("not installed: pip install 'mansio[spark]'")
 
 
 def test_pipeline_demo_without_its_extra_ends_before_anything_is_started(tmp_path: Path) -> None:
     code = "import mansio_demo.broker_process as b\n"
     code += "def start(*_):\n    raise AssertionError('a broker was started')\n"
     code += "b.BrokerProcess.__init__ = start\nfrom mansio.cli.main import main\nmain()\n"
-    code_, said = run(BLOCKED + code, EXTRAS["spark"], ["demo", "pipeline"], tmp_path)
-    assert (code_, said.count("\n")) == (1, 0)
-    assert said.endswith("not installed: pip install 'mansio[spark]'")
+    code_, output = run(BLOCKED + code, EXTRAS["spark"], ["demo", "pipeline"], tmp_path)
+    assert (code_, output.count("\n")) == (1, 0)
+    assert output.endswith("not installed: pip install 'mansio[spark]'")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_java_names_its_extra(tmp_path: Path) -> None:
     code = "import os; os.environ.pop('JAVA_HOME', None); os.environ['PATH'] = ''\n"
     code += "from mansio.spark.session.java import find_java; find_java()"
-    _, said = run(BLOCKED + code, EXTRAS["java"], [], tmp_path)
-    assert said.endswith("let pip bring it with `pip install 'mansio[java]'`")
+    _, output = run(BLOCKED + code, EXTRAS["java"], [], tmp_path)
+    assert output.endswith("let pip bring it with `pip install 'mansio[java]'`")
 
 
 def test_broker_client_and_commands_import_without_any_extra(tmp_path: Path) -> None:

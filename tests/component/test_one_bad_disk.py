@@ -71,14 +71,14 @@ def test_reader_whose_disk_fails_is_cut_off_and_the_reader_beside_it_is_served(
             answer = lucky.frame()
             assert answer is not None
             assert b"second" in answer
-            told = unlucky.frame()  # raises when there is neither an answer nor an end
-            assert told is None or b"second" not in told
+            last = unlucky.frame()  # raises when there is neither an answer nor an end
+            assert last is None or b"second" not in last
             lucky.send(fetch_frame("good", offset=0))
             assert lucky.frame() is not None
 
 
 @pytest.mark.row("P5")
-def test_failed_sync_is_told_to_its_own_producer_and_the_other_partition_of_the_request_is_unharmed(
+def test_failed_sync_is_reported_to_its_own_producer_and_the_other_partition_of_the_request_is_unharmed(
     tmp_path: Path, bad_disk: BadDisk
 ) -> None:
     with mansio.Broker(tmp_path) as broker, RawPeer(port_of(broker)) as writer:

@@ -73,7 +73,7 @@ def topic(world: World) -> str:
 
 @pytest.fixture
 def me() -> str:
-    """A client id nobody else uses."""
+    """A client id that no other client uses."""
     return f"client-{next(_numbers)}"
 
 
@@ -87,7 +87,7 @@ def send(peer: RawPeer, client_id: str, topic: str, size_bytes: int, *, acks: in
 
 
 def written(peer: RawPeer) -> int:
-    """The pause the next produce answer tells, in ms."""
+    """The pause of the next produce response, in ms."""
     frame = peer.frame()
     assert frame is not None
     answer = produce.decode_response(9, frame)
@@ -103,7 +103,7 @@ def write(peer: RawPeer, client_id: str, topic: str, size_bytes: int, **more: An
 def read(
     peer: RawPeer, client_id: str, topic: str, *, offset: int = 0, max_bytes: int = 1 << 20, wait_ms: int = 0
 ) -> tuple[int, fetch.FetchedPartition]:
-    """(the pause told in ms, what was fetched)"""
+    """(the pause of the response in ms, what was fetched)"""
     wanted = [(topic, None, [fetch.FetchPartition(0, -1, offset, -1, -1, max_bytes)])]
     frame = fetch.encode_request(
         12, 1, client_id, wanted, max_wait_ms=wait_ms, min_bytes=1, max_bytes=max_bytes
@@ -116,7 +116,7 @@ def read(
 
 
 @pytest.mark.row("A8")
-def test_a_producer_over_its_quota_is_told_to_pause_and_not_read_until_then(
+def test_a_producer_over_its_quota_is_asked_to_pause_and_not_read_until_then(
     world: World, topic: str, me: str
 ) -> None:
     world.set(me, producer_byte_rate=RATE)
@@ -125,14 +125,14 @@ def test_a_producer_over_its_quota_is_told_to_pause_and_not_read_until_then(
         begun = time.monotonic()
         assert write(peer, me, topic, 4000) == 0, "within the burst"
         pause_ms = write(peer, me, topic, seconds * RATE)
-        told = time.monotonic()
-        filled_ms = 1000 * (told - begun)  # while these went to and fro
+        answered_at = time.monotonic()
+        filled_ms = 1000 * (answered_at - begun)  # while these went to and fro
         assert 1000 * seconds - 20 - filled_ms <= pause_ms <= 1000 * seconds + 20
         send(peer, me, topic, 100)  # a client that does not know of pauses
         assert write(other, f"not {me}", topic, 100_000) == 0, "another client is not held up"
-        assert time.monotonic() - told < pause_ms / 1000
+        assert time.monotonic() - answered_at < pause_ms / 1000
         written(peer)
-        assert time.monotonic() - told >= pause_ms / 1000 - EARLY_S
+        assert time.monotonic() - answered_at >= pause_ms / 1000 - EARLY_S
     counters = world.broker._broker.service.quotas.counters
     assert counters.produce_throttled >= 1
     assert counters.produce_throttled_ms >= pause_ms

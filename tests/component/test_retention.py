@@ -119,11 +119,11 @@ class World:
 
 
 def let_it_check(broker: mansio.Broker) -> None:
-    """Return when the keeper has gone over all partitions once more."""
-    keeper = broker._broker.service.retention
-    assert keeper is not None
-    begun = keeper.counts.checks
-    wait_until(lambda: keeper.counts.checks > begun + 1)
+    """Return when the retention manager has gone over all partitions once more."""
+    manager = broker._broker.service.retention
+    assert manager is not None
+    begun = manager.counts.checks
+    wait_until(lambda: manager.counts.checks > begun + 1)
 
 
 def segment_names(data: Path, topic: str) -> list[str]:
@@ -431,9 +431,9 @@ def test_records_out_of_the_accepted_time_are_named(broker: mansio.Broker) -> No
 
 
 @pytest.mark.row("L6")
-def test_log_append_time_counts_for_retention_and_is_told_to_who_wrote(broker: mansio.Broker) -> None:
+def test_log_append_time_counts_for_retention_and_is_returned_to_the_producer(broker: mansio.Broker) -> None:
     world = World(broker.address, message_timestamp_type="LogAppendTime", retention_ms=str(HOUR_MS))
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     before = int(time.time() * 1000)
     for _ in range(3):
         world.producer.produce(
@@ -441,10 +441,10 @@ def test_log_append_time_counts_for_retention_and_is_told_to_who_wrote(broker: m
             VALUE,
             partition=0,
             timestamp=before - 5 * HOUR_MS,
-            callback=lambda _, message: told.append(message.timestamp()),
+            callback=lambda _, message: reported.append(message.timestamp()),
         )
         world.producer.flush(scaled(10))
-    assert all(kind == 2 and when >= before for kind, when in told)
+    assert all(kind == 2 and when >= before for kind, when in reported)
     let_it_check(broker)
     assert world.bounds() == (0, 3), "the producer's clock does not make them old"
 

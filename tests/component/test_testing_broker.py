@@ -154,7 +154,7 @@ class TestLife:
         with urllib.request.urlopen(f"{broker.http_url}/health/ready") as response:
             assert response.status == 200
 
-    def test_a_stopped_broker_says_so(self) -> None:
+    def test_a_stopped_broker_is_reported_as_stopped(self) -> None:
         broker = TestBroker()
         with pytest.raises(Unavailable, match="not running"):
             broker.clock.advance(seconds=1)

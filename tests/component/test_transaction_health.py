@@ -137,7 +137,7 @@ def test_health_names_the_partition_whose_transaction_no_coordinator_can_know(br
 
 
 @pytest.mark.row("O3", "P4")
-def test_health_says_that_a_transaction_waits_for_its_decision_and_not_that_it_hangs(
+def test_health_reports_that_a_transaction_waits_for_its_decision_and_not_that_it_hangs(
     broker: TestBroker,
 ) -> None:
     client, services = broker.client(), broker._running().service

@@ -157,8 +157,15 @@ def test_a_member_of_a_share_group_rejects_exactly_what_it_cannot_read(broker: T
                 found.append((message.offset, message.delivery_count))
                 message.ack()
     assert found == [(0, 1), (3, 1), (4, 1), (6, 1), (10, 1)]
-    letters = client.consume("dlq.shared", max_records=6)
-    assert [int(letter.header("__dlq.errors.offset") or b"-1") for letter in letters] == [1, 2, 5, 7, 8, 9]
+    dead_letters = client.consume("dlq.shared", max_records=6)
+    assert [int(letter.header("__dlq.errors.offset") or b"-1") for letter in dead_letters] == [
+        1,
+        2,
+        5,
+        7,
+        8,
+        9,
+    ]
 
 
 def test_http_returns_all_readable_records_and_lists_the_others(broker: TestBroker) -> None:

@@ -63,7 +63,7 @@ class Administrator(Client):
             self.elsewhere()
 
     async def _topic(self) -> UUID | None:
-        """Its id, as somebody knows it; and its leader is whom to ask next."""
+        """Its id, as some client knows it; its leader is the one to ask next."""
         found = await self.call(ApiKey.METADATA, 12, {"topics": [{"name": NAME, "topic_id": None}]})
         if found is None or found.topics[0].error_code:
             self.elsewhere()
@@ -75,7 +75,7 @@ class Administrator(Client):
         return UUID(bytes=bytes(topic.topic_id))
 
     async def _use(self, topic_id: UUID) -> None:
-        """Write to it and read all of it, as far as somebody answers."""
+        """Write to it and read all of it, as far as a broker answers."""
         acknowledged: dict[int, bytes] = {}
         for number in range(self.random.randrange(4)):
             value = f"{topic_id}:{self.made}:{number}".encode()

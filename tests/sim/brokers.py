@@ -31,7 +31,7 @@ from mansio.testing.scheduler import (
 )
 from mansio.wire.apis import produce as produce_wire
 from sim import workload_clients
-from sim.etcd import KeepAliveTurns, SimulatedDoor
+from sim.etcd import KeepAliveTurns, SimulatedEtcdClient
 from sim.network import SimulatedPeers
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class SimulatedBroker:
     server: KafkaServer
     core: BrokerRuntime
     cluster_member: ClusterMember
-    door: SimulatedDoor
+    etcd_client: SimulatedEtcdClient
 
     def __init__(self, world: World, node_id: int, disk: SimulatedDisk, life: int) -> None:
         simulation = world.simulation
@@ -214,10 +214,10 @@ class SimulatedBroker:
         stack.callback(self.disk.lock(f"{settings.data_dir}/lock").release)
         host_ports = self._host_ports()
         random = host_ports.random
-        door = self.door = SimulatedDoor(world.etcd, self.scheduler, world.etcd_scheduler)
-        world.set_up_door(self.node_id, door)
-        stack.push_async_callback(door.close)
-        state = await MetadataImage.load(door, "", random)
+        etcd_client = self.etcd_client = SimulatedEtcdClient(world.etcd, self.scheduler, world.etcd_scheduler)
+        world.set_up_etcd_client(self.node_id, etcd_client)
+        stack.push_async_callback(etcd_client.close)
+        state = await MetadataImage.load(etcd_client, "", random)
         credentials = BrokerCredentials(
             self.node_id,
             state.cluster_id,
@@ -232,14 +232,14 @@ class SimulatedBroker:
         self.cluster_member = ClusterMember(
             settings,
             host_ports,
-            store=door,
-            leases=door,
+            store=etcd_client,
+            leases=etcd_client,
             state=state,
             peers=new_peers(),
             keep_alive=self._keep_alive,
             new_peers=new_peers,
         )
-        core = self.core = BrokerRuntime(settings, host_ports, door, state, self.cluster_member)
+        core = self.core = BrokerRuntime(settings, host_ports, etcd_client, state, self.cluster_member)
         await core.open(stack, self.scheduler.close)
         stack.push_async_callback(self.cluster_member.leave)
         self._listen()
@@ -278,7 +278,7 @@ class SimulatedBroker:
     def _keep_alive(self, membership: BrokerLifecycle) -> KeepAliveTurns:
         return KeepAliveTurns(
             membership,
-            self.door,
+            self.etcd_client,
             clock=self.clock,
             scheduler=self.scheduler,
             thread=self.thread,
@@ -313,12 +313,12 @@ class SimulatedBroker:
             self.world.tell("stop failed", self.node_id, repr(error))
         self.die()
 
-    def die(self, *, told: bool = True) -> None:
-        """Nothing happens in this process any more. `told`: its machine goes on, and ends its connections."""
+    def die(self, *, ends_connections: bool = True) -> None:
+        """Nothing happens in this process any more. `ends_connections`: its machine goes on."""
         self.listening = False
         self.scheduler.stop()
         self.thread.stop()
-        self.world.network.died(self, told=told)
+        self.world.network.died(self, ends_connections=ends_connections)
 
     def pause(self) -> None:
         """As SIGSTOP does."""

@@ -23,7 +23,7 @@ class Checker:
     """See the module. Partitions by index, records by value: every value is sent by one producer, for one place."""
 
     def __init__(self) -> None:
-        self.told: dict[tuple[int, int], tuple[bytes, str]] = {}
+        self.reported: dict[tuple[int, int], tuple[bytes, str]] = {}
         """What is at an offset, and who said so first."""
         self.acks: dict[tuple[int, int], bytes] = {}
         self.once: dict[bytes, int] = {}
@@ -35,7 +35,7 @@ class Checker:
         self.first: Broken | None = None
 
     def broken(self, how: str) -> NoReturn:
-        """Say so, also to whoever looks later: what raises this may be in the hands of somebody who catches all."""
+        """Raise it, and keep it: what raises this may be called by code that catches all exceptions."""
         self.first = self.first or Broken(how)
         raise self.first
 
@@ -48,21 +48,21 @@ class Checker:
     def acknowledged(self, index: int, base_offset: int, values: list[bytes], *, where: int) -> None:
         """acks=all came back."""
         for offset, value in enumerate(values, base_offset):
-            self._told(index, offset, value, f"the acknowledgement of broker {where}")
+            self._reported(index, offset, value, f"the acknowledgement of broker {where}")
             self.acks[index, offset] = value
 
     def read(self, index: int, offset: int, value: bytes, *, by: str) -> None:
-        """Somebody read this."""
+        """A client read this."""
         self.records_read += 1
-        self._told(index, offset, value, by)
+        self._reported(index, offset, value, by)
 
     def high_watermark(self, index: int, offset: int) -> None:
-        """Somebody was told that everything below is committed."""
+        """A client received that everything below is committed."""
         if offset > self.high_watermarks.get(index, 0):
             self.high_watermarks[index] = offset
 
-    def _told(self, index: int, offset: int, value: bytes, by: str) -> None:
-        known, first = self.told.setdefault((index, offset), (value, by))
+    def _reported(self, index: int, offset: int, value: bytes, by: str) -> None:
+        known, first = self.reported.setdefault((index, offset), (value, by))
         if known != value:
             self.broken(f"{index}/{offset} is {known!r} by {first}, and {value!r} by {by}")
         if self.values.get(value) != index:
@@ -76,11 +76,11 @@ class Checker:
     def finish(self, index: int, records: list[bytes]) -> None:
         """This is the whole partition, as its leader has it in the end."""
         for offset, value in enumerate(records):
-            self._told(index, offset, value, "the end")
+            self._reported(index, offset, value, "the end")
         for (at, offset), value in self.acks.items():
             if at == index and records[offset : offset + 1] != [value]:
                 self.broken(f"{value!r} was acknowledged at {index}/{offset} and is lost")
-        for (at, offset), (value, by) in self.told.items():
+        for (at, offset), (value, by) in self.reported.items():
             if at == index and offset >= len(records):
                 self.broken(f"{value!r} at {index}/{offset}, known by {by}, is gone")
         if self.high_watermarks.get(index, 0) > len(records):

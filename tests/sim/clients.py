@@ -71,15 +71,15 @@ class Client:
         number = self._count
         promise = self.scheduler.promise()
 
-        def settle(frame: bytes | None) -> None:
+        def complete(frame: bytes | None) -> None:
             if not promise.done() and (frame is None or int.from_bytes(frame[:4], "big") == number):
                 promise.set_result(frame)
 
-        link.on_frame, link.on_lost = settle, lambda: settle(None)
+        link.on_frame, link.on_lost = complete, lambda: complete(None)
         link.send(encode(number))
         if not answered:
             return None
-        timer = self.scheduler.call_later(timeout_ms, settle, None)
+        timer = self.scheduler.call_later(timeout_ms, complete, None)
         frame: bytes | None = await promise
         timer.cancel()
         if frame is None:
@@ -101,7 +101,7 @@ class Client:
         self.node_id = self.random.choice(self.world.node_ids)
 
     async def find_leader(self, index: int) -> None:
-        """Ask whoever answers who leads; news older than what is known is none (KIP-320)."""
+        """Ask any broker that answers who leads; news older than what is known is none (KIP-320)."""
         found = await self.call(ApiKey.METADATA, 12, {"topics": [{"name": TOPIC, "topic_id": None}]})
         if found is None:
             self.elsewhere()
@@ -221,7 +221,7 @@ class Producer(Client):
 
 
 class Reader(Client):
-    """Reads one partition from its leader, over and over; now and then it begins again somewhere. `fences`: it says
+    """Reads one partition from its leader, over and over; now and then it begins again somewhere. `fences`: it sends
     which leader epoch it knows, as newer clients do (KIP-320); the others may meet a leader that is none any more."""
 
     def __init__(self, world: World, name: str, index: int, *, fences: bool) -> None:

@@ -31,16 +31,16 @@ class NextMember(Member):
     def __init__(self, world: World, group: str, number: int, checker: GroupChecker) -> None:
         self.epoch = 0
         self.is_full_request = True
-        self.says_owned = False
+        self.sends_owned = False
         self.positions: dict[int, int | None] = {}  # of what it has; None: not asked for yet
         self.leaving: dict[int, int] = {}  # told to be given up, and not committed for the last time
         self.starts = 0
         self.topic_id = b""
         super().__init__(world, group, number, checker)
-        self._anew()
+        self._start_again()
 
-    def _anew(self) -> None:
-        """As a process that was started again: whoever it was before is not heard of any more."""
+    def _start_again(self) -> None:
+        """As a process that was started again: the member of before sends nothing any more."""
         self.starts += 1
         self.member_id = f"{self.name} {self.starts}"
         self._forget()
@@ -61,7 +61,7 @@ class NextMember(Member):
                 self.good_at_ms = self.world.simulation.now_ms
             await self.sleep(self.random.uniform(0.1, 1.0) * interval_ms)
             if self.random.random() < 0.02:
-                self._anew()
+                self._start_again()
 
     async def _failed(self, code: int | None) -> None:
         self.last_error = "no answer" if code is None else code
@@ -88,23 +88,23 @@ class NextMember(Member):
                 fields["subscribed_topic_regex"] = f"{TOPIC}|nothing.*"
             else:
                 fields["subscribed_topic_regex"] = ""
-        if self.is_full_request or self.says_owned:
+        if self.is_full_request or self.sends_owned:
             owned = sorted({**self.positions, **self.leaving})
             fields["topic_partitions"] = [{"topic_id": self.topic_id, "partitions": owned}] if owned else []
         return fields
 
     async def _heartbeat(self) -> float | None:
         """How long until the next one; None when something was in the way."""
-        said_owned, before = self.says_owned and not self.leaving, self.epoch
+        sent_owned, before = self.sends_owned and not self.leaving, self.epoch
         answer = await self.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, self._request())
         if answer is None or answer.error_code:
             await self._failed(None if answer is None else answer.error_code)
             return None
         self.is_full_request = False
-        self.says_owned = self.says_owned and not said_owned
+        self.sends_owned = self.sends_owned and not sent_owned
         self.epoch = answer.member_epoch
         if answer.assignment is not None:
-            self.says_owned = True
+            self.sends_owned = True
             for each in answer.assignment.topic_partitions:
                 self.topic_id = each.topic_id
             owned = sorted(index for each in answer.assignment.topic_partitions for index in each.partitions)

@@ -81,7 +81,7 @@ def configs_of(seed: int) -> dict[str, str]:
 
 
 class DeduplicationHistory:
-    """What clients were told, and what the logs have. `broken` is called with what is wrong, and raises."""
+    """What clients received, and what the logs have. `broken` is called with what is wrong, and raises."""
 
     def __init__(self, broken: Callable[[str], object], window_ms: int) -> None:
         self._broken = broken

@@ -183,7 +183,7 @@ class DelayHistory:
     # Changes of pending records
 
     def cancels(self, index: int, ids: Iterable[int]) -> None:
-        """Somebody asks to cancel."""
+        """A client asks to cancel."""
         for record_id in ids:
             self._change(index, record_id).may_be_cancelled = True
 
@@ -196,7 +196,7 @@ class DelayHistory:
                 self._broken(f"{index}/{record_id} was delivered, and then cancelled")
 
     def moves(self, index: int, ids: Iterable[int], due_ms: int) -> int:
-        """Somebody asks to change due times; returns the number of this change."""
+        """A client asks to change due times; returns the number of this change."""
         self._changes += 1
         for record_id in ids:
             self._change(index, record_id).may_be_moved_ms[self._changes] = due_ms

@@ -100,7 +100,7 @@ class Delivery:
         self.members = [Sharer(self, number) for number in range(MEMBERS)]
 
     def note(self, method: Callable[..., None], *arguments: Any, **named: Any) -> None:
-        """Tell the history; a breach ends the run, whoever catches it."""
+        """Report to the history; a breach ends the run, also where it is caught."""
         try:
             method(*arguments, **named)
         except Breach as breach:
@@ -129,9 +129,9 @@ class Delivery:
         is_read = share_partition.state_machine.ranges.end >= end or has_priorities(self.world.seed)
         is_held = self.keys is not None and bool(resting)
         if counts.lag > len(resting) or counts.archiving or not (is_read or is_held):
-            trouble = leader.core.dead_letters.last_error_of(share_partition.key)
+            problem = leader.core.dead_letters.last_error_of(share_partition.key)
             start = share_partition.state_machine.ranges.start
-            yield f"{name} {key.priority.name} begins at {start} of {end}: {counts} {trouble}"
+            yield f"{name} {key.priority.name} begins at {start} of {end}: {counts} {problem}"
 
     def _resting_by_a_wrong_clock(self, share_partition: SharePartitionLeader) -> list[Place]:
         """A rest is stored by the wall's time, so a wall that was wrong by a day when it was written, or read, makes
@@ -176,9 +176,9 @@ class Delivery:
         """All that was there when `reasons` had none is settled: was it, as it has to be?"""
         world, state = self.world, self.world.brokers()[0].core.state
         dead: list[Place] = []
-        letters = state.topics.get(DEAD_LETTERS)
-        for index in range(len(letters.partitions)) if letters is not None else ():
-            log = workload_clients.copies(world, letters.topic_id, index)[0].log
+        dead_letters_topic = state.topics.get(DEAD_LETTERS)
+        for index in range(len(dead_letters_topic.partitions)) if dead_letters_topic is not None else ():
+            log = workload_clients.copies(world, dead_letters_topic.topic_id, index)[0].log
             for batch in log.batches(log.start_offset):
                 for record in read_records(batch, output_bytes_max=1 << 24):
                     known = dict(record.headers)
@@ -219,7 +219,7 @@ class Sharer(Client):
         return self.world.simulation.now_ms
 
     def _be_born(self) -> None:
-        """Whoever it was says nothing more, not even that its connection ends."""
+        """The process sends nothing more, not even the end of its connection."""
         self.share_partitions += 1
         self.member = f"{self.name} {self.share_partitions}"
         self.epoch = 0
@@ -255,10 +255,10 @@ class Sharer(Client):
             return await self._redrive()
         if self.delivery.keys is not None and not self.world.writes_end and self.random.random() < 0.1:
             return await self._extend()
-        settles = self._decide()
-        if settles and self.random.random() < 0.4:
-            return await self._acknowledge(settles)
-        return await self._fetch(self.random.randint(1, 8), settles)
+        acknowledgements = self._decide()
+        if acknowledgements and self.random.random() < 0.4:
+            return await self._acknowledge(acknowledgements)
+        return await self._fetch(self.random.randint(1, 8), acknowledgements)
 
     async def _open(self) -> bool:
         """A session of its own; an older one gives up what it had, if it is known there."""
@@ -286,20 +286,20 @@ class Sharer(Client):
 
     # What it says, and what it is told
 
-    def _topics(self, settles: dict[str, list[Place]]) -> list[tuple[bytes, list[AckPartition]]]:
+    def _topics(self, acknowledgements: dict[str, list[Place]]) -> list[tuple[bytes, list[AckPartition]]]:
         batches = [
             AckBatch(place.offset, place.offset, bytes([TYPES[kind]]))
-            for kind, places in settles.items()
+            for kind, places in acknowledgements.items()
             for place in places
         ]
         return [(self.delivery.topic_id.bytes, [AckPartition(self.index, sorted(batches))])]
 
-    def _say(self, settles: dict[str, list[Place]]) -> None:
-        for kind, places in settles.items():
+    def _say(self, acknowledgements: dict[str, list[Place]]) -> None:
+        for kind, places in acknowledgements.items():
             self.history.acks(self.member, self.index, [each.offset for each in places], kind, self._now_ms)
 
-    def _told(self, settles: dict[str, list[Place]], code: int) -> None:
-        for kind, places in settles.items():
+    def _acknowledged(self, acknowledgements: dict[str, list[Place]], code: int) -> None:
+        for kind, places in acknowledgements.items():
             if code == 0:
                 self.history.acknowledged(self.index, [each.offset for each in places], kind, self._now_ms)
             elif code == InvalidRecordState.kafka_code:
@@ -317,9 +317,9 @@ class Sharer(Client):
             self.epoch = 0
         return True
 
-    async def _fetch(self, most: int, settles: dict[str, list[Place]]) -> bool:
+    async def _fetch(self, most: int, acknowledgements: dict[str, list[Place]]) -> bool:
         sent_ms = self._now_ms
-        self._say(settles)
+        self._say(acknowledgements)
         frame = await self.ask(
             lambda number: share_fetch.encode_request(
                 VERSION,
@@ -328,7 +328,7 @@ class Sharer(Client):
                 GROUP,
                 self.member,
                 self.epoch,
-                self._topics(settles),
+                self._topics(acknowledgements),
                 max_wait_ms=self.random.choice((0, 100, 400)),
                 min_bytes=1,
                 max_bytes=1 << 14,
@@ -347,7 +347,7 @@ class Sharer(Client):
         code = 0
         for _, parts in answer.topics:
             for part in parts:
-                self._told(settles, part.acknowledge_error_code)
+                self._acknowledged(acknowledgements, part.acknowledge_error_code)
                 code = part.error_code or part.acknowledge_error_code
                 if not part.error_code and not self.world.is_misled(self.node_id):
                     self._take(part, sent_ms)
@@ -413,11 +413,11 @@ class Sharer(Client):
             self.history.extended(self.member, place, sent_ms + lease_ms * SURELY)
         return self._went_well(code)
 
-    async def _acknowledge(self, settles: dict[str, list[Place]]) -> bool:
-        self._say(settles)
+    async def _acknowledge(self, acknowledgements: dict[str, list[Place]]) -> bool:
+        self._say(acknowledgements)
         frame = await self.ask(
             lambda number: share_acknowledge.encode_request(
-                VERSION, number, self.name, GROUP, self.member, self.epoch, self._topics(settles)
+                VERSION, number, self.name, GROUP, self.member, self.epoch, self._topics(acknowledgements)
             )
         )
         if frame is None:
@@ -427,7 +427,7 @@ class Sharer(Client):
             return self._went_well(answer.error_code)
         self.epoch += 1
         code = next((part.error_code for _, parts in answer.topics for part in parts), 0)
-        self._told(settles, code)
+        self._acknowledged(acknowledgements, code)
         return self._went_well(code)
 
     async def _redrive(self) -> bool:

@@ -1,8 +1,8 @@
 """Model of etcd in a simulated cluster: late responses, late requests, leases that end late or early.
 
-`EtcdModel` is `mansio.testing.metadata.InMemoryStore` with a majority that can be lost; `SimulatedDoor` is one broker's
-way there, on which everything takes time. `KeepAliveTurns` runs the shipped keep-alive, whose thread is a scheduler of
-its own here.
+`EtcdModel` is `mansio.testing.metadata.InMemoryStore` with a majority that can be lost; `SimulatedEtcdClient` is one
+broker's way there, on which everything takes time. `KeepAliveTurns` runs the shipped keep-alive, whose thread is a
+scheduler of its own here.
 
 Always true: what was sent before a broker died still arrives; a watch tells every change in order, at the earliest when
 it happened; while there is no majority nothing is read or written, and no lease ends.
@@ -60,7 +60,7 @@ class EtcdModel(InMemoryStore):
             super()._watch_expiry()
 
     def lose_majority(self) -> None:
-        """Nobody is answered; time does not pass for leases."""
+        """No request is answered; time does not pass for leases."""
         self.without_majority = True
 
     def elect(self) -> None:
@@ -72,7 +72,7 @@ class EtcdModel(InMemoryStore):
         self.wake()
 
 
-class SimulatedDoor(InMemoryStoreClient):
+class SimulatedEtcdClient(InMemoryStoreClient):
     """`MetadataStore` and `Leases` of one broker's life."""
 
     def __init__(self, store: EtcdModel, scheduler: SimulatedScheduler, etcd: SimulatedScheduler) -> None:
@@ -99,7 +99,7 @@ class SimulatedDoor(InMemoryStoreClient):
         self._check()
         promise = self._scheduler.promise()
 
-        def settle(answer: Any, error: MansioError | None) -> None:
+        def complete(answer: Any, error: MansioError | None) -> None:
             if promise.done():
                 return
             if error is None:
@@ -114,10 +114,10 @@ class SimulatedDoor(InMemoryStoreClient):
                 answer = work()
             except MansioError as refused:
                 error = refused
-            self._scheduler.call_later(self.delay_ms(), settle, answer, error)
+            self._scheduler.call_later(self.delay_ms(), complete, answer, error)
 
         self._etcd.call_later(self.delay_ms(), arrive)
-        timer = self._scheduler.call_later(CALL_MS_MAX, settle, None, AmbiguousOutcome("no answer in time"))
+        timer = self._scheduler.call_later(CALL_MS_MAX, complete, None, AmbiguousOutcome("no answer in time"))
         try:
             return await promise
         finally:
@@ -138,7 +138,7 @@ class SimulatedDoor(InMemoryStoreClient):
             return
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
-        """Told some time after it happened; a broker that is away hears it when it is back."""
+        """Sent some time after it happened; a broker that is away receives it when it is back."""
         position = from_revision
         while not self._closed:
             away = self.unreachable or self.watch_stalls or self.model.without_majority
@@ -206,7 +206,7 @@ class KeepAliveTurns(LeaseKeepAlive):
     def __init__(
         self,
         membership: BrokerLifecycle,
-        door: SimulatedDoor,
+        etcd_client: SimulatedEtcdClient,
         *,
         clock: Clock,
         scheduler: SimulatedScheduler,
@@ -222,7 +222,7 @@ class KeepAliveTurns(LeaseKeepAlive):
             scheduler=scheduler,
             ttl_s=ttl_s,
         )
-        self._door = door
+        self._etcd_client = etcd_client
         self._turns = thread
         self._stopped = _Turn()  # type: ignore[assignment]  # what of an Event is used
 
@@ -231,9 +231,9 @@ class KeepAliveTurns(LeaseKeepAlive):
         self._turns.call_soon(self._send)
 
     def _send(self) -> None:
-        assert self._door.delay_ms is not None
+        assert self._etcd_client.delay_ms is not None
         sent_at = self._thread_clock.monotonic()
-        self._turns.call_later(2 * self._door.delay_ms(), self._arrive, sent_at)
+        self._turns.call_later(2 * self._etcd_client.delay_ms(), self._arrive, sent_at)
 
     def _arrive(self, sent_at: float) -> None:
         self._stopped.fresh = True  # type: ignore[attr-defined]
@@ -246,10 +246,10 @@ class KeepAliveTurns(LeaseKeepAlive):
             self._thread_clock.sent_at = None
 
     def _ask(self, lease: int) -> float:
-        door = self._door
-        door._check()
-        left_s = door.model.keep_alive(lease)
-        if door.lost_response_count > 0:
-            door.lost_response_count -= 1
+        etcd_client = self._etcd_client
+        etcd_client._check()
+        left_s = etcd_client.model.keep_alive(lease)
+        if etcd_client.lost_response_count > 0:
+            etcd_client.lost_response_count -= 1
             raise Unavailable("the answer was lost")
         return left_s

@@ -44,7 +44,7 @@ def kill(world: World) -> bool:
 
 
 def power(world: World) -> bool:
-    """The machine goes down: of what was not synced any subset stays, writes are torn in sectors, and nobody closes
+    """The machine goes down: of what was not synced any subset stays, writes are torn in sectors, and no process closes
     its connections."""
     broker = _running(world)
     if broker is None:
@@ -237,7 +237,7 @@ def etcd_leader(world: World) -> bool:
     """etcd changes its leader: a second without, answers lost, leases lengthened."""
     for broker in world.brokers():
         if broker.running and hasattr(broker, "door"):
-            broker.door.lost_response_count = world.random.randrange(2)
+            broker.etcd_client.lost_response_count = world.random.randrange(2)
     world.etcd.lose_majority()
     world.later(world.etcd.elect, 500, 1800)
     return True
@@ -263,9 +263,9 @@ def ambiguous(world: World) -> bool:
     broker = _ready(world)
     if broker is None:
         return False
-    broker.door.lost_response_count = world.random.randrange(3)
-    broker.door.lost_request_count = world.random.randrange(3)
-    broker.door.late_requests = world.random.randrange(3)
+    broker.etcd_client.lost_response_count = world.random.randrange(3)
+    broker.etcd_client.lost_request_count = world.random.randrange(3)
+    broker.etcd_client.late_requests = world.random.randrange(3)
     return True
 
 
@@ -274,7 +274,7 @@ def stale(world: World) -> bool:
     broker = _ready(world)
     if broker is None:
         return False
-    broker.door.watch_stalls = True
+    broker.etcd_client.watch_stalls = True
     world.later(lambda: world.hear_again(broker), 200, 5000)
     return True
 
@@ -286,7 +286,7 @@ def compact(world: World) -> bool:
 
 
 def move(world: World) -> bool:
-    """An administrator moves leaderships: fast changes of leader with nobody dead."""
+    """An administrator moves leaderships: fast changes of leader without a dead broker."""
     return world.move_a_leader()
 
 

@@ -36,7 +36,7 @@ class GroupChecker:
         self.acknowledged = 0
 
     def owns(self, index: int, generation: int, member: str) -> None:
-        """A member was told that it has this partition."""
+        """A member received that it has this partition."""
         other = self._owners.setdefault((index, generation), member)
         if other != member:
             self._world.checker.broken(
@@ -154,7 +154,7 @@ class Member(Client):
         return owned
 
     async def _work(self, owned: list[int]) -> None:
-        """Until its generation is over, or nobody answers."""
+        """Until its generation is over, or no broker answers."""
         positions: dict[int, int] = {}
         for index in owned:
             at_least = self.checker.asks(index)

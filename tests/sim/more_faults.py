@@ -33,7 +33,7 @@ SETTINGS: Final = (
 
 
 class PairProducer(Producer):
-    """Writes to both partitions of the topic with one request, to whoever leads one of them."""
+    """Writes to both partitions of the topic with one request, to the leader of one of them."""
 
     async def _send(self, values: list[bytes]) -> bool:
         checker = self.world.checker
@@ -65,7 +65,7 @@ class PairProducer(Producer):
 
 
 class OwnTopic(Client):
-    """Somebody with a topic of its own, which it makes."""
+    """A client with a topic of its own, which it makes."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -89,7 +89,7 @@ class OwnTopic(Client):
             await self.use(index, len(leaders))
 
     async def use(self, index: int, count: int) -> None:
-        """Do something with one of `count` partitions; its leader is whom to ask."""
+        """Do something with one of `count` partitions; its leader is asked."""
         raise NotImplementedError
 
     async def write(self, index: int, value: bytes) -> int | None:

@@ -72,7 +72,7 @@ class Network:
         self.mend()
 
     def mend(self) -> None:
-        """Nobody is cut off any more."""
+        """No broker is cut off any more."""
         self.cut.clear()
         held, self._held = self._held, []
         for deliver, args in held:
@@ -91,10 +91,10 @@ class Network:
         self.links.append(found)
         return found
 
-    def died(self, broker: SimulatedBroker, *, told: bool) -> None:
+    def died(self, broker: SimulatedBroker, *, ends_connections: bool) -> None:
         """A process ended; unless its machine went with it, its kernel ends the connections."""
         for link in self.links:
-            if link.served_by is broker and told:
+            if link.served_by is broker and ends_connections:
                 link.end_soon()
         self.links = [link for link in self.links if not link.closed and link.source != broker.node_id]
 
@@ -140,7 +140,7 @@ class Link:
         network.carry(self.source, self.target, self._leave, data)
 
     def _ghost(self, data: bytes, delay_ms: float) -> None:
-        """The same bytes by another connection, whose answers nobody reads."""
+        """The same bytes by another connection, whose answers are not read."""
         ghost = Link(self._network, self.source, self._network._wires, self.target)
         ghost.copy_of = self
         self._network._wires.call_later(delay_ms, ghost.send_surely, data)
@@ -198,7 +198,7 @@ class Link:
             self.on_frame(frame)
 
     def end_soon(self) -> None:
-        """The other side is gone, and says so."""
+        """The other side is gone, and its connection ends."""
         if not self._silent and not self.closed:
             self._network.carry(self.target, self.source, self._call_later, self._scheduler, self._lost)
 

@@ -38,7 +38,7 @@ def test_a_broker_that_dies_again_before_it_is_registered_still_knows_that_its_d
 
 
 class NewerMetadata:
-    """What etcd tells a broker that is too old for what has been written."""
+    """The error of etcd for a broker that is too old for what has been written."""
 
     def __init__(self, model: EtcdModel) -> None:
         self._model = model
@@ -54,7 +54,7 @@ class NewerMetadata:
 def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_others_take_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It was the controller: nobody would be elected any more, and whoever reads from it would hear nothing new."""
+    """It was the controller: no leader would be elected any more, and its readers would receive nothing new."""
     world = World(4, faults_ms=2000)
     found: dict[str, Any] = {}
 
@@ -64,7 +64,7 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
         broker = world.network.brokers[controller.node_id]
         found["broker"], found["led"] = broker.node_id, led_by(broker.node_id)
         found["acknowledged before"] = world.acknowledged
-        broker.door.store = NewerMetadata(world.etcd)  # type: ignore[assignment]
+        broker.etcd_client.store = NewerMetadata(world.etcd)  # type: ignore[assignment]
         world.etcd.transact([], [Put(broker.core.state.keys.progress, encode({}, ""))])
         world.driver.call_later(TTL_MS / 3, look)
 
@@ -97,6 +97,6 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
     assert found["problems"] == ["metadata_failed", "session_not_held"]
     assert not found["shown"], "clients are sent to others"
     assert found["acknowledged after"] > found["acknowledged before"]
-    told = [record for record in caplog.records if record.message.startswith("metadata_image_failed")]
-    assert len(told) == 1
-    assert not any("watch metadata" in line for line in world.told), "it is said once"
+    event_log = [record for record in caplog.records if record.message.startswith("metadata_image_failed")]
+    assert len(event_log) == 1
+    assert not any("watch metadata" in line for line in world.event_log), "it is said once"

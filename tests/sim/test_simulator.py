@@ -50,7 +50,7 @@ def test_every_fault_of_the_menu_can_be_injected(name: str) -> None:
     assert world.acknowledged > 0
 
 
-def told(checker: Checker) -> Checker:
+def reported(checker: Checker) -> Checker:
     checker.sent(0, [b"a", b"b", b"c"], once=True)
     checker.acknowledged(0, 0, [b"a"], where=1)
     return checker
@@ -58,26 +58,26 @@ def told(checker: Checker) -> Checker:
 
 def test_the_checker_sees_a_lost_write() -> None:
     with pytest.raises(Broken, match="lost"):
-        told(Checker()).finish(0, [])
+        reported(Checker()).finish(0, [])
 
 
 def test_the_checker_sees_two_records_at_one_offset() -> None:
     with pytest.raises(Broken, match="0/0"):
-        told(Checker()).read(0, 0, b"b", by="a reader")
+        reported(Checker()).read(0, 0, b"b", by="a reader")
 
 
 def test_the_checker_sees_a_record_twice() -> None:
     with pytest.raises(Broken, match="at 0 and at 1"):
-        told(Checker()).read(0, 1, b"a", by="a reader")
+        reported(Checker()).read(0, 1, b"a", by="a reader")
 
 
 def test_the_checker_sees_what_was_committed_being_taken_back() -> None:
-    checker = told(Checker())
+    checker = reported(Checker())
     checker.high_watermark(0, 2)
     with pytest.raises(Broken, match="committed up to 2"):
         checker.finish(0, [b"a"])
 
 
-def test_the_checker_sees_what_nobody_sent() -> None:
+def test_the_checker_sees_what_was_not_sent() -> None:
     with pytest.raises(Broken, match="nobody sent"):
-        told(Checker()).read(0, 1, b"x", by="a reader")
+        reported(Checker()).read(0, 1, b"x", by="a reader")

@@ -83,7 +83,7 @@ def test_aborted_read_is_detected() -> None:
         finish(history, [(b"a0", False)], [(b"a1", False)])
 
 
-def test_record_that_nobody_sent_there_is_detected() -> None:
+def test_record_that_no_client_sent_there_is_detected() -> None:
     history = new_history()
     history.request_commit("a")
     with pytest.raises(Broken, match="nobody sent"):
@@ -92,7 +92,7 @@ def test_record_that_nobody_sent_there_is_detected() -> None:
         history.read("r", 1, 0, 1, [(0, b"x")])
 
 
-def test_commit_that_nobody_requested_is_detected() -> None:
+def test_commit_that_no_client_requested_is_detected() -> None:
     with pytest.raises(Broken, match="whose commit was not requested, is committed"):
         finish(new_history(), [(b"a0", True)], [(b"a1", True)])
 

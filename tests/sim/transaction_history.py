@@ -1,4 +1,4 @@
-"""Checker of transactions in simulated histories: what clients were told, what readers of committed records saw, and
+"""Checker of transactions in simulated histories: what clients received, what readers of committed records saw, and
 what the logs have in the end. Pure: it does no I/O and knows no broker.
 
 * no aborted or intermediate read: a reader sees no record of a transaction before its commit was requested, and none
@@ -186,7 +186,7 @@ class TransactionHistory:
         self._logs[index] = list(records)
 
     def finish(self) -> None:
-        """Compare what was told and seen with the logs."""
+        """Compare what was acknowledged and seen with the logs."""
         places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for index, records in self._logs.items():
             for one in records:

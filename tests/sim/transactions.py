@@ -201,7 +201,7 @@ class Transactions:
         self.history.finish()
 
     def _check_replica(self, partition: Partition) -> None:
-        """Read a log; the index of aborted transactions of each replica is what its log says."""
+        """Read a log; the index of aborted transactions of each replica matches its log."""
         records, aborted = read_log(partition)
         assert partition.producers is not None
         found = [one[:3] for one in partition.producers.transactions.aborted()]
@@ -749,7 +749,7 @@ async def fetch_committed(
     *,
     is_committed: bool = True,
 ) -> tuple[list[tuple[int, bytes]], int] | None:
-    """The committed records from a position on, and the next position; None if there was no good answer. Tells the
+    """The committed records from a position on, and the next position; None if there was no good answer. Reports the
     history. Without `is_committed` all records are read, and only their values checked."""
     world = client.world
     wanted = fetch_wire.FetchPartition(index, -1, position, -1, -1, max_bytes)

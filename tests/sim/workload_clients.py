@@ -45,7 +45,7 @@ def unopened(broker: SimulatedBroker) -> bool:
 def copies(
     world: World, topic_id: UUID, index: int, brokers: Iterable[SimulatedBroker] = ()
 ) -> list[Partition]:
-    """Of one partition, on these brokers; on all as they are now unless told."""
+    """Of one partition, on these brokers; on all as they are now by default."""
     found = []
     for broker in brokers or world.brokers():
         if broker.closed:
@@ -81,7 +81,7 @@ def check_durable(world: World, leader: SimulatedBroker, partition: Partition, o
 
 
 def _is_live(world: World, leader: SimulatedBroker, partition: Partition) -> bool:
-    """As etcd says."""
+    """As etcd has it."""
     key = leader.core.state.keys.topic(partition.topic)
     entry = world.etcd._entries.get(key)
     document = {} if entry is None else _decoded(key, entry.value)
@@ -90,7 +90,7 @@ def _is_live(world: World, leader: SimulatedBroker, partition: Partition) -> boo
 
 
 def _in_sync(world: World, leader: SimulatedBroker, partition: Partition) -> list[int]:
-    """What etcd says, as long as it has no newer leader."""
+    """What etcd has, as long as it has no newer leader."""
     if not leader.is_clustered:
         return []
     key = leader.core.state.keys.partition(partition.topic_id, partition.index)

@@ -23,7 +23,7 @@ from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
 from sim.clients import TOPIC, Committer, Producer, Reader
 from sim.consumer_members import FIRST_SEED, NextMember
-from sim.etcd import EtcdModel, SimulatedDoor
+from sim.etcd import EtcdModel, SimulatedEtcdClient
 from sim.faults import DOWN_MS_MAX, FAULTS
 from sim.members import GroupChecker, Member
 from sim.more_faults import More
@@ -109,7 +109,7 @@ class World:
         if delays.is_delay_history(seed):
             feature = self.feature
             self.shares_of_faults = feature.SINGLE_FAULTS if self.is_single_node else feature.CLUSTER_FAULTS
-        self.told: list[str] = []
+        self.event_log: list[str] = []
         self.writes_end = self.over = False
         self.clients: list[Any] = []
         self.producers: list[Producer] = []
@@ -135,9 +135,9 @@ class World:
         kind = SingleNode if self.is_single_node else SimulatedBroker
         self.lives.append(kind(self, node_id, disk, life))
 
-    def set_up_door(self, node_id: int, door: SimulatedDoor) -> None:
+    def set_up_etcd_client(self, node_id: int, etcd_client: SimulatedEtcdClient) -> None:
         """A new life comes into the world as it is."""
-        door.unreachable = node_id in self.no_etcd
+        etcd_client.unreachable = node_id in self.no_etcd
 
     def wall_ms(self) -> int:
         return int(WALL_START_MS + self.simulation.now_ms)
@@ -155,8 +155,8 @@ class World:
         )
 
     def tell(self, what: str, *known: object) -> None:
-        """Kept for whoever reads about a failure."""
-        self.told.append(f"{self.simulation.now_ms:.1f} {what} {' '.join(map(str, known))}")
+        """Kept for the report of a failure."""
+        self.event_log.append(f"{self.simulation.now_ms:.1f} {what} {' '.join(map(str, known))}")
 
     def work_failed(self, name: str, error: BaseException) -> None:
         self.tell("work failed", name, repr(error))
@@ -178,15 +178,15 @@ class World:
         self.start(broker.node_id, broker.disk)
 
     def lose_power(self, broker: SimulatedBroker) -> None:
-        broker.die(told=False)
+        broker.die(event_log=False)
         broker.disk = broker.disk.crash(self.random)
 
     def lose_disk(self, broker: SimulatedBroker) -> None:
-        broker.die(told=False)
+        broker.die(event_log=False)
         broker.disk = SimulatedDisk()
 
     def is_last_in_sync(self, node_id: int) -> bool:
-        """Is there a partition of which etcd says that this broker alone is in sync?"""
+        """Is there a partition with this broker alone in sync, as etcd has it?"""
         return any(
             decode(entry.key, entry.value)["isr"] == [node_id]
             for entry in self.etcd.list("/mansio/").entries
@@ -201,11 +201,11 @@ class World:
         self.no_etcd.discard(node_id) if reach else self.no_etcd.add(node_id)
         broker = self.network.brokers[node_id]
         if hasattr(broker, "door"):
-            broker.door.unreachable = not reach
+            broker.etcd_client.unreachable = not reach
             self.etcd.wake()
 
     def hear_again(self, broker: SimulatedBroker) -> None:
-        broker.door.watch_stalls = False
+        broker.etcd_client.watch_stalls = False
         self.etcd.wake()
 
     def move_a_leader(self) -> bool:
@@ -235,7 +235,7 @@ class World:
         )
 
     def is_misled(self, node_id: int) -> bool:
-        """Did etcd end that broker's session before its time, and it has not heard of it? It cannot know better."""
+        """Did etcd end that broker's session before its time, without its knowledge? It cannot know better."""
         broker = self.network.brokers[node_id]
         if not self.holds(node_id):
             return False
@@ -252,7 +252,7 @@ class World:
             with nullcontext() if self.delays is None else self.delays.watched():
                 self._run()
         except BaseException as error:
-            for line in self.told[-40:]:
+            for line in self.event_log[-40:]:
                 error.add_note(line)
             raise
         finally:
@@ -377,8 +377,8 @@ class World:
             broker.disk.clear_failures()
             broker.disk_ms = (0.3, 2.5)
             if hasattr(broker, "door"):
-                broker.door.late_requests = 0
-                broker.door.heal()
+                broker.etcd_client.late_requests = 0
+                broker.etcd_client.heal()
             broker.resume()
             if broker.running and broker.ready and self._has_failed(broker):
                 broker.die()

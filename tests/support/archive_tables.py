@@ -24,7 +24,7 @@ STEP_US = 1_000_000
 
 
 def row(partition: int, offset: int, **changes: Any) -> dict[str, Any]:
-    """A record of an archive that tells where it is from: a key for most, a header for some, a second apart."""
+    """A record of an archive that shows where it is from: a key for most, a header for some, a second apart."""
     made = {
         "key": None if offset % 5 == 4 else b"key-%d" % (offset % 7),
         "value": None if offset % 11 == 10 else b"value %d of %d" % (offset, partition),

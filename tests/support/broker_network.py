@@ -86,8 +86,8 @@ class Network:
         self._thread.join(scaled(DEADLINE_S))
         self._loop.close()
 
-    def door(self, called: int, port: int, *, caller: int | None = None) -> int:
-        """A port that leads to `port`, where `called` listens. `caller`: who uses it; None: whoever it is each time."""
+    def listener(self, called: int, port: int, *, caller: int | None = None) -> int:
+        """A port that leads to `port`, where `called` listens. `caller`: who uses it; None: any caller."""
         own = free_port()
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,13 +177,13 @@ class Network:
         else:
             passage.close()
 
-    async def _caller(self, port: int, door: int) -> int:
-        """The broker whose connection from this port to this door it is; `CLIENTS` for anybody else's. Raises OSError
+    async def _caller(self, port: int, listener: int) -> int:
+        """The broker whose connection from this port to this listener it is; `CLIENTS` for any other. Raises OSError
         for a connection that nobody holds any more.
 
         One that is not found is looked for again: a broker that is taken for a client is cut off from nobody."""
         for _ in range(LOOKS):
-            if (inode := socket_of(port, door)) is not None:
+            if (inode := socket_of(port, listener)) is not None:
                 return self._holder(inode)
             await asyncio.sleep(LOOK_AGAIN_S)
         raise ConnectionAbortedError(f"nobody holds the socket of port {port}")

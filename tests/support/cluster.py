@@ -93,10 +93,10 @@ class Cluster:
         arguments = ["--node-id", str(node_id)]
         if self._network is not None:
             urls = [
-                f"http://127.0.0.1:{self._network.door(ETCD, member.port, caller=node_id)}"
+                f"http://127.0.0.1:{self._network.listener(ETCD, member.port, caller=node_id)}"
                 for member in self.members
             ]
-            arguments += ["--advertise", f"127.0.0.1:{self._network.door(node_id, broker.kafka_port)}"]
+            arguments += ["--advertise", f"127.0.0.1:{self._network.listener(node_id, broker.kafka_port)}"]
         arguments += ["--etcd", ",".join(urls)]
         for name, value in self.settings.items():
             arguments += ["--set", f"{name}={value}"]
@@ -153,7 +153,7 @@ class Cluster:
             )
 
     def seen_by(self, node_id: int) -> set[int]:
-        """The brokers that this one tells its clients of: it may hear of them later than etcd."""
+        """The brokers of which this one informs its clients: it may learn of them later than etcd."""
         with RawPeer(self.brokers[node_id].kafka_port) as peer:
             return {broker.node_id for broker in peer.call(ApiKey.METADATA, 12, {"topics": []}).brokers}
 

@@ -63,7 +63,7 @@ class World:
             self.set(name, count)
 
     def set(self, name: str, count: int) -> None:
-        """0 deletes the topic; a smaller count makes it anew."""
+        """0 deletes the topic; a smaller count makes it again."""
         if count < self.counts.get(name, 0) or name not in self.ids:
             self.made += 1
             self.ids[name] = b"%-4b%012d" % (name.encode(), self.made)
@@ -92,7 +92,7 @@ class ModernClient:
         self.epoch = 0
         self.owned: frozenset[TopicPartition] = frozenset()
         self.to_give_up: frozenset[TopicPartition] = frozenset()
-        self.told: frozenset[TopicPartition] = frozenset()
+        self.assigned: frozenset[TopicPartition] = frozenset()
         self.reported: frozenset[TopicPartition] | None = None
         self.names: tuple[str, ...] | None = ("a", "b")
         self.regex: str | None = None
@@ -107,7 +107,7 @@ class ModernClient:
     def request(self) -> Heartbeat:
         """What it would send now: everything, when it joins or has missed an answer; else what is new."""
         if self.epoch == 0:
-            self.owned = self.to_give_up = self.told = frozenset()
+            self.owned = self.to_give_up = self.assigned = frozenset()
         if self.epoch == 0 or self.must_say_all:
             return Heartbeat(
                 self.member_id,
@@ -133,15 +133,15 @@ class ModernClient:
             self.reported = request.owned
         self.epoch = answer.member_epoch
         if answer.assignment is not None:
-            self.told = frozenset(answer.assignment)
-            self.to_give_up = self.owned - self.told
+            self.assigned = frozenset(answer.assignment)
+            self.to_give_up = self.owned - self.assigned
         if not slow:
             self.give_up()
 
     def give_up(self) -> None:
         """Let go of what it is not to have any more; only then it takes what is new."""
         if self.joined and self.epoch > 0:
-            self.owned = self.told
+            self.owned = self.assigned
             self.to_give_up = frozenset()
 
     def fail(self, error: MansioError) -> None:
@@ -153,7 +153,7 @@ class ModernClient:
 
     def reset(self) -> None:
         self.epoch = 0
-        self.owned = self.to_give_up = self.told = frozenset()
+        self.owned = self.to_give_up = self.assigned = frozenset()
         self.reported = None
         self.must_say_all = True
         self.joined = False
@@ -181,7 +181,7 @@ class ClassicClient:
         self.must_join = True
 
     def join_request(self) -> Join:
-        """An eager client lets go of all it has; a cooperative one says what it has."""
+        """An eager client lets go of all it has; a cooperative one sends what it has."""
         if not self.cooperative:
             self.owned = frozenset()
         ids = {topic_id: name for name, topic_id in self.world.ids.items()}
@@ -206,9 +206,9 @@ class ClassicClient:
 
     def hear(self, assignment: bytes) -> None:
         named = Codec().decode_assignment(assignment)
-        told = frozenset((self.world.ids[name], index) for name, index in named)
-        self.must_join = self.cooperative and not self.owned <= told  # to say that it has let go
-        self.owned = told
+        assigned = frozenset((self.world.ids[name], index) for name, index in named)
+        self.must_join = self.cooperative and not self.owned <= assigned  # to say that it has let go
+        self.owned = assigned
 
     def fail(self, error: MansioError) -> None:
         if isinstance(error, RebalanceInProgress):

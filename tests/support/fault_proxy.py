@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 16
 
 
 class FaultProxy:
-    """Passes everything on to `server_port` until it is told otherwise."""
+    """Passes everything on to `server_port` until it is set otherwise."""
 
     def __init__(self, server_port: int) -> None:
         self.port = free_port()

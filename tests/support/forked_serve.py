@@ -66,14 +66,14 @@ class ForkedBroker(ServedBroker):
         self._parent = parent
 
     def _launch(self, command: Sequence[str]) -> Any:
-        told, answers = self._parent.stdin, self._parent.stdout
-        assert told is not None
+        requests, answers = self._parent.stdin, self._parent.stdout
+        assert requests is not None
         assert answers is not None
         arguments = list(command[command.index("serve") :])
         self.output.touch()
         known = {"arguments": arguments, "output": str(self.output), "point": self.point}
-        told.write(json.dumps(known).encode() + b"\n")
-        told.flush()
+        requests.write(json.dumps(known).encode() + b"\n")
+        requests.flush()
         return Forked(int(answers.readline()))
 
 

@@ -51,7 +51,7 @@ class KeyHistory:
     def __init__(self) -> None:
         self.published: dict[bytes, None] = {}
         """Values whose publication was answered."""
-        self.said: set[bytes] = set()
+        self.sent_accepts: set[bytes] = set()
         """Values whose acceptance was sent."""
         self.accepted: dict[tuple[int, int], int] = {}
         """Partition and offset -> delivery count whose acceptance was answered."""
@@ -116,7 +116,7 @@ class KeyHistory:
         """The member is about to accept or release the record."""
         self._holds[message.key or b""].pop(delivery_of(message), None)
         if is_accepted:
-            self.said.add(message.value or b"")
+            self.sent_accepts.add(message.value or b"")
 
     def accept(self, message: Leased) -> None:
         """The broker has answered that the record is accepted."""
@@ -146,7 +146,7 @@ class KeyHistory:
         allowed: Mapping[Delivery, set[int]],
         age_ms_max: float,
     ) -> None:
-        """Compare what the broker says of its leases with the durations `allowed` before it was asked, and now.
+        """Compare what the broker reports of its leases with the durations `allowed` before it was asked, and now.
         `age_ms_max`: time in milliseconds since the broker was started."""
         for one in ranges:
             assert one.age_ms <= age_ms_max, f"a lease began {one.age_ms - age_ms_max} ms before the restart"
@@ -160,7 +160,7 @@ class KeyHistory:
 
     def finish(self) -> None:
         """Everything is handled: nothing may be missing."""
-        lost = self.published.keys() - self.said
+        lost = self.published.keys() - self.sent_accepts
         assert not lost, f"{len(lost)} of {len(self.published)} published records were never accepted"
 
     def numbers(self) -> Counter[str]:

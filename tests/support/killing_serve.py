@@ -48,7 +48,7 @@ class _Countdown:
 
 
 def after(owner: type, name: str, countdown: _Countdown, counts: Callable[..., bool]) -> None:
-    """Count each return of a method for whose arguments `counts` says so."""
+    """Count each return of a method for whose arguments `counts` is true."""
     true = getattr(owner, name)
 
     def call(*arguments: Any, **named: Any) -> Any:

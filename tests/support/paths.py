@@ -26,14 +26,14 @@ TOOLS = ROOT / ".tools" / "bin"
 
 FIRST_PORT = 20_000
 PORTS_PER_PROCESS = 500
-STRETCHES = 24
+PORT_RANGES = 24
 
 
-def _stretch() -> Iterator[int]:
+def _port_range() -> Iterator[int]:
     """The ports of this process, round and round: those of another one may be of a broker that is about to come back.
 
     The first of them says whose they are: it is bound, and that ends with the process."""
-    for number in range(STRETCHES):
+    for number in range(PORT_RANGES):
         first = FIRST_PORT + number * PORTS_PER_PROCESS
         claim = socket.socket()
         try:
@@ -43,10 +43,10 @@ def _stretch() -> Iterator[int]:
             continue
         with claim:
             yield from itertools.cycle(range(first + 1, first + PORTS_PER_PROCESS))
-    raise RuntimeError(f"all {STRETCHES} stretches of ports are taken: too many test runs at once")
+    raise RuntimeError(f"all {PORT_RANGES} stretches of ports are taken: too many test runs at once")
 
 
-_next_port = _stretch()
+_next_port = _port_range()
 
 
 def free_port(host: str = "127.0.0.1") -> int:

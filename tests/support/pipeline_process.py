@@ -55,18 +55,18 @@ class PipelineProcess:
     @property
     def batches(self) -> int:
         """How many batches it has reported."""
-        return sum(line.startswith("batch ") for line in self.said.splitlines())
+        return sum(line.startswith("batch ") for line in self.printed.splitlines())
 
     def wait_for_batches(self, count: int) -> None:
         """Return when it has reported so many; it is wrong if it ends before, hangs, or works in vain."""
-        patience = FailureDetector(self)
+        detector = FailureDetector(self)
         while self.batches < count:
-            assert self.process.poll() is None, self.said
-            patience.check()
+            assert self.process.poll() is None, self.printed
+            detector.check()
             time.sleep(0.02)
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         """What it has written to standard error."""
         return self.errors.read_text(errors="replace")
 
@@ -130,7 +130,7 @@ class FailureDetector:
     def __init__(self, process: PipelineProcess) -> None:
         self._process = process
         self._spent_before_s = self._spent_s = process.cpu_s()
-        self._said = process.said
+        self._printed = process.printed
         self._moved = self._looked = time.monotonic()
 
     def check(self) -> None:
@@ -139,9 +139,9 @@ class FailureDetector:
         if now < self._looked + LOOK_S:
             return
         self._looked = now
-        spent_s, said = self._process.cpu_s(), self._process.said
-        if said != self._said or abs(spent_s - self._spent_s) > MOVES_CPU_S:
-            self._spent_s, self._said, self._moved = spent_s, said, now
+        spent_s, printed = self._process.cpu_s(), self._process.printed
+        if printed != self._printed or abs(spent_s - self._spent_s) > MOVES_CPU_S:
+            self._spent_s, self._printed, self._moved = spent_s, printed, now
         used_s = spent_s - self._spent_before_s
-        assert used_s < BUDGET_CPU_S, f"{used_s:.0f} s of processor time in vain\n{said}"
-        assert now < self._moved + STILL_S, f"it hangs\n{said}"
+        assert used_s < BUDGET_CPU_S, f"{used_s:.0f} s of processor time in vain\n{printed}"
+        assert now < self._moved + STILL_S, f"it hangs\n{printed}"

@@ -109,12 +109,14 @@ class Load:
         due = time.monotonic()
         while not self._stopping.is_set():
             for partition in range(self.partitions):
-                self._producer.produce(self.topic, b"x" * 100, partition=partition, on_delivery=self._told)
+                self._producer.produce(
+                    self.topic, b"x" * 100, partition=partition, on_delivery=self._on_delivered
+                )
             self._producer.poll(0)
             due = max(due + self.interval_s, time.monotonic())
             self._stopping.wait(max(0.0, due - time.monotonic()))
 
-    def _told(self, error: KafkaError | None, message: Message) -> None:
+    def _on_delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self.failures.append(error)
         else:
@@ -122,7 +124,7 @@ class Load:
 
 
 class MemberProcess:
-    """A member that notes its deliveries. Its process is up, and joins when it is told to."""
+    """A member that notes its deliveries. Its process is up, and joins on command."""
 
     def __init__(self, kind: str, bootstrap_servers: str, group: str, topic: str, name: str) -> None:
         self.name = name
@@ -266,7 +268,7 @@ class WatchedGroup:
         )
 
     def wait_until_all_is_delivered(self) -> None:
-        """Until everything that was stored was delivered to somebody; the load has been stopped."""
+        """Until everything that was stored was delivered to some member; the load has been stopped."""
         wait_until(lambda: not self.missing(), SETTLED_DEADLINE_S, "everything is delivered")
 
     def _is_settled(self) -> bool:
@@ -307,7 +309,7 @@ class WatchedGroup:
         return stored - got
 
     def twice(self) -> dict[tuple[int, int], list[str]]:
-        """What was delivered more than once, and to whom, in order."""
+        """What was delivered more than once, and the members, in order."""
         seen: dict[tuple[int, int], list[str]] = {}
         for delivery in self.deliveries():
             seen.setdefault((delivery.partition, delivery.offset), []).append(delivery.member)
@@ -329,7 +331,7 @@ class WatchedGroup:
                 holders.setdefault(delivery.partition, set()).add(delivery.member)
         return {partition for partition, members in holders.items() if members != {last.get(partition)}}
 
-    def told(self, partitions: Iterable[int], change: Change) -> set[int]:
+    def reported(self, partitions: Iterable[int], change: Change) -> set[int]:
         """Those of the partitions that any member was given or deprived of at a change."""
         wanted = set(partitions)
         notes = [note for member in self.everybody.values() for note in (*member.given, *member.taken)]

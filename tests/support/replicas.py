@@ -364,8 +364,8 @@ class Node:
         ack = Ack(list(values))
         appended = partition.append(batch)
         ack.offset = appended.base_offset
-        if partition.when_committed(appended.end_offset, ack.settle):
-            ack.settle(None)
+        if partition.when_committed(appended.end_offset, ack.complete):
+            ack.complete(None)
         return ack
 
     def values(self, index: int = 0, *, committed: bool = False) -> list[bytes | None]:
@@ -389,7 +389,7 @@ class Ack:
         self.settled = False
         self.error: MansioError | None = None
 
-    def settle(self, error: MansioError | None) -> None:
+    def complete(self, error: MansioError | None) -> None:
         assert not self.settled, "a wait is answered once"
         self.settled, self.error = True, error
 

@@ -133,4 +133,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_HEAD = _do  # noqa: N815  # as the library calls them
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """It is not read."""

@@ -49,7 +49,7 @@ class Record:
     """What is known of one place."""
 
     leases: list[Lease] = field(default_factory=list)
-    said: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
     accepted_ms: float = float("inf")
     rejected_ms: float = float("inf")
     redrives: dict[str, None] = field(default_factory=dict)
@@ -61,8 +61,8 @@ def _always() -> bool:
 
 
 class ShareHistory:
-    """Of one group and one topic. Every method raises `Breach` when it is told what may not be; so does `breach` again,
-    for whoever looks later."""
+    """Of one group and one topic. Every method raises `Breach` when it is given what may not be; so does `breach`
+    again, for whoever looks later."""
 
     def __init__(self) -> None:
         self.records: defaultdict[Place, Record] = defaultdict(Record)
@@ -120,7 +120,7 @@ class ShareHistory:
         """The member sent `accept`, `release` or `reject`: from now on the lease may have ended."""
         for offset in offsets:
             record = self.records[Place(partition, offset)]
-            record.said[kind] += 1
+            record.outcomes[kind] += 1
             self._over(record, member, now_ms)
 
     def acknowledged(self, partition: int, offsets: Iterable[int], kind: str, now_ms: float) -> None:
@@ -137,7 +137,8 @@ class ShareHistory:
                 self.released += 1
 
     def extends(self, member: str, place: Place, ends_ms: float) -> None:
-        """The member asked for a lease that lasts until `ends_ms`: it lasts that long or as before, nobody knows."""
+        """The member asked for a lease that lasts until `ends_ms`: it lasts that long or as before, which is
+        unknown."""
         for lease in self.records[place].leases:
             if lease.member == member:
                 lease.ends_ms = min(lease.ends_ms, ends_ms)
@@ -154,7 +155,7 @@ class ShareHistory:
             lease.ends_ms = min(lease.ends_ms, now_ms)
 
     def restarted(self, killed_ms: float, started_ms: float, lock_ms: float) -> None:
-        """The only broker was killed, and another process of it began: leases that stood begin anew with it."""
+        """The only broker was killed, and another process of it began: leases that stood begin again with it."""
         for record in self.records.values():
             for lease in record.leases:
                 if lease.ends_ms > killed_ms:
@@ -184,26 +185,26 @@ class ShareHistory:
     ) -> None:
         """Nothing is open any more but `still_open`. `ends`: how many records each partition had by then; `dead`: the
         place of each record in the dead-letter topic."""
-        letters = Counter(dead)
+        dead_letters = Counter(dead)
         for partition, end in ends.items():
             for offset in range(end):
                 place = Place(partition, offset)
                 if place not in still_open:
-                    self._finish(place, self.records[place], letters[place])
-        strangers = [place for place in letters if place.offset >= ends.get(place.partition, 0)]
+                    self._finish(place, self.records[place], dead_letters[place])
+        strangers = [place for place in dead_letters if place.offset >= ends.get(place.partition, 0)]
         if strangers:
             self.broken(f"dead letters of no record: {strangers[:3]}")
 
-    def _finish(self, place: Place, record: Record, letters: int) -> None:
+    def _finish(self, place: Place, record: Record, dead_letters: int) -> None:
         name = f"{place.partition}/{place.offset}"
-        if not record.said["accept"] and not letters:
+        if not record.outcomes["accept"] and not dead_letters:
             self.broken(f"{name} is lost: {record}")
-        if letters > 1 + len(record.redrives):
-            self.broken(f"{name} has {letters} dead letters after {len(record.redrives)} redrives")
-        if record.rejected_ms < float("inf") and not letters:
+        if dead_letters > 1 + len(record.redrives):
+            self.broken(f"{name} has {dead_letters} dead letters after {len(record.redrives)} redrives")
+        if record.rejected_ms < float("inf") and not dead_letters:
             self.broken(f"{name} was rejected and has no dead letter")
-        if record.accepted_ms < float("inf") and letters > len(record.redrives):
-            self.broken(f"{name} was accepted and has {letters} dead letters")
+        if record.accepted_ms < float("inf") and dead_letters > len(record.redrives):
+            self.broken(f"{name} was accepted and has {dead_letters} dead letters")
 
     def __str__(self) -> str:
         return ", ".join(f"{count} {name}" for name, count in self.numbers().items())
@@ -222,6 +223,6 @@ class ShareHistory:
 
     @property
     def unanswered(self) -> int:
-        """Settlements of which nobody knows what became."""
-        said = sum(record.said.total() for record in self.records.values())
-        return said - self.accepted - self.rejected - self.released - self.refused
+        """Settlements whose outcome is unknown."""
+        outcomes = sum(record.outcomes.total() for record in self.records.values())
+        return outcomes - self.accepted - self.rejected - self.released - self.refused

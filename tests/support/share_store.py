@@ -17,7 +17,7 @@ def expand(changes: tuple[StateBatch, ...]) -> dict[int, StateBatch]:
 
 
 def at_offset(change: StateBatch, offset: int) -> StateBatch:
-    """What a change says of one of its offsets."""
+    """What a change has for one of its offsets."""
     reservation = change.reservation
     if reservation is not None and reservation.sequence >= 0:
         reservation = reservation._replace(

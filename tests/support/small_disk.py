@@ -28,7 +28,7 @@ class SmallDisk:
         unshare, nsenter = shutil.which("unshare"), shutil.which("nsenter")
         if unshare is None or nsenter is None:
             pytest.skip("a really full disk needs unshare and nsenter of util-linux")
-        self._keeper = subprocess.Popen(
+        self._holder = subprocess.Popen(
             [
                 unshare,
                 "--user",
@@ -45,13 +45,13 @@ class SmallDisk:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        assert self._keeper.stdout is not None
-        if self._keeper.stdout.readline() != b"mounted\n":
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != b"mounted\n":
             self.close()
             pytest.skip(
                 "this system allows no user namespaces with mounts, so no disk can be filled for real"
             )
-        pid = str(self._keeper.pid)
+        pid = str(self._holder.pid)
         self.command = [
             nsenter,
             "--target",
@@ -70,12 +70,12 @@ class SmallDisk:
 
     def close(self) -> None:
         """Remove the file system with its content."""
-        self._keeper.communicate()
+        self._holder.communicate()
 
     @property
     def outside(self) -> Path:
         """Path of the same directory for the test process."""
-        return Path(f"/proc/{self._keeper.pid}/root{self.path}")
+        return Path(f"/proc/{self._holder.pid}/root{self.path}")
 
     def fill(self) -> None:
         """Fill the file system completely."""

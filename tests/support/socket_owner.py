@@ -34,7 +34,8 @@ LOOPBACK: Final = bytes((127, 0, 0, 1))
 
 
 def socket_of(port: int, peer_port: int) -> int | None:
-    """The inode of the socket on loopback that has this port and that peer; None where nobody holds it (any more)."""
+    """The inode of the socket on loopback that has this port and that peer; None where no process holds it (any
+    more)."""
     return _asked(port, peer_port) if _can_be_asked() else _listed(port, peer_port)
 
 
@@ -69,10 +70,10 @@ def _can_be_asked() -> bool:
     """Whether this kernel finds a connection of ours."""
     with (
         suppress(OSError),
-        socket.create_server(("127.0.0.1", 0)) as door,
-        socket.create_connection(door.getsockname()) as one,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as one,
     ):
-        return _asked(one.getsockname()[1], door.getsockname()[1]) == os.fstat(one.fileno()).st_ino
+        return _asked(one.getsockname()[1], listener.getsockname()[1]) == os.fstat(one.fileno()).st_ino
     return False
 
 

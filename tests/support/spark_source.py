@@ -101,7 +101,7 @@ class Topic:
         return read_all(reader, reader.partitions())
 
     def stream(self, **more: str) -> StreamReader:
-        """A reader of a stream; from the beginning, if nothing else is said."""
+        """A reader of a stream; from the beginning, unless set otherwise."""
         more.setdefault("startingOffsets", "earliest")
         return StreamReader(self.options(streaming=True, **more), selected_columns(more))
 

@@ -81,7 +81,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Maven and the application it started are one process group, which nobody else is in."""
+    """Maven and the application it started are one process group, which has no other process."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

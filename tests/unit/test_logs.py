@@ -75,7 +75,7 @@ def test_client_cannot_forge_a_line_or_move_the_cursor(formatter: logging.Format
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_any_two_values_can_be_told_apart_from_fields_nobody_wrote(first: str, second: str) -> None:
+def test_any_two_values_are_distinguished_from_fields_that_were_not_written(first: str, second: str) -> None:
     sink = Sink("mansio.node.broker", TextFormatter())
     sink.logger.info("event", extra=fields(a=first, b=second))
     assert sink.text.count("\n") == 1
@@ -85,7 +85,7 @@ def test_any_two_values_can_be_told_apart_from_fields_nobody_wrote(first: str, s
 
 
 @given(st.text(max_size=60))
-def test_json_gives_back_exactly_what_was_said(value: str) -> None:
+def test_json_gives_back_exactly_what_was_written(value: str) -> None:
     sink = Sink("mansio.node.broker", JsonFormatter())
     sink.logger.info("event", extra=fields(value=value, level="not this one", count=3))
     (line,) = sink.text.rstrip("\n").split("\n")

@@ -33,7 +33,7 @@ LOG_APPEND_TIME: Final = "message.timestamp.type"
 
 
 class Refused(Exception):
-    """An error of the broker. Its argument is one of the names above, or what the protocol said."""
+    """An error of the broker. Its argument is one of the names above, or what the protocol returned."""
 
 
 @dataclass(frozen=True, slots=True)

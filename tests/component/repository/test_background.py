@@ -60,7 +60,7 @@ def test_two_who_ask_get_one_installation_and_both_can_wait_for_it(checkout: Pat
     assert wait(checkout).returncode == 0, "it is over, and that is known"
 
 
-def test_what_went_wrong_is_shown_and_the_next_try_begins_anew(checkout: Path) -> None:
+def test_what_went_wrong_is_shown_and_the_next_try_begins_again(checkout: Path) -> None:
     begin(checkout, "echo no such package; exit 3")
     done = wait(checkout)
     assert done.returncode == 1

@@ -290,9 +290,9 @@ def test_an_unreadable_batch_is_rejected_alone_and_its_neighbours_are_delivered_
             if len(found) == 3:
                 break
         assert found == [(0, 1), (3, 1), (4, 1)]
-        letters = await dead_letters(services, 2)
-        assert [letter.value for letter in letters] == [None, None]
-        for offset, letter in zip((1, 2), letters, strict=True):
+        rejected_records = await dead_letters(services, 2)
+        assert [letter.value for letter in rejected_records] == [None, None]
+        for offset, letter in zip((1, 2), rejected_records, strict=True):
             headers = dict(letter.headers)
             assert headers[OFFSET_HEADER] == b"%d" % offset
             assert headers[REASON_HEADER].startswith(b"the record cannot be read: ")

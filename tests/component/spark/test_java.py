@@ -22,7 +22,7 @@ FEW_MODULES = "java.base java.se"
 
 
 def make_java(home: Path, version: str, modules: str | None = ALL_MODULES) -> Path:
-    """A Java that prints its arguments, one a line, and says its version in `release` unless `modules` is None."""
+    """A Java that prints its arguments, one a line, and prints its version in `release` unless `modules` is None."""
     (home / "bin").mkdir(parents=True)
     program = home / "bin" / "java"
     version_line = f"echo 'openjdk version \"{version}\"' >&2; exit"
@@ -74,10 +74,10 @@ def test_java_without_the_vector_module_is_started_without_that_argument(
     assert found.version == 25
     assert found.home.startswith(str(world / "cache"))
     given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "--add-modules=ALL", "", "a b", "$HOME'\""]
-    said = subprocess.run(
+    output = subprocess.run(
         [f"{found.home}/bin/java", *given], capture_output=True, text=True, check=True, timeout=scaled(20)
     )
-    assert said.stdout.split("\n")[:-1] == [
+    assert output.stdout.split("\n")[:-1] == [
         one for one in given if one != "--add-modules=jdk.incubator.vector"
     ]
     assert java.find_java() == found, "the second time nothing is made"
@@ -109,7 +109,7 @@ def test_no_java_is_one_line_that_names_what_was_found_and_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("said", "version"), [("17.0.15", 17), ("1.8.0_402", 8), ("26-ea", 26), ("21", 21), ("what", None)]
+    ("output", "version"), [("17.0.15", 17), ("1.8.0_402", 8), ("26-ea", 26), ("21", 21), ("what", None)]
 )
-def test_versions_are_read_in_javas_own_words(said: str, version: int | None) -> None:
-    assert java.major_version(said) == version
+def test_versions_are_read_in_javas_own_words(output: str, version: int | None) -> None:
+    assert java.major_version(output) == version

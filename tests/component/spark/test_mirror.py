@@ -104,9 +104,9 @@ class Pair:
                 producer.commit_transaction(scaled(20))
             else:
                 producer.abort_transaction(scaled(20))
-        self.settle(self.a)
+        self.wait_for_markers(self.a)
 
-    def settle(self, servers: str, topic: str | None = None) -> None:
+    def wait_for_markers(self, servers: str, topic: str | None = None) -> None:
         """Wait until the markers of all transactions are written: a commit is answered before."""
         client = sync_client(servers)
         view = find_topic(client, topic or self.topic)
@@ -123,7 +123,7 @@ class Pair:
 
     def read(self, servers: str, topic: str | None = None) -> list[Message]:
         """All committed records, by partition and offset."""
-        self.settle(servers, topic)
+        self.wait_for_markers(servers, topic)
         with (
             mansio.blocking.connect(servers) as client,
             client.consume(topic or self.topic, to_end=True) as found,
@@ -223,7 +223,7 @@ def test_a_mirror_waits_for_the_end_of_a_transaction(pair: Pair) -> None:
     assert result.records == 30 + 20
     assert result.positions[TopicPartition(pair.topic, 0)] == 10
     producer.commit_transaction(scaled(20))
-    pair.settle(pair.a)
+    pair.wait_for_markers(pair.a)
     assert mirror(pair.job).records == 1 + 10
     pair.assert_copied()
 

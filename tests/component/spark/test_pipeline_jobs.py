@@ -109,7 +109,9 @@ def test_layout_that_cannot_be_parsed_is_refused_before_spark_starts(
     assert reason in capsys.readouterr().err
 
 
-def test_what_is_wrong_with_the_file_is_said_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_the_file_is_reported_before_spark_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from mansio.cli.main import main
 
     with pytest.raises(SystemExit) as end:

@@ -91,7 +91,7 @@ def test_ids_times_partitions_and_counts_choose(
 
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("--from-snapshot", "9" * 19), 1, "keeps no snapshot"),
         (("--from-snapshot", "1000"), 1, "at that time are not recorded"),
@@ -101,12 +101,12 @@ def test_ids_times_partitions_and_counts_choose(
     ],
 )
 def test_what_cannot_be_read_is_one_clear_line(
-    archive: Archive, arguments: tuple[str, ...], code: int, said: str, capfd: pytest.CaptureFixture[str]
+    archive: Archive, arguments: tuple[str, ...], code: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["consume", "flights", "--warehouse", str(archive.warehouse), *NO_BROKER, *arguments])
     assert ended.value.code == code
-    assert said in " ".join(capfd.readouterr().err.replace("│", " ").split())
+    assert message in " ".join(capfd.readouterr().err.replace("│", " ").split())
 
 
 def test_a_topic_is_not_replayed_into_itself_as_of_a_moment_that_moves_on(
@@ -120,7 +120,7 @@ def test_a_topic_is_not_replayed_into_itself_as_of_a_moment_that_moves_on(
     assert "requires a fixed version" in " ".join(capfd.readouterr().err.replace("│", " ").split())
 
 
-def test_a_topic_without_an_archive_says_how_to_make_one(
+def test_a_topic_without_an_archive_explains_how_to_make_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

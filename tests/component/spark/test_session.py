@@ -59,17 +59,19 @@ def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(
     assert done.stdout.startswith(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    told = session_settings("local[2]", "x")
-    assert {told["spark.driver.host"], told["spark.driver.bindAddress"], os.environ["SPARK_LOCAL_IP"]} == {
-        "127.0.0.1"
-    }
-    assert told["spark.ui.enabled"] == "false"
+    settings = session_settings("local[2]", "x")
+    assert {
+        settings["spark.driver.host"],
+        settings["spark.driver.bindAddress"],
+        os.environ["SPARK_LOCAL_IP"],
+    } == {"127.0.0.1"}
+    assert settings["spark.ui.enabled"] == "false"
 
 
 def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark would put a zip of sources before it, which every worker compiles anew."""
+    """Spark would put a zip of sources before it, which every worker compiles again."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.delenv("SPARK_HOME", raising=False)
     use_symlinked_spark_home(str(tmp_path))

@@ -143,10 +143,10 @@ def test_dead_letters_of_a_fifo_queue(sqs: Any) -> None:
 
     def died() -> bool:
         received.extend(bodies(receive(sqs, url, MaxNumberOfMessages=1, WaitTimeSeconds=0)))
-        letters = receive(sqs, dead, WaitTimeSeconds=0)
-        if letters:
-            delete(sqs, dead, letters)
-        found.extend(letters)
+        dead_letters = receive(sqs, dead, WaitTimeSeconds=0)
+        if dead_letters:
+            delete(sqs, dead, dead_letters)
+        found.extend(dead_letters)
         return len(found) == 2
 
     wait_until(died)

@@ -63,10 +63,10 @@ def test_inputs_found_by_coverage_do_no_harm(name: str, tmp_path: Path) -> None:
     )
     if not any(failures.iterdir()):
         failures.rmdir()
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-6000:]
-    executed = re.search(r"number_of_executed_units: *(\d+)", said)
-    assert executed is not None, said[-2000:]
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-6000:]
+    executed = re.search(r"number_of_executed_units: *(\d+)", output)
+    assert executed is not None, output[-2000:]
     print(f"{name}: {executed[1]} inputs, {len(list(corpus.iterdir()))} kept for what they reached")
     leave("fuzz inputs by coverage", inputs={name: int(executed[1])})
 

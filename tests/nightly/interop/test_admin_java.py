@@ -48,9 +48,9 @@ class Java:
             check=False,
         )
         lines = (done.stdout + done.stderr).splitlines()
-        said = "\n".join(line for line in lines if not line.startswith("SLF4J"))
-        assert code is None or done.returncode == code, said
-        return said
+        output = "\n".join(line for line in lines if not line.startswith("SLF4J"))
+        assert code is None or done.returncode == code, output
+        return output
 
 
 @pytest.fixture(scope="module")

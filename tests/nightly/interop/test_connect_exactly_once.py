@@ -81,7 +81,7 @@ class Worker:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def check(self) -> None:
-        """Raise `AssertionError` with what it said unless it runs."""
+        """Raise `AssertionError` with its output unless it runs."""
         assert self._process is not None
         assert self._process.poll() is None, self._log.read_text(errors="replace")[-8_000:]
 

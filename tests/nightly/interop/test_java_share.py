@@ -41,13 +41,13 @@ class JavaMember(Conversation):
     def __init__(
         self, command: list[str], bootstrap_servers: str, group: str, topic: str, settings: dict[str, object]
     ) -> None:
-        told = {
+        config = {
             "bootstrap.servers": bootstrap_servers,
             "group.id": group,
             "share.acknowledgement.mode": "explicit",
             **settings,
         }
-        arguments = [f"{name}={value}" for name, value in told.items()]
+        arguments = [f"{name}={value}" for name, value in config.items()]
         super().__init__([*command, topic, *arguments])
 
     def poll_once(self, wait_ms: int) -> list[Given]:
@@ -126,8 +126,8 @@ def java(command: list[str], wire: Wire, unique: str) -> Iterator[Callable[..., 
     started: list[JavaMember] = []
 
     def start(**settings: object) -> JavaMember:
-        told = {name.replace("_", "."): value for name, value in settings.items()}
-        started.append(JavaMember(command, wire.bootstrap_servers, unique, unique, told))
+        config = {name.replace("_", "."): value for name, value in settings.items()}
+        started.append(JavaMember(command, wire.bootstrap_servers, unique, unique, config))
         return started[-1]
 
     create_topic(wire.bootstrap_servers, unique)

@@ -52,8 +52,8 @@ class Clients(Conversation):
 
     def producer(self, name: str, **settings: object) -> None:
         """Open one; its transactional id is its name up to the dash."""
-        told = {"transactional.id": name.partition("-")[0], **settings}
-        words = " ".join(f"{key.replace('_', '.')}={value}" for key, value in told.items())
+        config = {"transactional.id": name.partition("-")[0], **settings}
+        words = " ".join(f"{key.replace('_', '.')}={value}" for key, value in config.items())
         self.ask(f"producer {name} {words}")
 
     def ended(self, transactional_id: str) -> str:
@@ -209,7 +209,9 @@ def test_member_that_left_its_group_cannot_commit_offsets_in_a_transaction(java:
     java.reads("left", ["a", "c"])
 
 
-def test_transaction_that_exceeds_its_timeout_is_aborted_and_its_producer_is_told(java: Clients) -> None:
+def test_transaction_that_exceeds_its_timeout_is_aborted_and_its_producer_gets_the_error(
+    java: Clients,
+) -> None:
     create_topic(java.bootstrap_servers, "late", 1)
     java.producer("late-1", transaction_timeout_ms=1_000)
     java.do("begin late-1", "send late-1 late 0 never", "flush late-1")

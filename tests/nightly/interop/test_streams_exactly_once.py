@@ -56,8 +56,8 @@ class WordCount:
 
     def __init__(self, command: list[str], broker: ServedBroker, place: Path, **more: object) -> None:
         settings = {"bootstrap.servers": broker.bootstrap_servers, "state.dir": place / "state", **STREAMS}
-        told = [f"{name}={value}" for name, value in {**settings, **more}.items()]
-        self._command = [*command, "lines", "counts", *told]
+        options = [f"{name}={value}" for name, value in {**settings, **more}.items()]
+        self._command = [*command, "lines", "counts", *options]
         self._log = place / "streams.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -66,7 +66,7 @@ class WordCount:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def check(self) -> None:
-        """Raise `AssertionError` with what it said unless it runs."""
+        """Raise `AssertionError` with its output unless it runs."""
         assert self._process is not None
         assert self._process.poll() is None, self.text()
 

@@ -48,13 +48,13 @@ class Shown(NamedTuple):
 
     def topic_ids(self) -> dict[str, bytes]:
         with RawPeer(self.broker_port) as raw:
-            told = raw.call(ApiKey.METADATA, 12, {"topics": None}).topics
-        return {str(one.name): bytes(one.topic_id) for one in told}
+            reported = raw.call(ApiKey.METADATA, 12, {"topics": None}).topics
+        return {str(one.name): bytes(one.topic_id) for one in reported}
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    """A UI over a broker with three topics, records in each, a group whose member is behind and one with nobody."""
+    """A UI over a broker with three topics, records in each, a group whose member is behind and one without members."""
     needs_java_and_maven()
     place = tmp_path_factory.mktemp("web_ui")
     port = free_port()
@@ -75,9 +75,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         wait_until(lambda: member.poll(0.1) is not None or bool(member.assignment()), 20)
         behind = [TopicPartition("ui-plain", 0, COMMITTED)]
         member.commit(offsets=behind, asynchronous=False)
-        nobody = _consumer(client, "ui-empty")
-        nobody.commit(offsets=behind, asynchronous=False)
-        nobody.close()
+        no_members = _consumer(client, "ui-empty")
+        no_members.commit(offsets=behind, asynchronous=False)
+        no_members.close()
         with running_ui(place / "ui", address) as ui:
             yield Shown(ui, proxy, broker.kafka_port)
         member.close()
@@ -103,11 +103,11 @@ def _write(client: dict[str, Any]) -> None:
 
 @pytest.mark.row("A1")
 def test_the_cluster_page(shown: Shown) -> None:
-    told = shown.ui.call("getInfo")
-    (node,) = told["clusterInfo"]["nodes"]
+    reported = shown.ui.call("getInfo")
+    (node,) = reported["clusterInfo"]["nodes"]
     assert (node["host"], node["port"], node["id"]) == ("127.0.0.1", shown.proxy.port, "1")
-    assert told["clusterInfo"]["controller"] == node
-    assert told["clusterInfo"]["id"]
+    assert reported["clusterInfo"]["controller"] == node
+    assert reported["clusterInfo"]["id"]
 
 
 @pytest.mark.row("A1")
@@ -161,8 +161,8 @@ def test_topics_are_created_written_and_deleted(shown: Shown) -> None:
 
 @pytest.mark.row("A1")
 def test_the_access_control_page(shown: Shown) -> None:
-    told = shown.ui.call("getAclInfo")
-    assert (told["aclOperations"], told["entries"]) == ("NONE", [])
+    reported = shown.ui.call("getAclInfo")
+    assert (reported["aclOperations"], reported["entries"]) == ("NONE", [])
 
 
 def visit_every_page(shown: Shown, topic: str) -> dict[str, bytes]:
@@ -183,7 +183,7 @@ def visit_every_page(shown: Shown, topic: str) -> dict[str, bytes]:
 
 
 def test_what_the_ui_asked_is_what_is_replayed(shown: Shown) -> None:
-    """To write the file anew, run this test alone: other tests would add requests about topics of theirs."""
+    """To write the file again, run this test alone: other tests would add requests about topics of theirs."""
     topic_ids = visit_every_page(shown, "ui-visited")
     requests = shown.proxy.requests
     if os.environ.get("MANSIO_TEST_RECORD"):

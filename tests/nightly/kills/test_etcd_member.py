@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_member_that_lost_its_directory_comes_back_as_the_document_says(tmp_path: Path) -> None:
+def test_a_member_that_lost_its_directory_comes_back_as_documented(tmp_path: Path) -> None:
     everybody = [address() for _ in range(3)]
 
     async def scenario() -> None:

@@ -23,14 +23,14 @@ GROUP_DEFECTS = (
         "state/consumer_group/group.py",
         "if not has_missed or request.owned is None or not request.owned <= current.assigned:",
         "if not has_missed:",
-        (f"{STORIES}::test_a_member_that_missed_an_answer_is_told_again",),
+        (f"{STORIES}::test_a_member_that_missed_an_answer_gets_it_again",),
     ),
     Defect(
         "a target is not stored",
         "state/consumer_group/stored_state.py",
         "self._put(CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, member.member_id, encode_target_assignment(target))",
         "pass",
-        (f"{COORDINATOR}::test_members_carry_on_after_a_restart_and_their_sessions_begin_anew",),
+        (f"{COORDINATOR}::test_members_carry_on_after_a_restart_and_their_sessions_begin_again",),
     ),
     Defect(
         "a topic grows in the same epoch",
@@ -44,7 +44,7 @@ GROUP_DEFECTS = (
         "broker/coordinator/group/group_coordinator.py",
         "for entry in list(self.store.entries.values()):",
         "for entry in list(self.store.entries.values())[:0]:",
-        (f"{COORDINATOR}::test_members_carry_on_after_a_restart_and_their_sessions_begin_anew",),
+        (f"{COORDINATOR}::test_members_carry_on_after_a_restart_and_their_sessions_begin_again",),
     ),
     Defect(
         "who is left may not commit in its own generation",

@@ -121,11 +121,11 @@ def run_tests(
 def caught(defect: Defect, directory: Path) -> str:
     """Which test found the defect. Raises `AssertionError` when none did, or something else went wrong."""
     result = run_tests(plant(defect, directory), defect.tests)
-    said = f"{defect.name} ({defect.file}: {defect.planted.strip()})\n{result.stdout[-3000:]}{result.stderr[-1000:]}"
-    assert result.returncode != 0, f"nobody noticed: {said}"
-    assert result.returncode == 1, f"the tests could not run: {said}"
+    report = f"{defect.name} ({defect.file}: {defect.planted.strip()})\n{result.stdout[-3000:]}{result.stderr[-1000:]}"
+    assert result.returncode != 0, f"nobody noticed: {report}"
+    assert result.returncode == 1, f"the tests could not run: {report}"
     failed = _FAILED.search(result.stdout)
-    assert failed is not None, f"no test failed: {said}"
+    assert failed is not None, f"no test failed: {report}"
     wrong = [line for line in result.stdout.splitlines() if _NOT_ITS_FAULT.match(line)]
-    assert not wrong, f"it failed for another reason: {said}"
+    assert not wrong, f"it failed for another reason: {report}"
     return failed[1]

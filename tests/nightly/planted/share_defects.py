@@ -85,7 +85,7 @@ SHARE_DEFECTS = (
         "state/share_partition/machine.py",
         "self._requested = (token, bound)",
         "self._requested, self.offset = (token, bound), bound",
-        found_by("test_nothing_is_leased_at_or_above_a_horizon_that_is_not_stored"),
+        found_by("test_nothing_is_leased_at_or_above_a_lease_bound_that_is_not_stored"),
     ),
     Defect(
         "nothing withheld after a loss",

@@ -24,7 +24,7 @@ SHARE_STATE_DEFECTS = (
         "broker/coordinator/share/state_store.py",
         "if stored.snapshot_epoch == self.snapshot_epoch:",
         "if stored.snapshot_epoch <= self.snapshot_epoch:",
-        (f"{STORE}::test_an_update_of_an_older_snapshot_says_nothing",),
+        (f"{STORE}::test_an_update_of_an_older_snapshot_changes_nothing",),
     ),
     Defect(
         "share state epoch not checked",

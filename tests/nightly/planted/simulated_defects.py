@@ -432,8 +432,8 @@ def main() -> int:
             continue
         found = search(defect, int(first), int(end))
         missed += found is None
-        told = "not found" if found is None else f"seed {found.seed}: {found.how[:160]}"
-        print(f"{defect.name}: {told}", flush=True)
+        outcome = "not found" if found is None else f"seed {found.seed}: {found.how[:160]}"
+        print(f"{defect.name}: {outcome}", flush=True)
     return 1 if missed else 0
 
 

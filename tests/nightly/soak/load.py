@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 
 class Worker:
-    """A thread that works until it is told to stop."""
+    """A thread that works until it is stopped."""
 
     def __init__(self, name: str) -> None:
         self.failures: list[BaseException] = []

@@ -94,14 +94,14 @@ def test_backfill_killed_twenty_times_leaves_a_range_out_or_complete(
             time.sleep(dice.uniform(0, 0.8))  # the point of the kill
             process.kill()
             rows = backfills.rows()
-            assert rows in (even_numbers(completed), even_numbers(completed + 1)), process.said
+            assert rows in (even_numbers(completed), even_numbers(completed + 1)), process.printed
             is_complete = len(rows) > len(even_numbers(completed))
             with_files += backfills.files() > before and not is_complete
             completed += is_complete
             print(f"kill {number + 1}: range {current}, {'complete' if is_complete else 'left out'}")
         for number in (0, completed):
             last = backfills.start(number)
-            assert last.wait(scaled(COMMAND_S)) == 0, last.said
+            assert last.wait(scaled(COMMAND_S)) == 0, last.printed
             assert json.loads(last.output.read_text())["rows"] == RANGE // 2
         assert backfills.rows() == even_numbers(completed + 1), "a repeated range is replaced"
     finally:

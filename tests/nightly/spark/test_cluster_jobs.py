@@ -180,8 +180,8 @@ def publish_until(process: PipelineProcess, batches: int, servers: str, topic: s
     """
     end = time.monotonic() + scaled(COMMAND_S)
     while process.batches < batches:
-        assert process.process.poll() is None, process.said
-        assert time.monotonic() < end, process.said
+        assert process.process.poll() is None, process.printed
+        assert time.monotonic() < end, process.printed
         publish_round(servers, topic, published, ROUND)
         published += ROUND
         time.sleep(PAUSE_S)
@@ -205,9 +205,9 @@ def test_server_of_spark_connect_is_killed_and_the_same_command_goes_on(
             (place := tmp_path / f"server-{number}").mkdir()
             with connect_server(place, port) as server:
                 if clients:  # its server is back, and does not know its session
-                    assert clients[-1].wait(scaled(COMMAND_S)) == 1, clients[-1].said
-                    assert "Traceback" not in clients[-1].said
-                    assert clients[-1].said.splitlines()[-1].startswith("mansio: ")
+                    assert clients[-1].wait(scaled(COMMAND_S)) == 1, clients[-1].printed
+                    assert "Traceback" not in clients[-1].printed
+                    assert clients[-1].printed.splitlines()[-1].startswith("mansio: ")
                 remote = ["--remote", f"sc://127.0.0.1:{port}", "--bootstrap-servers", servers]
                 clients.append(PipelineProcess(tmp_path, [*words, *remote]))
                 published = publish_until(clients[-1], dice.choice((1, 2, 3)), servers, topic, published)

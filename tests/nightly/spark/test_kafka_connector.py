@@ -70,8 +70,10 @@ def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
             raw.create_topic(PREFIX + topic, PARTITIONS)
         checkpoint = str(tmp_path / "checkpoint")
         found = run_connector("kafka_connector.py", tmp_path, f"127.0.0.1:{port}", PREFIX, checkpoint)
-        told = raw.call(ApiKey.METADATA, 12, {"topics": None}).topics
-        topic_ids = {str(one.name): bytes(one.topic_id) for one in told if str(one.name).startswith(PREFIX)}
+        reported = raw.call(ApiKey.METADATA, 12, {"topics": None}).topics
+        topic_ids = {
+            str(one.name): bytes(one.topic_id) for one in reported if str(one.name).startswith(PREFIX)
+        }
         assert "Traceback" not in broker.text()
         assert broker.stop() == 0
     assert found == {

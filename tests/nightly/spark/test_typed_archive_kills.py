@@ -70,7 +70,7 @@ class TypedArchive(Archive):
         return [*super().words(), "--value-format", "avro", "--schema-registry", self.registry.url]
 
     def finish(self, spark: SparkSession) -> None:
-        """The last start goes to the end; then each record is there exactly once, with what its schema says."""
+        """The last start goes to the end; then each record is there exactly once, as its schema states."""
         before = self.done()
         job = ArchiveJob(
             self.source,

@@ -20,8 +20,8 @@ def one_broker(
 ) -> Iterator[ServedBroker]:
     """A running broker that advertises `host`, with its files in the directory `data`; killed at the end."""
     broker = ServedBroker(directory / FOLDER / data, http=False)
-    told = {"advertised_listeners": f"{host}:{broker.kafka_port}", **settings}
-    broker.arguments = [part for name, value in told.items() for part in ("--set", f"{name}={value}")]
+    config = {"advertised_listeners": f"{host}:{broker.kafka_port}", **settings}
+    broker.arguments = [part for name, value in config.items() for part in ("--set", f"{name}={value}")]
     try:
         yield broker.start()
     finally:

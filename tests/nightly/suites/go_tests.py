@@ -23,13 +23,13 @@ LOCAL_TOOLS = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
 def module_copy(module: str, version: str, into: Path) -> Path:
     """The module's source as a directory that can be changed; downloaded where Go's cache does not have it."""
     log = into / "go.log"
-    told = checked(
+    reported = checked(
         ["go", "mod", "download", "-json", f"{module}@{version}"],
         log=log,
         limit_s=DOWNLOAD_LIMIT_S,
         environment=LOCAL_TOOLS,
     )
-    source = json.loads(told[told.index("{") :])["Dir"]
+    source = json.loads(reported[reported.index("{") :])["Dir"]
     copied(source, into / "module")
     return into / "module"
 

@@ -146,8 +146,8 @@ def _answers(url: str) -> bool:
 
 
 def _add_proxy(url: str, name: str, listen: str, upstream: str) -> None:
-    told = {"name": name, "listen": listen, "upstream": upstream, "enabled": True}
-    request = urllib.request.Request(f"{url}/proxies", json.dumps(told).encode(), method="POST")
+    proxy = {"name": name, "listen": listen, "upstream": upstream, "enabled": True}
+    request = urllib.request.Request(f"{url}/proxies", json.dumps(proxy).encode(), method="POST")
     with urllib.request.urlopen(request, timeout=30):
         pass
 

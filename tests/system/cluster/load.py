@@ -156,7 +156,7 @@ def create_topic(
 
 
 def say(what: str, **figures: Any) -> None:
-    """One line of figures, for whoever reads the output, and in the night for the table."""
+    """One line of figures, for the reader of the output, and in the night for the table."""
     print(what, json.dumps({name: _rounded(value) for name, value in figures.items()}))
     counted = {name: [value] if isinstance(value, float) else value for name, value in figures.items()}
     leave(what, **{name: value for name, value in counted.items() if isinstance(value, int | list)})

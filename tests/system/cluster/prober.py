@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 9
 READ_S_MAX: Final = 30.0
-PATIENCE_MS: Final = 15_000
+ANSWER_MS_MAX: Final = 15_000
 """For a record that nothing keeps from being acknowledged."""
 OK = 0
 NOT_LEADER_OR_FOLLOWER = 6
@@ -42,12 +42,12 @@ class Answer(NamedTuple):
 
 
 class Prober:
-    """Sends records with acks=all straight to one broker, past the network under test, and keeps what it was told."""
+    """Sends records with acks=all straight to one broker, past the network under test, and keeps the answers."""
 
     def __init__(self, one: Cluster, topic: str) -> None:
         self.one = one
         self.topic = topic
-        self.told: list[Answer] = []
+        self.reported: list[Answer] = []
 
     def send(self, node_id: int, *, timeout_ms: int = 1500, size_bytes: int = 0) -> Answer:
         """One record of at least this size."""
@@ -61,7 +61,7 @@ class Prober:
         assert frame is not None, "the broker closed the connection"
         found = produce.decode_response(VERSION, frame).topics[0][2][0]
         answer = Answer(value, found.base_offset, found.error_code, found.error_message or "")
-        self.told.append(answer)
+        self.reported.append(answer)
         return answer
 
     def until(self, node_id: int, codes: set[int], deadline_s: float = 30.0) -> float:
@@ -75,13 +75,13 @@ class Prober:
         return time.monotonic() - begin
 
     def check(self) -> None:
-        """Whatever was acknowledged is where it was said to be, and nothing else was for the same place."""
+        """Whatever was acknowledged is where the answer placed it, and nothing else was for the same place."""
         stored = dict(read_values(self.one, self.topic))
-        for answer in self.told:
+        for answer in self.reported:
             if answer.code == OK:
                 assert stored.get(answer.offset) == answer.value, (answer, stored)
-        assert len({answer.offset for answer in self.told if answer.code == OK}) == sum(
-            answer.code == OK for answer in self.told
+        assert len({answer.offset for answer in self.reported if answer.code == OK}) == sum(
+            answer.code == OK for answer in self.reported
         )
 
 

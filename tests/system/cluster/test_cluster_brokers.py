@@ -152,7 +152,7 @@ def test_all_three_killed_at_once_keep_what_they_acknowledged(one: Cluster, prob
 def test_leader_that_lost_its_data_comes_back_empty_and_copies_everything(
     one: Cluster, prober: Prober
 ) -> None:
-    """Its own session may still stand when it is back: nobody may take it for the one that had everything."""
+    """Its own session may still stand when it is back: no broker may take it for the one that had everything."""
     loser = one.leader(prober.topic)
     for _ in range(20):
         prober.send(loser)
@@ -170,7 +170,7 @@ def test_leader_that_lost_its_data_comes_back_empty_and_copies_everything(
 
 @pytest.mark.full
 @pytest.mark.row("C1")
-def test_topic_made_anew_while_a_broker_was_away_has_nothing_of_the_old_one(
+def test_topic_made_again_while_a_broker_was_away_has_nothing_of_the_old_one(
     one: Cluster, prober: Prober
 ) -> None:
     """The one that is away was the controller, so the client has to find another for what it asks next, too."""
@@ -194,12 +194,12 @@ def test_topic_made_anew_while_a_broker_was_away_has_nothing_of_the_old_one(
     one.wait(lambda: "orphaned_directory_removed" in one.brokers[away].text(), "nothing of it is left")
     create_topic(one, f"{topic}-too")  # it takes part again
     new.check()
-    assert not {value for _, value in read_values(one, topic)} & {answer.value for answer in old.told}
+    assert not {value for _, value in read_values(one, topic)} & {answer.value for answer in old.reported}
 
 
 @pytest.mark.full
 @pytest.mark.row("C1")
-def test_second_broker_under_the_same_number_waits_says_so_and_stops_when_told(
+def test_second_broker_under_the_same_number_waits_reports_it_and_stops_when_asked(
     one: Cluster, tmp_path: Path
 ) -> None:
     second = ServedBroker(tmp_path / "second", http=False)

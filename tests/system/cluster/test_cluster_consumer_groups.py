@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["one"]  # the fixture
 
 
-def told_to_come_often(bootstrap_servers: str, group: str) -> None:
+def short_heartbeat_interval(bootstrap_servers: str, group: str) -> None:
     change = ConfigEntry("consumer.heartbeat.interval.ms", "300", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[change])
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
@@ -40,7 +40,7 @@ def test_group_of_the_new_protocol_goes_on_after_its_coordinators_broker_is_kill
     """Two members and later a classic one share the group; all that was sent is received, no commit goes back."""
     topic, group = "work", "workers"
     create_topic(one, topic, PARTITIONS)
-    told_to_come_often(one.bootstrap_servers, group)
+    short_heartbeat_interval(one.bootstrap_servers, group)
     members = [NextMember(one.bootstrap_servers, group, topic).join() for _ in range(2)]
     steady = Steady(one, topic)
     try:

@@ -28,7 +28,7 @@ SESSION_MS = 3000
 LOCK_MS = 2000
 GROUP, WORK = "crew", "work"
 GOES_ON_S_MAX = 60.0
-LETTERS = 10
+DEAD_LETTERS = 10
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def goes_on(one: Cluster, load: ShareLoad, accepted: int = 40) -> None:
 @pytest.mark.full
 @pytest.mark.row("C5", "D1", "D3", "D5")
 @pytest.mark.timeout(240)
-def test_deliveries_outlive_whoever_leads_and_whoever_keeps_their_state(one: Cluster) -> None:
+def test_deliveries_outlive_leaders_and_coordinators_of_their_state(one: Cluster) -> None:
     load = load_of(one)
     load.start(members=3)
     try:
@@ -142,29 +142,29 @@ def elect(one: Cluster, preferred: int) -> None:
 
 @pytest.mark.row("C5", "D3")
 @pytest.mark.timeout(120)
-def test_dead_letters_of_a_group_that_nobody_uses_go_on_after_the_leader_is_gone(one: Cluster) -> None:
+def test_dead_letters_of_a_group_that_no_client_uses_go_on_after_the_leader_is_gone(one: Cluster) -> None:
     load = load_of(one)
     create_topic(one, "not-for-letters")
     load.alter(errors_deadletterqueue_topic_name="not-for-letters")
     with RawPeer(load.port) as peer:
-        values = [b"%d" % number for number in range(LETTERS)]
+        values = [b"%d" % number for number in range(DEAD_LETTERS)]
         assert peer.produce(WORK, batch_of(*values)).error_code == 0
         member = ShareMember(load, "m", 1)
         member.member = "m"
         member._fetch(peer, 0, {})
-        while len(member.held) < LETTERS:
-            member._fetch(peer, LETTERS, {})
+        while len(member.held) < DEAD_LETTERS:
+            member._fetch(peer, DEAD_LETTERS, {})
         member._acknowledge(peer, {"reject": member.held})
         wait_until(
             lambda: "not-for-letters" in load._described(peer).topics[0].partitions[0].dead_letter_error,
             20,
             "they wait",
         )
-        assert load.history.rejected == LETTERS
+        assert load.history.rejected == DEAD_LETTERS
     gone = one.leader(WORK)
     one.kill(gone)
     one.wait_led_by_others([WORK, SHARE_STATE_TOPIC], gone, GOES_ON_S_MAX)
     load.alter(errors_deadletterqueue_topic_name="")
     one.wait(lambda: one.places(f"dlq.{WORK}"), "there is a dead-letter topic", GOES_ON_S_MAX)
-    one.wait(lambda: len(load.dead_letters()) == LETTERS, "the dead letters are there", GOES_ON_S_MAX)
-    load.history.finish({0: LETTERS}, load.dead_letters())
+    one.wait(lambda: len(load.dead_letters()) == DEAD_LETTERS, "the dead letters are there", GOES_ON_S_MAX)
+    load.history.finish({0: DEAD_LETTERS}, load.dead_letters())

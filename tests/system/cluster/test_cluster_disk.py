@@ -12,7 +12,7 @@ import pytest
 from support.cluster import cluster
 from support.small_disk import SmallDisk
 from system.cluster.load import create_topic, say
-from system.cluster.prober import OK, PATIENCE_MS, Prober
+from system.cluster.prober import ANSWER_MS_MAX, OK, Prober
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def test_full_disk_of_one_broker_refuses_what_it_leads_and_the_others_go_on_with
         mine, others = led_by(one, FULL, name="mine"), led_by(one, 1, name="others")
         for prober, leader in ((mine, FULL), (others, 1)):
             for _ in range(20):
-                assert prober.send(leader, timeout_ms=PATIENCE_MS).code == OK
+                assert prober.send(leader, timeout_ms=ANSWER_MS_MAX).code == OK
         small.fill()
         full = time.monotonic()
         refused = mine.send(FULL, size_bytes=LARGE_BYTES)
@@ -75,7 +75,7 @@ def test_full_disk_of_one_broker_refuses_what_it_leads_and_the_others_go_on_with
         assert one.brokers[FULL].running
         assert FULL in one.sessions()
         for _ in range(20):
-            assert others.send(1, timeout_ms=PATIENCE_MS).code == OK
+            assert others.send(1, timeout_ms=ANSWER_MS_MAX).code == OK
         small.free()
         freed = time.monotonic()
         mine.until(one.leader(mine.topic), {OK})

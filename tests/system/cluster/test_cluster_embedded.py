@@ -75,7 +75,7 @@ def test_one_that_should_run_a_member_of_etcd_is_refused(tmp_path: Path) -> None
 def test_a_directory_of_a_single_broker_and_one_of_a_cluster_are_not_taken_for_each_other(
     tmp_path: Path,
 ) -> None:
-    """With `etcd` forgotten for once a broker would come up without its topics, and clients would make them anew."""
+    """With `etcd` forgotten for once a broker would come up without its topics, and clients would make them again."""
     with mansio.Broker(tmp_path / "single"):
         pass
     with pytest.raises(ConfigError, match="contains the topics of a single-node broker"):

@@ -14,10 +14,10 @@ import pytest
 from support.cluster import cluster
 from system.cluster.load import create_topic, say
 from system.cluster.prober import (
+    ANSWER_MS_MAX,
     NOT_LEADER_OR_FOLLOWER,
     NOT_SURE_TO_LEAD,
     OK,
-    PATIENCE_MS,
     Prober,
     read_values,
 )
@@ -90,7 +90,7 @@ def test_without_a_majority_of_etcd_acks_all_is_refused_with_the_reason_and_read
     leader = one.leader(topic)
     prober.until(leader, {OK})
     for _ in range(10):
-        assert prober.send(leader, timeout_ms=PATIENCE_MS).code == OK
+        assert prober.send(leader, timeout_ms=ANSWER_MS_MAX).code == OK
     before = read_values(one, topic)
     epoch = one.place(topic).leader_epoch
     left, *dead = one.members
@@ -135,8 +135,8 @@ def test_without_a_majority_of_etcd_acks_all_is_refused_with_the_reason_and_read
 
 
 @pytest.mark.row("C1")
-def test_broker_started_without_a_majority_of_etcd_ends_and_says_why(one: Cluster) -> None:
-    """What it keeps is not served before somebody has decided who leads."""
+def test_broker_started_without_a_majority_of_etcd_ends_and_reports_why(one: Cluster) -> None:
+    """What it keeps is not served before it is decided who leads."""
     node_id = 3
     assert one.brokers[node_id].stop() == 0
     for member in one.members[1:]:

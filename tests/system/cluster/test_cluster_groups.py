@@ -36,7 +36,7 @@ COMMIT_S = 0.1
 
 
 class Steady:
-    """Numbered values, some hundred a second, until told to stop. `sent` has those that were acknowledged."""
+    """Numbered values, some hundred a second, until stopped. `sent` has those that were acknowledged."""
 
     def __init__(self, one: Cluster, topic: str) -> None:
         self.sent: list[bytes] = []
@@ -73,7 +73,7 @@ class Steady:
 
 
 def coordinator_of(one: Cluster, group: str) -> int:
-    """The broker that coordinates the group, as any broker says; 0 while none is said to."""
+    """The broker that coordinates the group, as any broker answers; 0 while none is known."""
     for node_id in one.running:
         with RawPeer(one.brokers[node_id].kafka_port) as peer:
             fields = {"key": group, "key_type": 0, "coordinator_keys": [group]}

@@ -267,7 +267,7 @@ def test_a_deleted_secret_is_replaced_by_the_next_start_and_replication_goes_on(
         assert peer.produce(target.topic, batch_of(b"x")).error_code == 0
 
 
-def test_the_secret_is_made_once_and_nobody_is_told(joined: Cluster) -> None:
+def test_the_secret_is_made_once_and_shown_to_no_one(joined: Cluster) -> None:
     document = joined.entries("secret")[""]
     secret = document["secret"]
     assert len(bytes.fromhex(secret)) == 32

@@ -68,7 +68,7 @@ def new_topic(one: Cluster, **config: str) -> str:
 
 
 def scrape(one: Cluster, node_id: int) -> dict[str, float]:
-    """Every sample that tells of the cluster, by name and labels."""
+    """Every sample about the cluster, by name and labels."""
     with urllib.request.urlopen(f"{one.brokers[node_id].http_url}/metrics", timeout=scaled(10)) as answer:
         text = answer.read().decode()
     return {
@@ -87,12 +87,12 @@ def health(one: Cluster, node_id: int) -> dict[str, Any]:
     return readiness(one.brokers[node_id].http_url)
 
 
-def told(shown: dict[str, Any], kind: str) -> set[str]:
+def reported(shown: dict[str, Any], kind: str) -> set[str]:
     return {one["reason"] for one in shown[kind]}
 
 
 def alone_in_etcd(one: Cluster, node_id: int) -> set[str]:
-    """Partitions with other replicas that this broker leads and that nobody else is in sync with."""
+    """Partitions with other replicas that this broker leads and with no other replica in sync."""
     places = [place for topic in one.entries("topics/") for place in one.places(topic)]
     return {
         f"{place.topic}-{place.index}"
@@ -101,7 +101,7 @@ def alone_in_etcd(one: Cluster, node_id: int) -> set[str]:
     }
 
 
-def alone_as_told(one: Cluster, node_id: int) -> tuple[set[str], int]:
+def alone_as_reported(one: Cluster, node_id: int) -> tuple[set[str], int]:
     """Those that its health names, and how many it speaks of."""
     for warning in health(one, node_id)["warnings"]:
         if warning["reason"] == "under_min_isr":
@@ -164,7 +164,7 @@ def test_numbers_and_health_tell_of_a_dead_broker_and_of_its_return(one: Cluster
 
 
 @pytest.mark.row("C2", "C5")
-def test_leader_without_its_followers_says_so_to_clients_in_its_numbers_and_in_its_health(
+def test_leader_without_its_followers_reports_it_to_clients_in_its_numbers_and_in_its_health(
     one: Cluster,
 ) -> None:
     topic = new_topic(one)
@@ -174,28 +174,28 @@ def test_leader_without_its_followers_says_so_to_clients_in_its_numbers_and_in_i
     for follower in followers:
         one.kill(follower)
     one.wait(lambda: one.place(topic).in_sync == (leader,), "nobody else is in sync", 30)
-    patience = ProducerOptions(delivery_timeout_ms=3000)
+    options = ProducerOptions(delivery_timeout_ms=3000)
     with (
-        blocking.connect(one.brokers[leader].bootstrap_servers, producer=patience) as client,
+        blocking.connect(one.brokers[leader].bootstrap_servers, producer=options) as client,
         pytest.raises(MansioError) as refused,
     ):
         client.publish(topic, b"for nobody")
     assert "min.insync.replicas=2" in str(refused.value), refused.value
 
-    def told_as_it_is() -> bool:
+    def reported_as_it_is() -> bool:
         """The dead ones' partitions come to the one that is left when their sessions end: more than it names."""
         short = alone_in_etcd(one, leader)
-        named, count = alone_as_told(one, leader)
+        named, count = alone_as_reported(one, leader)
         counted = scrape(one, leader)["mansio_under_min_isr_partitions"]
         return f"{topic}-0" in short and named <= short and count == counted == len(short)
 
-    one.wait(told_as_it_is, "its numbers and its health tell of each partition that it leads alone")
+    one.wait(reported_as_it_is, "its numbers and its health tell of each partition that it leads alone")
     assert health(one, leader)["ready"], "it still answers readers"
     one.wait(lambda: "partition_under_min_isr" in one.brokers[leader].text(), "so does its log")
     one.start(*followers)
     one.wait_in_sync(topic)
     prober.until(leader, {OK}, 30)
-    one.wait(lambda: "under_min_isr" not in told(health(one, leader), "warnings"), "it is over")
+    one.wait(lambda: "under_min_isr" not in reported(health(one, leader), "warnings"), "it is over")
 
 
 @pytest.mark.row("C5")
@@ -210,8 +210,8 @@ def test_broker_that_etcd_does_not_answer_is_degraded_and_then_not_ready_until_i
 
         def not_ready() -> bool:
             shown = health(one, 1)
-            seen.update(told(shown, "warnings"))
-            return "session_not_held" in told(shown, "reasons")
+            seen.update(reported(shown, "warnings"))
+            return "session_not_held" in reported(shown, "reasons")
 
         one.wait(not_ready, "it is not ready", 20)
     finally:
@@ -224,7 +224,7 @@ def test_broker_that_etcd_does_not_answer_is_degraded_and_then_not_ready_until_i
 @pytest.mark.row("C5")
 @pytest.mark.parametrize("victim", ["the controller", "another"])
 def test_admin_clients_go_on_at_once_while_a_dead_broker_is_still_listed(one: Cluster, victim: str) -> None:
-    """librdkafka waits for the controller it was told of: for the whole time of its request, if that is dead."""
+    """librdkafka waits for the controller that it knows: for the whole time of its request, if that is dead."""
     controller = one.controller()
     dead = controller if victim == "the controller" else next(n for n in one.brokers if n != controller)
     alive = next(node_id for node_id in one.brokers if node_id not in (dead, controller))

@@ -18,10 +18,10 @@ from support.machine import scaled
 from support.raw_peer import RawPeer
 from system.cluster.load import create_topic, say
 from system.cluster.prober import (
+    ANSWER_MS_MAX,
     NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     NOT_SURE_TO_LEAD,
     OK,
-    PATIENCE_MS,
     TOO_FEW,
     Prober,
 )
@@ -95,7 +95,7 @@ def test_leader_cut_off_from_its_followers_acknowledges_nothing_and_goes_on_when
     assert "min.insync.replicas" in refused.reason or refused.code == NOT_ENOUGH_REPLICAS_AFTER_APPEND
     with RawPeer(one.brokers[leader].kafka_port) as peer:
         readable = peer.end_offset(prober.topic)
-    assert readable == sum(answer.code == OK for answer in prober.told), "only what was acknowledged"
+    assert readable == sum(answer.code == OK for answer in prober.reported), "only what was acknowledged"
     one.network.heal()
     say("mended", acknowledged_again_s=prober.until(leader, {OK}))
 
@@ -109,7 +109,7 @@ def test_one_follower_cut_off_leaves_the_in_sync_set_and_comes_back_writes_go_on
     prober.until(leader, {OK})
     place = one.place(prober.topic)
     assert (place.leader, set(place.in_sync)) == (leader, {leader, other})
-    assert prober.send(leader, timeout_ms=PATIENCE_MS).code == OK
+    assert prober.send(leader, timeout_ms=ANSWER_MS_MAX).code == OK
 
 
 @pytest.mark.row("C1", "C2")
@@ -153,4 +153,4 @@ def test_follower_cut_off_from_etcd_leaves_the_in_sync_set_though_it_copies_on(
     leader, (cut, other) = one.leader(prober.topic), one.followers(prober.topic)
     one.network.part((cut, ETCD))
     one.wait(lambda: set(one.place(prober.topic).in_sync) == {leader, other}, f"broker {cut} is not in sync")
-    assert prober.send(leader, timeout_ms=PATIENCE_MS).code == OK
+    assert prober.send(leader, timeout_ms=ANSWER_MS_MAX).code == OK

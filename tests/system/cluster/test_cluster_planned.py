@@ -45,7 +45,7 @@ def restart(one: Cluster, load: ClusterLoad, node_id: int) -> tuple[list[float],
 
 @pytest.mark.row("C6")
 @pytest.mark.timeout(360)
-def test_rolling_restart_under_load_fails_no_produce_and_nobody_waits_long(tmp_path: Path) -> None:
+def test_rolling_restart_under_load_fails_no_produce_and_no_client_waits_long(tmp_path: Path) -> None:
     """The judge takes a record that was given up for a failure, as it takes one that was lost or doubled."""
     with cluster(tmp_path) as one:
         load = ClusterLoad(one, "rolled", commits=False)

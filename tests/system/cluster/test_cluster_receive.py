@@ -90,7 +90,7 @@ def test_a_receiver_goes_on_when_the_leader_is_killed_and_no_acknowledged_record
         asyncio.run(scenario())
     except TimeoutError:
         missing = [number for number in range(RECORDS) if b"%d" % number not in values]
-        told = f"{len(acknowledged)} acknowledged, {len(missing)} missing: {missing[:20]}"
-        raise AssertionError(f"{told}\n{asyncio.run(described(one))}\n{one.tails(60)}") from None
+        reported = f"{len(acknowledged)} acknowledged, {len(missing)} missing: {missing[:20]}"
+        raise AssertionError(f"{reported}\n{asyncio.run(described(one))}\n{one.tails(60)}") from None
     assert values == {b"%d" % number for number in range(RECORDS)}
     assert again == []

@@ -1,4 +1,4 @@
-"""`mansio dev-cluster`: the processes it starts, what it says of them, and that none is left.
+"""`mansio dev-cluster`: the processes it starts, what it reports of them, and that none is left.
 
 Brokers are played by a program that takes a broker's arguments and prints a broker's ready line; etcd is real.
 """
@@ -100,13 +100,13 @@ class Started:
     def ready(self) -> dict[str, str]:
         """The fields of its ready line."""
         wait_until(lambda: "ready" in self.out.read_text() or self.ended(), READY_S, "the ready line")
-        assert not self.ended(), self.said()
+        assert not self.ended(), self.output()
         return dict(word.split("=", 1) for word in self.out.read_text().split() if "=" in word)
 
     def ended(self) -> bool:
         return self.process.poll() is not None
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.errors.read_text()
 
     def left(self) -> list[str]:
@@ -141,17 +141,17 @@ def test_broker_that_is_killed_is_restarted_and_ctrl_c_leaves_nothing_behind(tmp
         pids = [int(pid) for pid in ready["pids"].split(",")]
         assert len(cluster.left()) == 4  # three brokers and etcd
         os.kill(pids[1], signal.SIGKILL)
-        wait_until(lambda: cluster.said().count("broker 2 ready after") == 2, 30)
-        said = cluster.said()
-        assert f"broker 2 (pid {pids[1]}) has ended: killed by SIGKILL" in said
-        assert "    a line before" in said
+        wait_until(lambda: cluster.output().count("broker 2 ready after") == 2, 30)
+        output = cluster.output()
+        assert f"broker 2 (pid {pids[1]}) has ended: killed by SIGKILL" in output
+        assert "    a line before" in output
         wait_until(lambda: len(cluster.left()) == 4, 30, "three brokers and etcd run")
 
         os.killpg(cluster.process.pid, signal.SIGINT)  # what a terminal does
-        assert cluster.process.wait(scaled(20)) == 0, cluster.said()
+        assert cluster.process.wait(scaled(20)) == 0, cluster.output()
         assert cluster.left() == []
         wait_until(lambda: "stopped by SIGTERM" in (tmp_path / "cluster/broker-1.log").read_text(), 10)
-        assert "did not stop cleanly" not in cluster.said()
+        assert "did not stop cleanly" not in cluster.output()
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_broker_that_was_stopped_or_lost_its_disk_stays_down(
     with dev_cluster(tmp_path, restart=restart) as cluster:
         pid = int(cluster.ready()["pids"].split(",")[1])
         os.kill(pid, number)
-        wait_until(lambda: "start it again with" in cluster.said(), 30)
-        assert f"broker 2 is not restarted ({reason}" in cluster.said()
-        assert "mansio serve --node-id 2" in cluster.said()
+        wait_until(lambda: "start it again with" in cluster.output(), 30)
+        assert f"broker 2 is not restarted ({reason}" in cluster.output()
+        assert "mansio serve --node-id 2" in cluster.output()
         assert len(cluster.left()) == 3
         assert not cluster.ended()
 
@@ -181,8 +181,8 @@ def test_etcd_runs_as_long_as_a_broker_that_the_user_started(tmp_path: Path) -> 
     with dev_cluster(tmp_path, restart=False) as cluster:
         pids = [int(pid) for pid in cluster.ready()["pids"].split(",")]
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(lambda: "broker 1 is not restarted" in cluster.said(), 30)
-        words = cluster.said().partition("start it again with: mansio ")[2].splitlines()[0].split()
+        wait_until(lambda: "broker 1 is not restarted" in cluster.output(), 30)
+        words = cluster.output().partition("start it again with: mansio ")[2].splitlines()[0].split()
         own = subprocess.Popen(
             [sys.executable, "-S", "broker.py", *words], cwd=tmp_path, stdout=subprocess.PIPE
         )
@@ -191,7 +191,7 @@ def test_etcd_runs_as_long_as_a_broker_that_the_user_started(tmp_path: Path) -> 
             wait_until(lambda: b"ready" in own.stdout.readline(), 30)
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: cluster.said().count("is not restarted") == 3, 30)
+            wait_until(lambda: cluster.output().count("is not restarted") == 3, 30)
             assert data_directories_in_use(str(tmp_path / "cluster")) == [str(tmp_path / "cluster/broker-1")]
             assert not cluster.ended()
             assert len(cluster.left()) == 2  # the user's broker and etcd
@@ -199,7 +199,7 @@ def test_etcd_runs_as_long_as_a_broker_that_the_user_started(tmp_path: Path) -> 
             own.kill()
             own.communicate()
         assert cluster.process.wait(scaled(20)) == 1
-        assert "no broker is left" in cluster.said()
+        assert "no broker is left" in cluster.output()
 
 
 def test_temporary_directory_is_kept_while_a_broker_uses_it(
@@ -219,18 +219,18 @@ def test_a_broker_that_does_not_start_ends_everything_with_its_last_words(tmp_pa
     (tmp_path / "fails-3").touch()
     with dev_cluster(tmp_path) as cluster:
         assert cluster.process.wait(scaled(READY_S)) == 1
-        assert "    mansio: the disk of this broker is on fire" in cluster.said()
-        assert "mansio: broker 3 did not start: exit code 1" in cluster.said()
+        assert "    mansio: the disk of this broker is on fire" in cluster.output()
+        assert "mansio: broker 3 did not start: exit code 1" in cluster.output()
         assert cluster.left() == []
         assert cluster.out.read_text() == ""
 
 
-def test_when_no_broker_is_left_it_ends_and_says_so(tmp_path: Path) -> None:
+def test_when_no_broker_is_left_it_ends_and_reports_it(tmp_path: Path) -> None:
     with dev_cluster(tmp_path) as cluster:
         for pid in cluster.ready()["pids"].split(","):
             os.kill(int(pid), signal.SIGTERM)
         assert cluster.process.wait(scaled(20)) == 1
-        assert "no broker is left" in cluster.said()
+        assert "no broker is left" in cluster.output()
         assert cluster.left() == []
 
 
@@ -248,15 +248,15 @@ def test_three_members_of_etcd_start_and_stop_together(tmp_path: Path) -> None:
         assert len(cluster.ready()["etcd"].split(",")) == 3
         assert len(cluster.left()) == 6
         cluster.process.terminate()
-        assert cluster.process.wait(scaled(20)) == 0, cluster.said()
+        assert cluster.process.wait(scaled(20)) == 0, cluster.output()
         assert cluster.left() == []
 
 
 def test_a_terminal_that_is_closed_stops_it_like_ctrl_c(tmp_path: Path) -> None:
     with dev_cluster(tmp_path) as cluster:
-        wait_until(lambda: "starting" in cluster.said() or cluster.ended(), READY_S)
+        wait_until(lambda: "starting" in cluster.output() or cluster.ended(), READY_S)
         cluster.process.send_signal(signal.SIGHUP)
-        assert cluster.process.wait(scaled(20)) == 0, cluster.said()
+        assert cluster.process.wait(scaled(20)) == 0, cluster.output()
         assert cluster.left() == []
 
 
@@ -326,7 +326,7 @@ def test_settings_that_no_broker_takes_are_refused_before_anything_starts(settin
         check_settings(settings)
 
 
-def test_what_a_broker_is_told_makes_the_settings_it_should(tmp_path: Path) -> None:
+def test_what_a_broker_is_given_makes_the_settings_it_should(tmp_path: Path) -> None:
     made = plan(tmp_path, first_port=None, settings={"num_partitions": "4"})
     arguments = made.arguments(made.brokers[2])
     assert arguments[0] == "serve"

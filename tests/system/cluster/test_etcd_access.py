@@ -53,7 +53,9 @@ DEADLINE_S = 30
         ("4.0.0", VersionSupport.GOOD),
     ],
 )
-def test_versions_that_lose_data_are_told_from_others(version: str, expected: VersionSupport) -> None:
+def test_versions_that_lose_data_are_distinguished_from_others(
+    version: str, expected: VersionSupport
+) -> None:
     assert version_support(version) is expected
 
 
@@ -99,9 +101,9 @@ async def open_and_close(*urls: str, **options: Any) -> None:
 def test_one_bad_version_among_the_endpoints_is_refused_by_name(etcd: Etcd) -> None:
     async def main() -> None:
         async with pretended_etcd("3.5.1") as url:
-            with pytest.raises(EtcdUnsupported, match=r"3\.5\.1.*3\.5\.13") as told:
+            with pytest.raises(EtcdUnsupported, match=r"3\.5\.1.*3\.5\.13") as raised:
                 await open_and_close(etcd.url, url)
-            assert url in told.value.message
+            assert url in raised.value.message
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
@@ -145,7 +147,7 @@ async def etcd_without_status(*, allowed: bool, cluster_id: int = 1) -> AsyncIte
         yield url
 
 
-def test_etcd_that_tells_its_status_to_root_only_is_used_all_the_same() -> None:
+def test_etcd_that_shows_its_status_to_root_only_is_used_all_the_same() -> None:
     async def main() -> None:
         async with etcd_without_status(allowed=True) as url:
             await open_and_close(url)
@@ -162,9 +164,9 @@ def test_etcd_that_tells_its_status_to_root_only_is_used_all_the_same() -> None:
 def test_error_without_a_responding_endpoint_names_all_endpoints() -> None:
     async def main() -> None:
         urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as raised:
             await open_and_close(*urls)
-        assert all(url in told.value.message for url in urls)
+        assert all(url in raised.value.message for url in urls)
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
@@ -189,10 +191,10 @@ def test_error_without_a_responding_endpoint_names_all_endpoints() -> None:
 def test_settings_that_make_no_sense_are_one_clear_line(
     endpoints: list[str], options: dict[str, str]
 ) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         EtcdConfig.create(endpoints, **options)
-    assert "\n" not in told.value.message
-    assert "secret" not in told.value.message
+    assert "\n" not in raised.value.message
+    assert "secret" not in raised.value.message
 
 
 def test_settings_are_completed_and_keep_the_password_to_themselves() -> None:
@@ -227,7 +229,7 @@ def make_certificates(home: Path) -> dict[str, str]:
     return {path.name: str(path) for path in home.iterdir()}
 
 
-def test_tls_both_ways_and_nobody_else(tmp_path: Path) -> None:
+def test_tls_both_ways_and_no_other_client(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     server = ["--cert-file", files["server.pem"], "--key-file", files["server.key"]]
     client = {"certificate_file": files["client.pem"], "key_file": files["client.key"]}
@@ -236,13 +238,13 @@ def test_tls_both_ways_and_nobody_else(tmp_path: Path) -> None:
         async with etcd_store(etcd.url, ca_file=files["ca.pem"], **client) as store:
             await store.transact([], [Put("/tls", b"x")])
             lease = await store.leases.grant(30)
-            keeper = ThreadKeepAlive(EtcdConfig.create([etcd.url], ca_file=files["ca.pem"], **client))
-            assert await asyncio.to_thread(keeper.keep_alive_once, lease) == 30
-            keeper.close()
+            thread = ThreadKeepAlive(EtcdConfig.create([etcd.url], ca_file=files["ca.pem"], **client))
+            assert await asyncio.to_thread(thread.keep_alive_once, lease) == 30
+            thread.close()
         for ca, proof in (("ca.pem", {}), ("other.pem", client)):
-            with pytest.raises(Unavailable) as told:
+            with pytest.raises(Unavailable) as raised:
                 await open_and_close(etcd.url, ca_file=files[ca], **proof)
-            assert "\n" not in told.value.message
+            assert "\n" not in raised.value.message
         with pytest.raises(Unavailable):
             await open_and_close(etcd.url.replace("https", "http"))
 
@@ -294,9 +296,9 @@ def test_user_gets_in_and_no_further_than_allowed() -> None:
                     await call
             with pytest.raises(StorageError, match="restored"):  # what it asks to find that out, it may ask
                 await anext(store.watch("/mansio/", 1_000_000))
-        with pytest.raises(EtcdDenied) as told:
+        with pytest.raises(EtcdDenied) as raised:
             await open_and_close(etcd.url, user="mansio", password="wrong")
-        assert "wrong" not in told.value.message
+        assert "wrong" not in raised.value.message
         # etcd 3.6 says so at once, earlier ones when something is read.
         with pytest.raises(EtcdDenied, match="user"):
             async with etcd_store(etcd.url) as store:
@@ -311,10 +313,10 @@ def test_token_that_ran_out_or_was_forgotten_is_renewed_unnoticed() -> None:
 
     async def main(etcd: Etcd) -> None:
         config = EtcdConfig.create([etcd.url], user="mansio", password="secret")
-        keeper = ThreadKeepAlive(config)
+        thread = ThreadKeepAlive(config)
         async with etcd_store(etcd.url, user="mansio", password="secret") as store:
             lease = await store.leases.grant(60)
-            assert await asyncio.to_thread(keeper.keep_alive_once, lease) == 60
+            assert await asyncio.to_thread(thread.keep_alive_once, lease) == 60
             first = (await store.transact([], [Put("/mansio/a", b"1")])).revision
             watch: Any = store.watch("/mansio/", first)
             assert (await anext(watch))[0].value == b"1"
@@ -333,8 +335,8 @@ def test_token_that_ran_out_or_was_forgotten_is_renewed_unnoticed() -> None:
                 seen += [event.key for event in await anext(watch)]
             assert sorted(seen) == sorted(f"/mansio/{n}" for n in range(8))
             await watch.aclose()
-            assert await asyncio.to_thread(keeper.keep_alive_once, lease) == 60
-        keeper.close()
+            assert await asyncio.to_thread(thread.keep_alive_once, lease) == 60
+        thread.close()
 
     with etcd_with_users("--auth-token-ttl", "1") as etcd:
         asyncio.run(asyncio.wait_for(main(etcd), scaled(DEADLINE_S)))
@@ -363,11 +365,11 @@ def test_thread_fetches_a_new_token_when_its_own_is_not_known_any_more() -> None
                 "Lease/LeaseKeepAlive": (keep_alive, rpc.LeaseKeepAliveRequest),
             }
         ) as url:
-            keeper = ThreadKeepAlive(EtcdConfig.create([url], user="me", password="secret"))
-            assert await asyncio.to_thread(keeper.keep_alive_once, 1) == 7
-            assert await asyncio.to_thread(keeper.keep_alive_once, 1) == 7
+            thread = ThreadKeepAlive(EtcdConfig.create([url], user="me", password="secret"))
+            assert await asyncio.to_thread(thread.keep_alive_once, 1) == 7
+            assert await asyncio.to_thread(thread.keep_alive_once, 1) == 7
             assert tokens == 2
-            keeper.close()
+            thread.close()
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 

@@ -61,12 +61,12 @@ def test_thread_keeps_a_lease_while_the_loop_hangs(etcd: Etcd) -> None:
         async with etcd_store(etcd.url) as store:
             lease = await store.leases.grant(2)
             await store.transact([], [Put(key, b"x", lease)])
-            keeper = ThreadKeepAlive(EtcdConfig.create([etcd.url]))
+            thread = ThreadKeepAlive(EtcdConfig.create([etcd.url]))
             answers = []
 
             def keep() -> None:
                 for _ in range(12):
-                    answers.append(keeper.keep_alive_once(lease))
+                    answers.append(thread.keep_alive_once(lease))
                     time.sleep(0.25)
 
             keeping = asyncio.get_running_loop().run_in_executor(None, keep)
@@ -76,10 +76,10 @@ def test_thread_keeps_a_lease_while_the_loop_hangs(etcd: Etcd) -> None:
             assert await store.get(key) is not None
             await store.leases.revoke(lease)
             with pytest.raises(LeaseExpired):
-                await asyncio.to_thread(keeper.keep_alive_once, lease)
+                await asyncio.to_thread(thread.keep_alive_once, lease)
             assert await store.get(key) is None
-            keeper.close()
-            keeper.close()
+            thread.close()
+            thread.close()
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
@@ -88,16 +88,16 @@ def test_thread_leaves_a_silent_endpoint_within_the_lease(etcd: Etcd) -> None:
     async def main() -> None:
         async with fault_proxy(etcd.port) as proxy, etcd_store(etcd.url) as store:
             lease = await store.leases.grant(LONG_TTL_S)
-            keeper = ThreadKeepAlive(EtcdConfig.create([proxy.url, etcd.url]))
-            assert await asyncio.to_thread(keeper.keep_alive_once, lease) == LONG_TTL_S
+            thread = ThreadKeepAlive(EtcdConfig.create([proxy.url, etcd.url]))
+            assert await asyncio.to_thread(thread.keep_alive_once, lease) == LONG_TTL_S
             assert proxy.connections == 1
             proxy.silence()
             begun = time.monotonic()
             with pytest.raises(Unavailable):
-                await asyncio.to_thread(keeper.keep_alive_once, lease)
-            assert await asyncio.to_thread(keeper.keep_alive_once, lease) == LONG_TTL_S
+                await asyncio.to_thread(thread.keep_alive_once, lease)
+            assert await asyncio.to_thread(thread.keep_alive_once, lease) == LONG_TTL_S
             assert CALL_S_MIN < time.monotonic() - begun < LONG_TTL_S - 1
             await store.leases.revoke(lease)
-            keeper.close()
+            thread.close()
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))

@@ -63,11 +63,11 @@ def test_transaction_whose_answer_is_lost_is_ambiguous_after_a_second(etcd: Etcd
             await store.get(key)
             proxy.lose_answers()
             begun = seconds()
-            with pytest.raises(AmbiguousOutcome) as told:
+            with pytest.raises(AmbiguousOutcome) as outcome:
                 await put(store, key)
             assert CALL_S_MIN < seconds() - begun < CALLS_DEADLINE_S, "it is not tried again"
-            assert proxy.url in told.value.message
-            assert "\n" not in told.value.message
+            assert proxy.url in outcome.value.message
+            assert "\n" not in outcome.value.message
             proxy.pass_on()
             entry = await store.get(key)
             assert entry is not None  # it did happen
@@ -85,9 +85,9 @@ def test_transaction_that_never_left_is_unavailable_and_did_not_happen(etcd: Etc
             proxy.refuse()
             with contextlib.suppress(Unavailable):  # the first may find the connection still standing
                 await put(store, fresh_key())
-            with pytest.raises(Unavailable) as told:
+            with pytest.raises(Unavailable) as outcome:
                 await put(store, key)
-            assert not isinstance(told.value, AmbiguousOutcome)
+            assert not isinstance(outcome.value, AmbiguousOutcome)
             proxy.pass_on()
             assert await store.get(key) is None
 
@@ -147,7 +147,7 @@ def test_nothing_answers_is_unavailable_in_bounded_time_and_over_when_it_is_over
 
 
 def test_etcd_killed_in_mid_transaction_every_answer_was_true() -> None:
-    """Done is there, at the revision told; unavailable is not there; only ambiguous may be either."""
+    """Done is there, at the revision returned; unavailable is not there; only ambiguous may be either."""
 
     async def main() -> None:
         with one_etcd() as etcd:
@@ -156,7 +156,7 @@ def test_etcd_killed_in_mid_transaction_every_answer_was_true() -> None:
                 stop = asyncio.Event()
 
                 def failed() -> int:
-                    return sum(isinstance(told, Unavailable) for told in outcomes.values())
+                    return sum(isinstance(outcome, Unavailable) for outcome in outcomes.values())
 
                 async def write(name: int) -> None:
                     for number in itertools.count():
@@ -180,11 +180,11 @@ def test_etcd_killed_in_mid_transaction_every_answer_was_true() -> None:
                     stop.set()
                 there = {entry.key: entry.mod_revision for entry in (await store.list("/kill/")).entries}
             assert len(outcomes) > 600
-            for key, told in outcomes.items():
-                if isinstance(told, AmbiguousOutcome):
+            for key, outcome in outcomes.items():
+                if isinstance(outcome, AmbiguousOutcome):
                     continue
-                expected = None if isinstance(told, Unavailable) else told.revision
-                assert there.get(key) == expected, (key, told)
+                expected = None if isinstance(outcome, Unavailable) else outcome.revision
+                assert there.get(key) == expected, (key, outcome)
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
@@ -204,7 +204,7 @@ def test_close_in_mid_transaction_ends_it_first(etcd: Etcd) -> None:
 
 
 def test_a_hundred_callers_at_a_silent_endpoint_wait_as_long_as_one(etcd: Etcd) -> None:
-    """Whoever finds out that it is silent finds out for all."""
+    """The first to find out that it is silent finds out for all."""
 
     async def main() -> None:
         async with fault_proxy(etcd.port) as proxy, etcd_store(proxy.url, etcd.url) as store:
@@ -215,8 +215,8 @@ def test_a_hundred_callers_at_a_silent_endpoint_wait_as_long_as_one(etcd: Etcd) 
         async with fault_proxy(etcd.port) as proxy, etcd_store(proxy.url) as store:
             proxy.silence()
             begun = seconds()
-            told = await asyncio.gather(*(store.get("/x") for _ in range(100)), return_exceptions=True)
-            assert all(isinstance(each, Unavailable) for each in told)
+            outcome = await asyncio.gather(*(store.get("/x") for _ in range(100)), return_exceptions=True)
+            assert all(isinstance(each, Unavailable) for each in outcome)
             assert seconds() - begun < scaled(GIVEN_UP_S_MAX)
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
@@ -242,8 +242,8 @@ def test_too_much_is_refused_as_such_and_nothing_is_written(etcd: Etcd) -> None:
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
-def test_full_etcd_says_so_and_its_last_transaction_is_not_taken_for_refused() -> None:
-    """etcd carries out the transaction that fills it, and says that there was no room."""
+def test_full_etcd_is_reported_and_its_last_transaction_is_not_taken_for_refused() -> None:
+    """etcd carries out the transaction that fills it, and answers that there was no room."""
 
     async def main() -> None:
         # Its size is that of its last commit, and it commits each tenth of a second unless told to do so at each put.
@@ -257,8 +257,8 @@ def test_full_etcd_says_so_and_its_last_transaction_is_not_taken_for_refused() -
                         break
                     assert number < 40
                 keys = [entry.key for entry in (await store.list("/full/")).entries]
-                told = [f"/full/{n:02}" for n in range(number)]
-                assert keys in (told, [*told, f"/full/{number:02}"])
+                outcome = [f"/full/{n:02}" for n in range(number)]
+                assert keys in (outcome, [*outcome, f"/full/{number:02}"])
                 compares, puts = [Compare("/more", mod_revision=0)], [Put("/more", encode({}, "me"))]
                 with pytest.raises(AmbiguousOutcome, match="full"):
                     await transact_resolving_ambiguity(store, compares, puts, "me")

@@ -63,7 +63,7 @@ def test_every_member_killed_in_turn_no_write_is_lost_or_doubled(members: list[E
             done: list[tuple[str, int]] = []
 
             async def write() -> None:
-                """As any caller does who has to know: again, until it is told."""
+                """As any caller does who has to know: again, until there is an answer."""
                 key, writer = f"/turn/{len(done):05}", f"writer of {len(done)}"
                 while True:
                     try:
@@ -125,7 +125,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
 
                 await eventually(alone)  # the member says so before anything can happen
                 begun = seconds()
-                told = await asyncio.gather(
+                outcomes = await asyncio.gather(
                     store.get("/majority"),
                     store.list("/majority"),
                     store.transact([Compare("/majority", mod_revision=0)], []),
@@ -135,8 +135,8 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
                     return_exceptions=True,
                 )
                 assert seconds() - begun < scaled(GIVEN_UP_S_MAX)
-                assert all(isinstance(error, Unavailable) for error in told), told
-                assert not any(isinstance(error, AmbiguousOutcome) for error in told)
+                assert all(isinstance(error, Unavailable) for error in outcomes), outcomes
+                assert not any(isinstance(error, AmbiguousOutcome) for error in outcomes)
             finally:
                 for member in others:
                     member.launch()

@@ -98,7 +98,7 @@ def test_one_etcd_member_of_three_is_not_healthy_and_names_the_missing_members(t
     asyncio.run(scenario())
 
 
-def test_a_member_that_cannot_run_says_why_at_once(tmp_path: Path) -> None:
+def test_a_member_that_cannot_run_reports_why_at_once(tmp_path: Path) -> None:
     (tmp_path / "etcd" / "data").mkdir(parents=True)
     (tmp_path / "etcd" / "data" / "member").write_text("in the way")
 
@@ -111,7 +111,7 @@ def test_a_member_that_cannot_run_says_why_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can tie a process to its parent")
-def test_a_child_does_not_outlive_whoever_started_it_not_even_a_sigkill(tmp_path: Path) -> None:
+def test_a_child_does_not_outlive_its_parent_not_even_a_sigkill(tmp_path: Path) -> None:
     code = f"""
         import asyncio, os, signal, sys
         from mansio.node.etcd_member.child_process import ChildProcess
@@ -208,7 +208,7 @@ def certificates(directory: Path) -> TlsFiles:
     return files
 
 
-def test_with_certificates_nobody_without_one_is_answered(tmp_path: Path) -> None:
+def test_with_certificates_no_client_without_one_is_answered(tmp_path: Path) -> None:
     tls = certificates(tmp_path)
 
     async def scenario() -> None:

@@ -168,7 +168,7 @@ def test_connections_cut_again_and_again_cost_no_event(etcd: Etcd, run: Callable
     run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
-def test_etcd_restored_from_an_older_copy_is_told_not_waited_for() -> None:
+def test_etcd_restored_from_an_older_copy_is_reported_not_waited_for() -> None:
     """It will use the same revisions again, for other changes."""
 
     async def main() -> None:
@@ -192,7 +192,7 @@ def test_etcd_restored_from_an_older_copy_is_told_not_waited_for() -> None:
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
-def test_changes_compacted_while_cut_off_are_told_not_skipped(etcd: Etcd) -> None:
+def test_changes_compacted_while_cut_off_are_reported_not_skipped(etcd: Etcd) -> None:
     async def main() -> None:
         prefix = fresh_prefix()
         async with (
@@ -214,7 +214,7 @@ def test_changes_compacted_while_cut_off_are_told_not_skipped(etcd: Etcd) -> Non
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
-def test_deletion_at_the_revision_of_a_compaction_is_told_not_skipped(etcd: Etcd) -> None:
+def test_deletion_at_the_revision_of_a_compaction_is_reported_not_skipped(etcd: Etcd) -> None:
     """etcd before 3.4.33 and 3.5.15 shows nothing there, and no error either."""
 
     async def main() -> None:

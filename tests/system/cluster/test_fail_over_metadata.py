@@ -82,7 +82,7 @@ class Member:
         return self
 
     async def kill(self) -> None:
-        """Nothing is said to anybody."""
+        """Nothing is sent to any client."""
         self.controller.stop()
         self.keep_alive.stop()
         self.state.stop()

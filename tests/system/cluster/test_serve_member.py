@@ -36,12 +36,12 @@ class Serving:
                 command, stdout=log, stderr=log, env=ENVIRONMENT, start_new_session=True
             )
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def wait_for(self, words: str) -> None:
-        wait_until(lambda: words in self.said() or self.process.poll() is not None, READY_S, words)
-        assert words in self.said(), self.said()
+        wait_until(lambda: words in self.output() or self.process.poll() is not None, READY_S, words)
+        assert words in self.output(), self.output()
 
     def kill(self) -> None:
         self.process.kill()
@@ -71,11 +71,11 @@ def test_the_member_is_there_before_the_broker_and_until_after_it(serving: Servi
     serving.wait_for(" ready kafka=")
     assert listening(join)
     serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait(scaled(30)) == 0, serving.said()
-    said = serving.said()
+    assert serving.process.wait(scaled(30)) == 0, serving.output()
+    output = serving.output()
     order = ["etcd_member_ready", "broker_ready", "broker_stopped", "etcd_member_stopped"]
-    places = [said.index(f" {words} ") for words in order]
-    assert places == sorted(places), said
+    places = [output.index(f" {words} ") for words in order]
+    assert places == sorted(places), output
     assert not listening(join)
 
 
@@ -85,8 +85,8 @@ def test_a_start_that_waits_for_a_majority_can_be_stopped(tmp_path: Path, join: 
         started.wait_for("etcd_member_starting")
         wait_until(lambda: listening(join) or started.process.poll() is not None, READY_S)
         started.process.send_signal(signal.SIGTERM)
-        assert started.process.wait(scaled(30)) == 0, started.said()
-        assert "broker_ready" not in started.said()
+        assert started.process.wait(scaled(30)) == 0, started.output()
+        assert "broker_ready" not in started.output()
         assert not listening(join)
     finally:
         started.kill()
@@ -101,8 +101,8 @@ def test_a_start_without_a_majority_ends_and_names_the_missing_members(tmp_path:
     )
     try:
         assert started.process.wait(scaled(READY_S)) == 1
-        assert "mansio: the etcd member is not healthy after 1 s" in started.said()
-        assert "2 of the 3 members have to run" in started.said()
+        assert "mansio: the etcd member is not healthy after 1 s" in started.output()
+        assert "2 of the 3 members have to run" in started.output()
         assert not listening(join)
     finally:
         started.kill()

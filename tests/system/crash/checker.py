@@ -1,4 +1,4 @@
-"""The judge of crash tests: what clients were told and what they saw, against what the log holds at the end.
+"""The judge of crash tests: what clients received and saw, against what the log holds at the end.
 
 A crash test writes down a `History` while brokers die under it; `check` compares it with the log as read
 after the last restart. Pure: no client, no clock, so that each kind of violation can be planted and must be
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 
 class Acknowledged(NamedTuple):
-    """The broker told a producer: this value is at this place.
+    """The broker acknowledged to a producer: this value is at this place.
 
     `offset` None: stored, and nobody says where. librdkafka reports a batch so whose own answer was lost when a later
     one of the same idempotent producer is answered, which cannot be stored without it.
@@ -178,7 +178,7 @@ def _check_senders(history: History, final: Sequence[Seen], once: frozenset[str]
 def _check_acknowledged(
     acknowledged: Sequence[Acknowledged], log: Mapping[tuple[int, int], bytes]
 ) -> list[Violation]:
-    """Every acknowledged value is where the broker said."""
+    """Every acknowledged value is where the broker acknowledged it."""
     found = []
     places = {value: place for place, value in log.items()}
     promised: dict[tuple[int, int], bytes] = {}

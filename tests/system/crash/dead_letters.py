@@ -43,7 +43,7 @@ def places_of_dead_letters(bootstrap_servers: str, topic: str, group: str) -> li
 
 
 def _end(consumer: Consumer, where: TopicPartition) -> int:
-    """The offset after the last record, once somebody leads the partition."""
+    """The offset after the last record, once a broker leads the partition."""
 
     def watermarks() -> tuple[int, int] | None:
         try:

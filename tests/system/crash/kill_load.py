@@ -1,4 +1,4 @@
-"""Clients that work on while a broker dies and comes back, and write down what they were told.
+"""Clients that work on while a broker dies and comes back, and write down what they received.
 
 Owns: one thread per client. Always true: a client stops only when told to, and what it does not know (a send
 without an answer) it does not write into the history as known. What goes wrong for good ends up in

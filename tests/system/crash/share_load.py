@@ -74,7 +74,7 @@ class ShareMember:
         self.member = ""
         self.epoch = 0
         self.held: list[Held] = []
-        self.last_told = "nothing"
+        self.last_answer = "nothing"
         """What the broker said last, and where that was."""
         self._numbers = itertools.count(1)
 
@@ -92,7 +92,7 @@ class ShareMember:
                 time.sleep(0.01)  # the broker is not there: the pace of trying again
 
     def _note(self, what: str) -> None:
-        self.last_told = f"{what}; epoch {self.epoch}, {len(self.held)} in hand, {now_ms():.0f} ms"
+        self.last_answer = f"{what}; epoch {self.epoch}, {len(self.held)} in hand, {now_ms():.0f} ms"
 
     def _be_born(self) -> None:
         self.member = f"{self.name} {next(self.share_partitions)}"
@@ -106,11 +106,11 @@ class ShareMember:
             self._leave()
             self._be_born()
             raise Gone
-        settles = self._decide()
-        if settles and self.random.random() < 0.5:
-            self._acknowledge(peer, settles)
-            settles = {}
-        self._fetch(peer, self.random.randint(1, RECORDS_AT_ONCE), settles)
+        acknowledgements = self._decide()
+        if acknowledgements and self.random.random() < 0.5:
+            self._acknowledge(peer, acknowledgements)
+            acknowledgements = {}
+        self._fetch(peer, self.random.randint(1, RECORDS_AT_ONCE), acknowledgements)
 
     def _leave(self) -> None:
         """Its connection is about to end, and what it has is free then."""
@@ -118,7 +118,7 @@ class ShareMember:
             self.load.history.gone(self.member, now_ms())
 
     def _decide(self) -> dict[str, list[Held]]:
-        """What it says of some of what it has; the rest it keeps for a while, or for longer than it may."""
+        """What it acknowledges of what it has; the rest it keeps for a while, or for longer than it may."""
         chosen: dict[str, list[Held]] = defaultdict(list)
         kept: list[Held] = []
         for one in self.held:
@@ -137,24 +137,24 @@ class ShareMember:
 
     # What is said, and what came of it
 
-    def _topics(self, settles: dict[str, list[Held]]) -> list[tuple[bytes, list[AckPartition]]]:
+    def _topics(self, acknowledgements: dict[str, list[Held]]) -> list[tuple[bytes, list[AckPartition]]]:
         batches: dict[int, list[AckBatch]] = {index: [] for index in range(self.load.partitions)}
-        for kind, held in settles.items():
+        for kind, held in acknowledgements.items():
             for one in held:
                 batches[one.partition].append(AckBatch(one.offset, one.offset, bytes([TYPES[kind]])))
         parts = [AckPartition(index, sorted(found)) for index, found in batches.items()]
         return [(self.load.topic_id, parts)]
 
-    def _say(self, settles: dict[str, list[Held]]) -> None:
+    def _say(self, acknowledgements: dict[str, list[Held]]) -> None:
         with self.load.lock:
-            for kind, held in settles.items():
+            for kind, held in acknowledgements.items():
                 for one in held:
                     self.load.history.acks(self.member, one.partition, [one.offset], kind, now_ms())
 
-    def _told(self, settles: dict[str, list[Held]], codes: dict[int, int]) -> None:
-        """`codes`: what the broker said of each partition."""
+    def _acknowledged(self, acknowledgements: dict[str, list[Held]], codes: dict[int, int]) -> None:
+        """`codes`: what the broker answered for each partition."""
         with self.load.lock:
-            for kind, held in settles.items():
+            for kind, held in acknowledgements.items():
                 for one in held:
                     code = codes.get(one.partition, -1)
                     if code == 0:
@@ -169,9 +169,9 @@ class ShareMember:
             raise Gone
         return answer
 
-    def _fetch(self, peer: RawPeer, most: int, settles: dict[str, list[Held]]) -> None:
+    def _fetch(self, peer: RawPeer, most: int, acknowledgements: dict[str, list[Held]]) -> None:
         load, sent_ms = self.load, now_ms()
-        self._say(settles)
+        self._say(acknowledgements)
         frame = share_fetch.encode_request(
             2,
             next(self._numbers),
@@ -179,7 +179,7 @@ class ShareMember:
             load.group,
             self.member,
             self.epoch,
-            self._topics(settles),
+            self._topics(acknowledgements),
             max_wait_ms=20,
             min_bytes=1,
             max_bytes=1 << 20,
@@ -194,7 +194,7 @@ class ShareMember:
             return
         self.epoch += 1
         parts = [part for _, parts in answer.topics for part in parts]
-        self._told(settles, {part.index: part.acknowledge_error_code for part in parts})
+        self._acknowledged(acknowledgements, {part.index: part.acknowledge_error_code for part in parts})
         for part in parts:
             if part.error_code == 0:
                 self._take(part, sent_ms, answer.lock_ms)
@@ -226,8 +226,8 @@ class ShareMember:
                     assert offset in there, f"{offset} was leased and its bytes did not come"
                     self.held.append(Held(part.index, offset, sent_ms))
 
-    def _acknowledge(self, peer: RawPeer, settles: dict[str, list[Held]]) -> None:
-        self._say(settles)
+    def _acknowledge(self, peer: RawPeer, acknowledgements: dict[str, list[Held]]) -> None:
+        self._say(acknowledgements)
         frame = share_acknowledge.encode_request(
             2,
             next(self._numbers),
@@ -235,7 +235,7 @@ class ShareMember:
             self.load.group,
             self.member,
             self.epoch,
-            self._topics(settles),
+            self._topics(acknowledgements),
         )
         answer = share_acknowledge.decode_response(2, self._exchange(peer, frame))
         self._note(f"acknowledge: {_brief(answer)}")
@@ -243,7 +243,9 @@ class ShareMember:
             self.epoch = 0
             return
         self.epoch += 1
-        self._told(settles, {part.index: part.error_code for _, parts in answer.topics for part in parts})
+        self._acknowledged(
+            acknowledgements, {part.index: part.error_code for _, parts in answer.topics for part in parts}
+        )
 
 
 def _brief(answer: Any) -> str:
@@ -334,7 +336,7 @@ class ShareLoad:
             self._spawn(one.run, one.name)
 
     def restarted(self) -> None:
-        """The broker that died at `killed_ms` begins anew, now."""
+        """The broker that died at `killed_ms` begins again, now."""
         with self.lock:
             self.history.restarted(self.killed_ms, now_ms(), self.lock_ms)
 
@@ -447,7 +449,7 @@ class ShareLoad:
         self.history.finish(ends, self.dead_letters())
 
     def _all_settled(self) -> dict[int, int]:
-        """Where each partition ends, if nothing of the group's is open there; else nothing. Whoever leads is asked anew
+        """Where each partition ends, if nothing of the group's is open there; else nothing. The leader is asked again
         each time, and what was written before and is committed only now counts."""
         try:
             with RawPeer(self.port) as peer:
@@ -466,7 +468,7 @@ class ShareLoad:
         return {index: peer.end_offset(self.topic, index) for index in range(self.partitions)}
 
     def described(self) -> str:
-        """All that may tell why it does not go on: what each broker says of the group, who leads, what the members were
+        """All that may show why it does not go on: what each broker reports of the group, who leads, what the members
         told last, and where each thread is."""
         lines = [f"now {now_ms():.0f} ms; {self.history}; failures {self.failures}"]
         for name, port in self.everywhere().items():
@@ -476,7 +478,7 @@ class ShareLoad:
                     lines.append(f"{name}: ends {self._ends(peer)}")
             except (OSError, AssertionError) as error:
                 lines.append(f"{name}: {error!r}")
-        lines += [f"{one.name} ({one.member}) was told: {one.last_told}" for one in self._alive]
+        lines += [f"{one.name} ({one.member}) was told: {one.last_answer}" for one in self._alive]
         frames = sys._current_frames()
         for thread in self._threads:
             if (frame := frames.get(thread.ident or 0)) is not None:

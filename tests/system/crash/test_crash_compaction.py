@@ -68,10 +68,10 @@ class Workload:
         )
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
         self.promised = self.log.durable_end_offset
-        self.log.on_durable = self.told
+        self.log.on_durable = self.reported
         self.group_commit.register(self.log)
 
-    def told(self, durable_end_offset: int) -> None:
+    def reported(self, durable_end_offset: int) -> None:
         self.promised = durable_end_offset
 
     def step(self) -> None:

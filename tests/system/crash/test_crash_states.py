@@ -73,10 +73,10 @@ class Workload:
         )
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
         self.promised = self.log.durable_end_offset
-        self.log.on_durable = self.told
+        self.log.on_durable = self.reported
         self.group_commit.register(self.log)
 
-    def told(self, durable_end_offset: int) -> None:
+    def reported(self, durable_end_offset: int) -> None:
         assert durable_end_offset > self.promised
         self.promised = durable_end_offset
 
@@ -172,11 +172,11 @@ def check_nothing_whole_is_gone(before: dict[str, bytes], image: SimulatedDisk, 
         position = 0
         file = SimulatedDisk()
         file.put_file("/s", data)
-        for stretch in scan(file.open("/s"), len(data), 0, 1 << 62):
-            batch = data[position : position + stretch.length]
-            position += stretch.length
-            if stretch.header is not None and stretch.header.last_offset >= log.start_offset:
-                assert any(batch in kept for kept in after), (path, stretch.position)
+        for found in scan(file.open("/s"), len(data), 0, 1 << 62):
+            batch = data[position : position + found.length]
+            position += found.length
+            if found.header is not None and found.header.last_offset >= log.start_offset:
+                assert any(batch in kept for kept in after), (path, found.position)
 
 
 def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) -> int:

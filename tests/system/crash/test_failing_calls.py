@@ -51,10 +51,10 @@ class Bench:
         self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer needs
         self.log = Log.open(self.disk, self.clock, DIRECTORY, SETTINGS)
         self.promised = max(self.promised, self.log.durable_end_offset)
-        self.log.on_durable = self.told
+        self.log.on_durable = self.reported
         self.group_commit.register(self.log)
 
-    def told(self, end_offset: int) -> None:
+    def reported(self, end_offset: int) -> None:
         self.promised = max(self.promised, end_offset)
 
     def write(self, count: int, *, epoch: int = 0) -> None:
@@ -70,7 +70,7 @@ class Bench:
                 raise
             self.group_commit.request_flush(self.log)
 
-    def settle(self) -> None:
+    def run_all_jobs(self) -> None:
         self.background.run_all()
         self.scheduler.fire()
         self.background.run_all()
@@ -79,12 +79,12 @@ class Bench:
 def roll(bench: Bench) -> None:
     bench.open()
     bench.write(9)
-    bench.settle()
+    bench.run_all_jobs()
     assert bench.log is not None
     bench.log.roll()
     bench.group_commit.request_flush(bench.log)
     bench.write(2, epoch=3)
-    bench.settle()
+    bench.run_all_jobs()
 
 
 def trim(bench: Bench) -> None:
@@ -93,9 +93,9 @@ def trim(bench: Bench) -> None:
     for offset in (4, 7, bench.log.end_offset):
         bench.start_asked = offset
         bench.log.trim_to(offset)
-        bench.settle()
+        bench.run_all_jobs()
     bench.write(3, epoch=3)
-    bench.settle()
+    bench.run_all_jobs()
 
 
 def restart(bench: Bench) -> None:
@@ -105,7 +105,7 @@ def restart(bench: Bench) -> None:
         bench.log.close()
         bench.open()
         bench.write(3, epoch=3)
-        bench.settle()
+        bench.run_all_jobs()
 
 
 def recover(bench: Bench) -> None:
@@ -118,7 +118,7 @@ def recover(bench: Bench) -> None:
     bench.disk.put_file(path, bench.disk.files()[path] + make_batch([1], 90)[:70])
     bench.open()
     bench.write(1, epoch=3)
-    bench.settle()
+    bench.run_all_jobs()
 
 
 def delete(bench: Bench) -> None:
@@ -130,7 +130,7 @@ def delete(bench: Bench) -> None:
     log.delete()
     bench.open()
     bench.write(2)
-    bench.settle()
+    bench.run_all_jobs()
 
 
 WORKLOADS: dict[str, Callable[[Bench], None]] = {
@@ -189,15 +189,15 @@ def test_log_trimmed_to_its_end_keeps_the_active_segment() -> None:
     bench = Bench(SimulatedDisk())
     bench.open()
     bench.write(7)
-    bench.settle()
+    bench.run_all_jobs()
     assert bench.log is not None
     for _ in range(3):
         bench.log.trim_to(bench.log.end_offset)
-        bench.settle()
+        bench.run_all_jobs()
         assert len(bench.log.segments()) == 1
         assert bench.disk.exists(f"{DIRECTORY}/{bench.log.active_segment().base_offset:020d}.log")
         bench.write(5)
-        bench.settle()
+        bench.run_all_jobs()
         check_contents(bench.log, bench.stored)
         check_contents(
             Log.open(bench.disk.crash(random.Random(1)), bench.clock, DIRECTORY, SETTINGS), bench.stored

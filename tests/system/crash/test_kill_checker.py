@@ -93,7 +93,7 @@ def test_record_of_another_producer_may_be_overtaken_until_it_is_acknowledged() 
 
 
 @pytest.mark.parametrize("value", [b"", b"a/0/zz", b"\0" * 60, value_of("c", 0), value_of("a", 5)])
-def test_value_nobody_sent(value: bytes) -> None:
+def test_value_that_was_not_sent(value: bytes) -> None:
     history, final = sound()
     final.append(Seen(0, final[-1].offset + 1, value))
     assert kinds(history, final) == {Kind.INVENTED}

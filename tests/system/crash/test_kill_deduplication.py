@@ -30,7 +30,7 @@ REPEATED_IDS = 600
 
 
 class RepeatingLoad:
-    """A producer that sends most ids several times and goes on while brokers die, and what it was told.
+    """A producer that sends most ids several times and goes on while brokers die, and the answers it received.
 
     `idempotent`: with batches of several records; otherwise each batch has one record, so that the offset in a response
     is exactly that of the record."""

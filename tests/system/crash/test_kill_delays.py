@@ -29,7 +29,7 @@ DELAY_MS_MAX = 2_500
 
 
 class DelayedLoad:
-    """A producer of delayed and other records that goes on while the broker dies, and what it was told."""
+    """A producer of delayed and other records that goes on while the broker dies, and the answers it received."""
 
     def __init__(self, bootstrap_servers: str, seed: int) -> None:
         self._random = random.Random(seed)

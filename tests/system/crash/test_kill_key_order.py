@@ -151,10 +151,10 @@ class KeyedLoad:
             self.history.accept(message)
 
     def is_done(self) -> bool:
-        return self.is_ending and not self.history.published.keys() - self.history.said
+        return self.is_ending and not self.history.published.keys() - self.history.sent_accepts
 
     async def check_durations(self, started_s: float) -> None:
-        """After a restart, each lease has the duration that its member has chosen, counted anew."""
+        """After a restart, each lease has the duration that its member has chosen, counted again."""
         partitions = [mansio.TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
         allowed = self.history.durations()
         found = await self.client.admin.shares.leases(GROUP, partitions, ranges_max=10_000)

@@ -85,7 +85,7 @@ def kill_while_starting(broker: ServedBroker, chance: random.Random) -> bool:
 
 
 def note(verdict: Verdict, kills: int) -> None:
-    """Leave the sums of one life for whoever adds them up."""
+    """Leave the sums of one life for the sum of all lives."""
     leave(
         "kills under load",
         kills=kills,

@@ -150,22 +150,22 @@ def test_disk_that_fills_during_writes_loses_no_acknowledged_record(tmp_path: Pa
         with RawPeer(broker.kafka_port) as peer:
             for topic in ("a", "b"):
                 peer.create_topic(topic, segment_bytes="2000000")
-            told: dict[str, int] = {"a": 0, "b": 0}
+            reported: dict[str, int] = {"a": 0, "b": 0}
             refused = 0
             while refused < 6:
                 for topic, size in (("a", 70_001), ("b", 30_011)):
-                    if peer.produce(topic, batch_of(bytes([told[topic] % 251]) * size)).error_code:
+                    if peer.produce(topic, batch_of(bytes([reported[topic] % 251]) * size)).error_code:
                         refused += 1
                     else:
-                        told[topic] += 1
-            assert told["a"] > 50
+                        reported[topic] += 1
+            assert reported["a"] > 50
         for _ in range(2):
             broker.kill()
             broker.start()  # on a disk that is as full as before
             with RawPeer(broker.kafka_port) as peer:
-                for topic in told:
+                for topic in reported:
                     values = end_offset_and_values(peer, topic)
-                    assert len(values) == told[topic]
+                    assert len(values) == reported[topic]
                     assert all(value.count(bytes([n % 251])) > 30_000 for n, value in enumerate(values)), (
                         topic
                     )
@@ -181,11 +181,11 @@ def test_disk_that_fills_during_writes_loses_no_acknowledged_record(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"), [("sync EIO /bad.", "cannot sync"), ("write_at EIO /bad.", "cannot write")]
+    ("fault", "message"), [("sync EIO /bad.", "cannot sync"), ("write_at EIO /bad.", "cannot write")]
 )
 @pytest.mark.row("L5", "L10")
 def test_log_whose_disk_fails_refuses_writes_and_others_continue(
-    tmp_path: Path, fault: str, says: str
+    tmp_path: Path, fault: str, message: str
 ) -> None:
     faults = tmp_path / "faults"
     faults.write_text("")
@@ -206,7 +206,7 @@ def test_log_whose_disk_fails_refuses_writes_and_others_continue(
         assert code == 503
         assert [reason["reason"] for reason in reasons] == ["log_failed"]
         assert "bad-0" in reasons[0]["detail"]
-        assert says in reasons[0]["detail"]
+        assert message in reasons[0]["detail"]
         assert re.search(r"^mansio_\w*failed\w*(\{[^}]*\})? 1(\.0)?$", metrics(broker), re.MULTILINE)
         broker.kill()
         broker.start()

@@ -15,7 +15,7 @@ LOCK_MS = 100.0
 
 
 class Story:
-    """A history of one record, told step by step: each step takes a while."""
+    """A history of one record, written step by step: each step takes a while."""
 
     def __init__(self) -> None:
         self.history = ShareHistory()
@@ -27,9 +27,9 @@ class Story:
         )
         return self.later(3)
 
-    def acks(self, member: str, kind: str, *, told: bool = True) -> Story:
+    def acks(self, member: str, kind: str, *, answered: bool = True) -> Story:
         self.history.acks(member, 0, [0], kind, self.now_ms)
-        if told:
+        if answered:
             self.history.acknowledged(0, [0], kind, self.now_ms + 1)
         return self.later(2)
 
@@ -50,8 +50,8 @@ class Story:
         self.history.restarted(self.now_ms, self.now_ms + 90, LOCK_MS)
         return self.later(110)
 
-    def ends(self, letters: int = 0) -> Story:
-        self.history.finish({0: 1}, [Place(0, 0)] * letters)
+    def ends(self, dead_letters: int = 0) -> Story:
+        self.history.finish({0: 1}, [Place(0, 0)] * dead_letters)
         return self
 
 
@@ -64,7 +64,7 @@ class Story:
         lambda story: story.gets("a", 1).restarts().later().gets("b", 2).acks("b", "accept").ends(),
         lambda story: story.gets("a", 1).acks("a", "reject").redrives("r", 1).redrives("r", 0).gets("b", 2)
         .acks("b", "accept").ends(1),
-        lambda story: story.gets("a", 1).acks("a", "accept", told=False).later().gets("b", 2)
+        lambda story: story.gets("a", 1).acks("a", "accept", answered=False).later().gets("b", 2)
         .acks("b", "accept").ends(),
     ],
 )  # fmt: skip
@@ -83,7 +83,7 @@ def test_allowed_histories_are_accepted(tell: Callable[[Story], Story]) -> None:
         ("too", lambda story: story.gets("a", 1).later().gets("b", 1)),
         ("twice", lambda story: story.gets("a", 1).acks("a", "reject").redrives("r", 1).redrives("r", 1)),
         ("lost", lambda story: story.gets("a", 1).ends()),
-        ("no dead letter", lambda story: story.gets("a", 1).acks("a", "accept", told=False)
+        ("no dead letter", lambda story: story.gets("a", 1).acks("a", "accept", answered=False)
          .acks("a", "reject").ends()),
         ("was accepted and has", lambda story: story.gets("a", 1).acks("a", "accept").ends(1)),
         ("2 dead letters", lambda story: story.gets("a", 1).acks("a", "reject").ends(2)),

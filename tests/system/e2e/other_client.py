@@ -137,7 +137,7 @@ class Memory:
                 return
 
 
-def settle(broker: ServedBroker) -> None:
+def wait_until_idle(broker: ServedBroker) -> None:
     """Return when the broker rests and its memory stands still: message schemas are imported while it runs already."""
     process = psutil.Process(broker.pid)
     steady: list[int] = []

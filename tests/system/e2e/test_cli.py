@@ -1,4 +1,4 @@
-"""The commands against a real broker over its socket, as somebody in a shell uses them."""
+"""The commands against a real broker over its socket, as a user of a shell runs them."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_keys_headers_codec_partition_and_null(shell: Shell):
 
 
 @pytest.mark.row("A6")
-def test_produce_says_where_each_record_was_stored(shell: Shell, tmp_path: Path):
+def test_produce_returns_where_each_record_was_stored(shell: Shell, tmp_path: Path):
     shell("topic", "create", "stored")
     path = tmp_path / "lines.txt"
     path.write_bytes(b"a\nb\nc\n")
@@ -325,7 +325,7 @@ def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell):
 
 
 @pytest.mark.row("O1", "A6")
-def test_serve_says_ready_drains_and_exits_0(tmp_path: Path):
+def test_serve_reports_ready_drains_and_exits_0(tmp_path: Path):
     for number in (signal.SIGTERM, signal.SIGINT):
         listen = ["--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0"]
         with started([*mansio_command(), "serve", "--data", str(tmp_path), *listen]) as served:
@@ -340,7 +340,7 @@ def test_serve_says_ready_drains_and_exits_0(tmp_path: Path):
 
 
 @pytest.mark.row("O2", "A6")
-def test_a_second_broker_on_the_same_data_or_port_is_told_so_in_one_line(
+def test_a_second_broker_on_the_same_data_or_port_is_refused_in_one_line(
     broker: ServedBroker, tmp_path: Path
 ):
     for data, kafka, word in (

@@ -38,9 +38,11 @@ def test_a_killed_brokers_directory_is_healthy_and_a_rotten_index_is_not(tmp_pat
         assert "ok: " in out
         assert "missing indexes" in out
         assert out.endswith("No damage found.\n")
-        told = shell.json("data", "check", str(broker.data))
-        assert told["clean"] is True
-        assert {finding["what"] for one in told["partitions"] for finding in one["findings"]} == {"missing"}
+        reported = shell.json("data", "check", str(broker.data))
+        assert reported["clean"] is True
+        assert {finding["what"] for one in reported["partitions"] for finding in one["findings"]} == {
+            "missing"
+        }
         broker.start()
         read = shell.json_lines("consume", "t", "--exit-at-end")
         assert [record["offset"] for record in read] == list(range(RECORDS))

@@ -1,4 +1,4 @@
-"""Dramatiq with its published broker for SQS: what docs/FRAMEWORKS.md says about its limits."""
+"""Dramatiq with its published broker for SQS: the limits that docs/FRAMEWORKS.md lists."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from mansio.wire.headers import request_header
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
 from support.waiting import wait_until
-from system.e2e.other_client import MIB, Watched, settle, watched
+from system.e2e.other_client import MIB, Watched, wait_until_idle, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     with served(tmp_path_factory.mktemp("hostile") / "data", http=False) as running:
         with RawPeer(running.kafka_port) as peer:
             peer.create_topic("target", 2)
-        settle(running)
+        wait_until_idle(running)
         yield running
 
 
@@ -116,12 +116,12 @@ def test_each_of_them_is_logged_and_no_flood_of_them_floods_the_log(view: Watche
     for threat in 3 * list(NOT_THE_PROTOCOL.values()):
         end_own_connection(view, threat)
 
-    def told() -> int:
+    def reported() -> int:
         lines = [line for line in view.lines if "connection_closed" in line]
         assert all("peer=127.0.0.1" in line and len(line) < 400 for line in lines), lines
         return sum(1 + int(line.rpartition("held_back=")[2]) if "held_back=" in line else 1 for line in lines)
 
-    wait_until(lambda: told() >= 3 * len(NOT_THE_PROTOCOL), 20, "all are told of")
+    wait_until(lambda: reported() >= 3 * len(NOT_THE_PROTOCOL), 20, "all are told of")
     assert len(view.lines) <= 10 + time.monotonic() - begun, view.lines
 
 

@@ -28,7 +28,7 @@ from mansio.wire.headers import unsigned_varint
 from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of
-from system.e2e.other_client import MIB, settle, watched
+from system.e2e.other_client import MIB, wait_until_idle, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     """A broker that stores batches as sent."""
     arguments = [*ARGUMENTS, "--set", "check_compressed_batches=false"]
     with served(tmp_path_factory.mktemp("bombs") / "data", arguments=arguments, http=False) as running:
-        settle(running)
+        wait_until_idle(running)
         yield running
 
 
@@ -129,7 +129,7 @@ def checking_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     with served(
         tmp_path_factory.mktemp("checked") / "data", arguments=list(ARGUMENTS), http=False
     ) as running:
-        settle(running)
+        wait_until_idle(running)
         yield running
 
 

@@ -21,7 +21,7 @@ from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
-from system.e2e.other_client import MIB, settle, watched
+from system.e2e.other_client import MIB, wait_until_idle, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
         with RawPeer(running.kafka_port) as peer:
             peer.create_topic("silent")
             peer.create_topic("wide", TOPICS, max_message_bytes=str(FRAME_BYTES))
-        settle(running)
+        wait_until_idle(running)
         yield running
 
 
@@ -101,7 +101,7 @@ def test_five_thousand_idle_connections_cost_little_and_leave_nothing(
     closed_again(view, before)
 
 
-def test_storm_of_connections_stalls_nobody(view: Watched) -> None:
+def test_storm_of_connections_stalls_no_client(view: Watched) -> None:
     """Connect without waiting for an answer, vanish or say a word first; as fast as one process can."""
     before = view.descriptors()
     address = ("127.0.0.1", view.port)
@@ -133,7 +133,7 @@ def push(peer: RawPeer, data: bytes) -> None:
         peer.send(data)
 
 
-def test_crowd_that_never_reads_shares_one_bound(tmp_path: Path) -> None:
+def test_many_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
     """Twelve deaf clients, each of which may hold all there is, if it were alone."""
     with (
         EmbeddedBroker(
@@ -163,7 +163,7 @@ def test_crowd_that_never_reads_shares_one_bound(tmp_path: Path) -> None:
         wait_until(lambda: server.unsent_bytes == 0, 20, "what waited for the peers is forgotten")
 
 
-def test_crowd_whose_requests_wait_their_turn_shares_one_bound(view: Watched) -> None:
+def test_many_clients_whose_requests_wait_share_one_bound(view: Watched) -> None:
     """Behind a fetch that waits, thirty clients pile up large requests that cannot begin."""
     before = view.descriptors()
     large = produce_frame([("wide", None, [(0, batch_of(b"w" * 12 * MIB))])])
@@ -177,7 +177,7 @@ def test_crowd_whose_requests_wait_their_turn_shares_one_bound(view: Watched) ->
     closed_again(view, before)
 
 
-def test_crowd_of_begun_frames_shares_one_bound(view: Watched) -> None:
+def test_many_begun_frames_share_one_bound(view: Watched) -> None:
     """Four hundred clients stop in the middle of a middling frame, which each of them may hold."""
     before = view.descriptors()
     head = request_header(ApiKey.PRODUCE, 9, 1, "begun")

@@ -22,7 +22,7 @@ from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
 from support.waiting import wait_until
-from system.e2e.other_client import MIB, Watched, settle, watched
+from system.e2e.other_client import MIB, Watched, wait_until_idle, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
             peer.create_topic("silent")
             for _ in range(STORED_BYTES // MIB):
                 assert peer.produce("target", batch_of(b"x" * MIB)).error_code == 0
-        settle(running)
+        wait_until_idle(running)
         yield running
 
 
@@ -246,7 +246,7 @@ def test_many_large_frames_at_once_stay_within_the_shared_bound(view: Watched) -
     assert view.memory.growth < IN_FLIGHT + 2 * SLACK
 
 
-def test_half_closed_client_still_gets_no_one_into_trouble(view: Watched) -> None:
+def test_half_closed_client_still_harms_no_other(view: Watched) -> None:
     descriptors = view.descriptors()
     with RawPeer(view.port) as peer:
         peer.send(fetch_frame("silent", wait_ms=30_000, offset=1_000_000))

@@ -23,7 +23,7 @@ from support.paths import free_port
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of
 from support.waiting import wait_until
-from system.e2e.other_client import MIB, settle
+from system.e2e.other_client import MIB, wait_until_idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +124,7 @@ def scene(data: Path) -> Iterator[Scene]:
         at = Addresses(broker.bootstrap_servers, broker.http_url.removeprefix("http://"), sqs, rpc)
         publisher = Publisher(broker)
         stack.callback(publisher.close)
-        settle(broker)
+        wait_until_idle(broker)
         found = Scene(broker, at, publisher, [Sender(at) for _ in range(4)])
         stack.callback(lambda: [sender.close() for sender in found.senders])
         yield found

@@ -35,21 +35,21 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|E
 
 
 class Manager:
-    """Stands for systemd: hears what a service tells it."""
+    """Stands for systemd: receives what a service sends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         self._socket.settimeout(0.05)
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     def listen(self) -> list[str]:
         try:
             while True:
-                self.heard += self._socket.recv(4096).decode().split("\n")
+                self.received += self._socket.recv(4096).decode().split("\n")
         except TimeoutError:
-            return self.heard
+            return self.received
 
     def close(self) -> None:
         self._socket.close()
@@ -72,20 +72,20 @@ def test_service_manager_hears_ready_alive_and_stopping_and_a_hung_loop_falls_si
         wait_until(lambda: manager.listen().count("WATCHDOG=1") >= 3, 20, "it feeds the watchdog")
         broker.signal(signal.SIGSTOP)
         manager.listen()
-        silent = len(manager.heard)
+        silent = len(manager.received)
         for _ in range(12):  # three beats long
             manager.listen()
-        broker_is_silent = len(manager.heard) == silent
+        broker_is_silent = len(manager.received) == silent
         broker.signal(signal.SIGCONT)
         assert broker_is_silent
         assert broker.stop() == 0
     manager.listen()
-    assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in manager.heard), "starting may take long"
-    assert manager.heard.index("READY=1") < manager.heard.index("STOPPING=1")
-    assert "WATCHDOG=1" not in manager.heard[: manager.heard.index("READY=1")]
+    assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in manager.received), "starting may take long"
+    assert manager.received.index("READY=1") < manager.received.index("STOPPING=1")
+    assert "WATCHDOG=1" not in manager.received[: manager.received.index("READY=1")]
 
 
-def test_without_a_service_manager_nothing_is_told_and_nothing_breaks(tmp_path: Path) -> None:
+def test_without_a_service_manager_nothing_is_reported_and_nothing_breaks(tmp_path: Path) -> None:
     notifier = SystemdNotifier({})
     notifier.heartbeat()
     notifier.ready("x")
@@ -132,8 +132,8 @@ def test_every_line_of_a_broker_is_an_event_and_hostile_peers_get_few_of_them(tm
     assert any(" INFO broker_ready kafka=127.0.0.1:" in line for line in events)
     closed = [line for line in events if "connection_closed" in line]
     assert 1 <= len(closed) <= 15 + took_s
-    said = len(closed) + sum(int(count) for count in re.findall(r"held_back=(\d+)", "\n".join(closed)))
-    assert said == 200, "what was held back is counted"
+    counted = len(closed) + sum(int(count) for count in re.findall(r"held_back=(\d+)", "\n".join(closed)))
+    assert counted == 200, "what was held back is counted"
 
 
 def test_hostile_http_peers_get_few_lines_too(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def run_example(name: str, broker: ServedBroker, directory: Path) -> subprocess.
 
 @pytest.mark.full
 @pytest.mark.row("O2")
-def test_backup_restore_and_data_check_work_as_the_document_says(tmp_path: Path) -> None:
+def test_backup_restore_and_data_check_work_as_documented(tmp_path: Path) -> None:
     import mansio
 
     with served(tmp_path / "data") as broker:
@@ -381,7 +381,7 @@ def test_compose_file_is_sound_and_names_settings_that_exist() -> None:
     assert (folder / mansio["build"]["dockerfile"]).exists()
 
 
-def test_health_check_of_the_container_tells_alive_from_dead(served_broker: ServedBroker) -> None:
+def test_health_check_of_the_container_distinguishes_alive_from_dead(served_broker: ServedBroker) -> None:
     (command,) = re.findall(r'\["python", "-c", "(.+)"\]', CONTAINER.read_text())
     code = command.replace("http://127.0.0.1:9080", served_broker.http_url)
 

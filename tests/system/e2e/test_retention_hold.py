@@ -205,8 +205,8 @@ def test_delete_records_is_refused_while_a_pipeline_needs_them(broker: mansio.Br
             "--bootstrap-servers",
             broker.address,
         ]
-        told = CliRunner().invoke(app, [*command, "--output", "json", *arguments])
-        (row,) = json.loads(told.stdout)
+        reported = CliRunner().invoke(app, [*command, "--output", "json", *arguments])
+        (row,) = json.loads(reported.stdout)
         assert f"pipeline {world.pipeline} still needs the records from offset 2 on" in row["error"]
     place = TopicPartition(world.topic, 0, 2)
     assert world.admin.delete_records([place])[place].result(scaled(10)).low_watermark == 2

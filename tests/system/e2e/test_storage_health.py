@@ -96,7 +96,7 @@ def test_damage_that_readers_meet_is_one_line_a_number_and_a_reason_in_health(tm
 
 @pytest.mark.full
 @pytest.mark.row("L10", "T5")
-def test_a_refused_write_says_whether_the_disk_is_full_or_the_log_failed_or_is_damaged(
+def test_a_refused_write_states_whether_the_disk_is_full_or_the_log_failed_or_is_damaged(
     tmp_path: Path,
 ) -> None:
     faults = tmp_path / "faults"

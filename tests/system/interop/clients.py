@@ -223,11 +223,11 @@ def aiokafka_read(bootstrap_servers: str, topic: str, count: int, *, partitions:
 
 
 class KcatFailedError(Exception):
-    """kcat ended with an error; this is what it said."""
+    """kcat ended with an error; this is its output."""
 
 
 def kcat(bootstrap_servers: str, *arguments: str, stdin: bytes = b"") -> bytes:
-    """Run kcat and return its output; raise with what it said when it fails."""
+    """Run kcat and return its output; raise with its output when it fails."""
     command = [required_tool("kcat"), "-b", bootstrap_servers, *arguments]
     done = subprocess.run(
         command, input=stdin, capture_output=True, timeout=scaled(2 * DEADLINE_S), check=False

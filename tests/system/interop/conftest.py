@@ -1,4 +1,4 @@
-"""One broker process for all foreign clients of a test worker, and topics nobody else uses."""
+"""One broker process for all foreign clients of a test worker, and topics that no other test uses."""
 
 from __future__ import annotations
 

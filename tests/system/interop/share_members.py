@@ -1,4 +1,4 @@
-"""Members of share groups (confluent-kafka's `ShareConsumer`), each in a process of its own, told what to do line by
+"""Members of share groups (confluent-kafka's `ShareConsumer`), each in a process of its own, with commands line by
 line.
 
 Run as a module it is such a process; `ShareMember` starts one and talks to it. Always true: whatever a member is told
@@ -37,7 +37,7 @@ class Given(NamedTuple):
 
 
 class ShareMember:
-    """See the module. `explicit`: it says of each record what becomes of it."""
+    """See the module. `explicit`: it states for each record what becomes of it."""
 
     def __init__(
         self, bootstrap_servers: str, group: str, topic: str, *, explicit: bool = False, **options: Any

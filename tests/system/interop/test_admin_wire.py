@@ -434,14 +434,14 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.row("A1")
 def test_confluent_kafka_writes_at_its_quota_and_hears_of_the_pauses(limited: str) -> None:
-    heard: list[ThrottleEvent] = []
+    received: list[ThrottleEvent] = []
     producer = Producer(
         {
             **QUIET,
             "bootstrap.servers": limited,
             "client.id": "writer",
             "batch.num.messages": 1,
-            "throttle_cb": heard.append,
+            "throttle_cb": received.append,
         }
     )
     begun = time.monotonic()
@@ -451,9 +451,9 @@ def test_confluent_kafka_writes_at_its_quota_and_hears_of_the_pauses(limited: st
         )
     assert producer.flush(scaled(20)) == 0
     took_s = time.monotonic() - begun
-    wait_until(lambda: producer.poll(0) or heard, 20)
+    wait_until(lambda: producer.poll(0) or received, 20)
     assert LEAST_S <= took_s < scaled(5 * LEAST_S)
-    assert heard[0].throttle_time > 0
+    assert received[0].throttle_time > 0
 
 
 @pytest.mark.row("A1")

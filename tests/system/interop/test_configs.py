@@ -419,10 +419,10 @@ def test_settings_that_are_read_at_the_start_are_refused_by_name(
         changes: dict[str, str | None] = {name: value}
         if name == "log.cleaner.min.compaction.lag.ms":
             changes["log.cleaner.max.compaction.lag.ms"] = "5"  # they contradict each other
-        code, said = refusal(lambda changes=changes: alter(admin, ResourceType.BROKER, broker_id, changes))  # type: ignore[misc]
-        assert code == KafkaError.INVALID_CONFIG, said
-        assert reason in said
-        assert name.removeprefix("log.cleaner.") in said
+        code, message = refusal(lambda changes=changes: alter(admin, ResourceType.BROKER, broker_id, changes))  # type: ignore[misc]
+        assert code == KafkaError.INVALID_CONFIG, message
+        assert reason in message
+        assert name.removeprefix("log.cleaner.") in message
     unknown = {"resource_type": BROKER, "resource_name": "99", "configs": []}
     (response,) = raw.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [unknown]}).responses
     assert response.error_code == INVALID_REQUEST

@@ -1,4 +1,4 @@
-"""One batch of a log is damaged on the disk: its readers are told, whatever client they use, and can go on after it."""
+"""One batch of a log is damaged on the disk: its readers get an error, with each client, and can go on after it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_kafka_python_reports_the_batch_and_reads_on_after_it(flipped: mansio.Br
 def test_what_the_broker_itself_cannot_frame_is_answered_as_corruption_and_the_rest_is_served(
     tmp_path: Path,
 ) -> None:
-    """The length of a batch is damaged, in a segment that is closed: nobody can tell where the next one begins,
+    """The length of a batch is damaged, in a segment that is closed: it is unknown where the next one begins,
     but through the index."""
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic(

@@ -112,11 +112,11 @@ def test_what_a_stock_consumer_gives_up_is_a_dead_letter_with_kafkas_headers(
     for at, each in enumerate(found):
         headers = each.headers()
         assert headers[:2] == [("own", b"\x00\xff"), ("nothing", None)]
-        told = {name: value.decode() for name, value in headers[2:]}
-        assert told.pop("mansio-dlq-id").endswith(f"/0/{at}/{times}")
-        assert told.pop("mansio-dlq-consumer")
-        assert abs(int(told.pop("mansio-dlq-first-ms")) - time.time() * 1000) < 60_000
-        assert told == {
+        reported = {name: value.decode() for name, value in headers[2:]}
+        assert reported.pop("mansio-dlq-id").endswith(f"/0/{at}/{times}")
+        assert reported.pop("mansio-dlq-consumer")
+        assert abs(int(reported.pop("mansio-dlq-first-ms")) - time.time() * 1000) < 60_000
+        assert reported == {
             "__dlq.errors.topic": topic,
             "__dlq.errors.partition": "0",
             "__dlq.errors.offset": str(at),
@@ -179,7 +179,7 @@ def test_a_share_group_is_described_with_its_leases_and_what_is_dead(
 @pytest.mark.full
 @pytest.mark.row("D4")
 def test_each_is_there_once_when_the_broker_is_killed_on_the_way(tmp_path: Path) -> None:
-    """Killed a moment after the last rejection was answered, whatever of the way the letters have behind them."""
+    """Killed a moment after the last rejection was answered, however far the dead letters have come."""
     count = 600
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:
         for round_ in range(2):
@@ -197,9 +197,9 @@ def test_each_is_there_once_when_the_broker_is_killed_on_the_way(tmp_path: Path)
                     return found is not None and found.dead == count and found.archiving == 0
 
                 wait_until(all_dead, DEADLINE_S)
-                letters = mansio.TopicPartition(f"dlq.{topic}", 0)
-                assert client.admin.list_offsets([letters])[letters].offset == count
-            found = read(broker.bootstrap_servers, letters.topic, count)
+                dead_letters = mansio.TopicPartition(f"dlq.{topic}", 0)
+                assert client.admin.list_offsets([dead_letters])[dead_letters].offset == count
+            found = read(broker.bootstrap_servers, dead_letters.topic, count)
             offsets = [dict(each.headers())["__dlq.errors.offset"] for each in found]
             assert offsets == [str(at).encode() for at in range(count)]
         assert "Traceback" not in broker.text()

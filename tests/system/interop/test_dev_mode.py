@@ -47,7 +47,7 @@ def test_stock_producer_and_consumer_create_the_topic_that_they_name(broker: Ser
         consumer.close()
 
 
-def test_own_client_publishes_consumes_and_receives_from_topics_that_nobody_created(
+def test_own_client_publishes_consumes_and_receives_from_topics_that_no_client_created(
     broker: ServedBroker,
 ) -> None:
     async def scenario() -> tuple[bytes | None, bytes | None]:

@@ -166,7 +166,7 @@ def test_member_that_is_killed_gives_up_its_partitions_after_its_session(
 
 
 @pytest.mark.row("G1")
-def test_static_member_that_restarts_finds_its_partitions_and_nobody_rebalances(
+def test_static_member_that_restarts_finds_its_partitions_and_no_member_rebalances(
     bootstrap_servers: str, topic: str, unique: str, members: ExitStack
 ) -> None:
     options = {"partition.assignment.strategy": "range", "session.timeout.ms": LONG_SESSION_MS}
@@ -337,7 +337,7 @@ def test_group_without_offsets_begins_where_it_asks_to(
 
 
 @pytest.mark.row("G4")
-def test_position_out_of_range_resets_as_the_consumer_says(
+def test_position_out_of_range_resets_as_the_consumer_is_configured(
     bootstrap_servers: str, topic: str, unique: str
 ) -> None:
     publish(bootstrap_servers, topic, "few", 8)

@@ -87,7 +87,7 @@ def check_deliveries(group: WatchedGroup, control: WatchedGroup) -> None:
     for change in group.changes:
         stayed = set(range(PARTITIONS)) - group.moved(change)
         assert len(stayed) >= PARTITIONS / 2
-        assert group.told(stayed, change) == set()
+        assert group.reported(stayed, change) == set()
     assert control.twice() == {}
     # What the dead member got and had not committed comes again, and nothing else does.
     assert {members[0] for members in group.twice().values()} <= {"b"}
@@ -120,7 +120,7 @@ def gaps_of_moved(group: WatchedGroup, change: Change) -> list[Gap]:
 def figures(group: WatchedGroup, control: WatchedGroup) -> str:
     """What was measured, for people."""
 
-    def told(gaps: list[Gap]) -> str:
+    def reported(gaps: list[Gap]) -> str:
         return f"{longest(gaps) * 1000:.0f} ({percentile(gaps, 0.999) * 1000:.0f})"
 
     lines = ["longest gap in ms (p99.9)"]
@@ -129,8 +129,8 @@ def figures(group: WatchedGroup, control: WatchedGroup) -> str:
         stayed = group.gaps(change.begin, change.end, set(range(PARTITIONS)) - moved)
         lines.append(
             f"{change.name}, in order after {change.settled - change.begin:.1f} s: "
-            f"{len(moved)} moved {told(gaps_of_moved(group, change))}, stayed {told(stayed)}, "
-            f"control {told(gaps_of(control, change))}"
+            f"{len(moved)} moved {reported(gaps_of_moved(group, change))}, stayed {reported(stayed)}, "
+            f"control {reported(gaps_of(control, change))}"
         )
     begin, end = group.changes[0].begin - 0.5, group.changes[-1].end
     changes = {change.begin: change.name for change in group.changes}

@@ -68,7 +68,7 @@ def offsets(given: Sequence[Given]) -> list[int]:
 
 
 @pytest.mark.row("D1")
-def test_what_was_polled_before_counts_as_accepted_and_nobody_gets_it_again(
+def test_what_was_polled_before_counts_as_accepted_and_is_not_delivered_again(
     bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()

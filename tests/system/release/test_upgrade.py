@@ -24,7 +24,7 @@ WRITER = ROOT / "tests" / "system" / "release" / "write_data.py"
 
 
 def write_with(wheel: Path, place: Path, data: Path) -> dict[str, list]:
-    """What a release says it has written to the data directory; its broker was killed while records were leased."""
+    """What a release reports as written to the data directory; its broker was killed while records were leased."""
     environment = Environment(place)
     environment.use_packages_of_this_interpreter()
     environment.pip("install", "--quiet", "--no-deps", "--no-index", wheel)

@@ -1,4 +1,4 @@
-"""A proxy that loses answers: it passes requests on, and where told so ends the connection instead of answering.
+"""A proxy that loses answers: it passes requests on, and where asked ends the connection instead of answering.
 
 Owns one listening port of loopback. Always true: what it does not answer has reached the broker whole, and the broker
 has answered it; so the client cannot know that its request was obeyed.

@@ -52,11 +52,11 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
     with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.create_partitions(topic, 3)
     publish(broker_process.bootstrap_servers, topic, [(b"new", b"partition")], partition=2)
-    told: list[BatchProgress] = []
-    second = archive_once(spark, broker_process, topic, tmp_path, records_max=16, report=told.append)
+    steps: list[BatchProgress] = []
+    second = archive_once(spark, broker_process, topic, tmp_path, records_max=16, report=steps.append)
     assert second.offsets == {0: 2, 1: 31, 2: 1}
     assert second.records == 31
-    assert sum(progress.records for progress in told) == 31
+    assert sum(progress.records for progress in steps) == 31
     assert second.batches >= 2
     assert_archived(broker_process, tmp_path, topic)
 

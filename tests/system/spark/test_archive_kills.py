@@ -39,12 +39,12 @@ def archiver(warehouse: Path, offsets: int) -> Iterator[Callable[[int], str]]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    given, said = process.stdin, process.stdout
+    given, output = process.stdin, process.stdout
 
     def run(step: int) -> str:
         given.write(f"{step}\n")
         given.flush()
-        return said.readline().strip()
+        return output.readline().strip()
 
     with process:
         yield run

@@ -70,9 +70,9 @@ class Task:
         end = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
         return list(self.reader.partitions(start, end))  # type: ignore[arg-type]  # that is what they are
 
-    def rows(self, stretches: list[TaskRange]) -> list[pa.RecordBatch]:
+    def rows(self, task_ranges: list[TaskRange]) -> list[pa.RecordBatch]:
         """What Spark gets for them, in tasks."""
-        return [row for one in stretches for row in pickle.loads(pickle.dumps(self.reader)).read(one)]
+        return [row for one in task_ranges for row in pickle.loads(pickle.dumps(self.reader)).read(one)]
 
     def files(self) -> list[Path]:
         return list(self.warehouse.rglob("*.parquet"))
@@ -91,13 +91,13 @@ def task(
     one.reader.stop()
 
 
-def test_records_of_the_stretches_that_are_planned_are_in_the_table_once(
+def test_records_of_the_ranges_that_are_planned_are_in_the_table_once(
     task: Task, broker_process: ServedBroker
 ) -> None:
-    stretches = task.planned()
-    assert [(one.partition, one.start, one.end) for one in stretches] == [(0, 0, RECORDS), (1, 0, RECORDS)]
-    rows = task.rows(stretches)
-    assert [one for row in rows for one in ranges_from_rows(row)] == stretches
+    task_ranges = task.planned()
+    assert [(one.partition, one.start, one.end) for one in task_ranges] == [(0, 0, RECORDS), (1, 0, RECORDS)]
+    rows = task.rows(task_ranges)
+    assert [one for row in rows for one in ranges_from_rows(row)] == task_ranges
     for _ in range(2):  # Spark runs a task or a batch again after a crash
         messages = [task.writer.write(iter([row])) for row in rows]
         task.writer.commit(pickle.loads(pickle.dumps(messages)), 0)

@@ -52,5 +52,5 @@ def test_records_that_cannot_be_read_are_an_error_or_are_listed_and_kept_apart(
     apart = open_dead_letters(table, create=False)
     assert apart is not None
     columns = ("__partition", "__offset", "__last_offset", "kind", "value")
-    letters = [[one[name] for name in columns] for one in apart.iceberg.scan().to_arrow().to_pylist()]
-    assert sorted(letters) == [[0, n, n, "record", b"%d" % n] for n in (12, 16)]
+    table_rows = [[one[name] for name in columns] for one in apart.iceberg.scan().to_arrow().to_pylist()]
+    assert sorted(table_rows) == [[0, n, n, "record", b"%d" % n] for n in (12, 16)]

@@ -159,7 +159,7 @@ class KilledJobs:
             one.kill()
         self.start("--once", records_max=100 * BATCH)
         for one in self.running:
-            assert one.wait(scaled(DRIVER_S)) == 0, one.said
+            assert one.wait(scaled(DRIVER_S)) == 0, one.printed
         self._check(self._broker, self._topic, self._place)
         return self._published
 

@@ -191,10 +191,10 @@ def test_malformed_and_incompatible_values_go_by_the_error_mode(
     assert [row["decoded_value"] is None for row in rows] == [False, True, True, False]
     assert rows[1]["value"] == MALFORMED
     assert "carrier changes from string to binary" in rows[2]["error"]
-    letters = table.iceberg.catalog.load_table(("mansio_dead_letters", producer.topic)).scan().to_arrow()
-    assert letters.sort_by("__offset")["__offset"].to_pylist() == [1, 2]
-    assert letters.sort_by("__offset")["value"].to_pylist()[0] == MALFORMED
-    assert set(letters["kind"].to_pylist()) == {"record"}
+    dead_letters = table.iceberg.catalog.load_table(("mansio_dead_letters", producer.topic)).scan().to_arrow()
+    assert dead_letters.sort_by("__offset")["__offset"].to_pylist() == [1, 2]
+    assert dead_letters.sort_by("__offset")["value"].to_pylist()[0] == MALFORMED
+    assert set(dead_letters["kind"].to_pylist()) == {"record"}
 
 
 @pytest.mark.full

@@ -167,14 +167,14 @@ def test_redrive_that_was_killed_in_the_middle_is_completed_under_its_id(
     first = PipelineProcess(tmp_path, [*words, "--rate", "10"])
     try:
         wait_until(lambda: first.process.poll() is not None or dead() < count, DEADLINE_S * 3)
-        assert first.process.poll() is None, first.said
+        assert first.process.poll() is None, first.printed
     finally:
         first.kill()
     done = count - dead()
     assert 0 < done < count, "killed in the middle"
     second = PipelineProcess(tmp_path, words)
     try:
-        assert second.wait(scaled(DEADLINE_S) * 3) == 0, second.said
+        assert second.wait(scaled(DEADLINE_S) * 3) == 0, second.printed
     finally:
         second.kill()
     result: dict[str, Any] = json.loads(second.output.read_text())

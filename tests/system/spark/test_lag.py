@@ -30,7 +30,7 @@ def command(broker: ServedBroker, *words: str, output: str = "json") -> subproce
     )
 
 
-def test_lag_is_what_was_published_against_the_end_of_the_log_and_the_group_says_the_same(
+def test_lag_is_what_was_published_against_the_end_of_the_log_and_the_group_reports_the_same(
     broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
     topic, name = create(broker_process.bootstrap_servers, topic_name("in"), 2), topic_name("pipeline")

@@ -152,13 +152,15 @@ REFUSALS: list[tuple[dict[str, str], type[MansioError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "said"), REFUSALS, ids=[said for _, _, said in REFUSALS])
+@pytest.mark.parametrize(
+    ("options", "kind", "message"), REFUSALS, ids=[message for _, _, message in REFUSALS]
+)
 def test_offsets_that_cannot_be_meant_are_refused(
-    ten: Topic, options: dict[str, str], kind: type[MansioError], said: str
+    ten: Topic, options: dict[str, str], kind: type[MansioError], message: str
 ) -> None:
     with pytest.raises(kind) as refused:
         resolve_ranges(sync_client(ten.bootstrap_servers), ten.options(**options))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -181,13 +183,13 @@ def test_subscriptions_name_topics_match_them_or_assign_partitions(topic: Callab
     assert read(subscribe=f"{two.name},{one.name}") == both
     assert read(subscribePattern=f"{one.name[:-2]}-.") == both
     assert read(assign=json.dumps({one.name: [1]})) == both[1:2]
-    for options, said in (
+    for options, message in (
         ({"subscribe": f"{one.name},absent"}, "there is no topic absent"),
         ({"subscribePattern": "ab*sent"}, "no topic matches"),
         ({"subscribePattern": "__.*"}, "no topic matches"),
         ({"assign": json.dumps({one.name: [2]})}, "has 2 partitions: there is no 2"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             read(**options)
 
 
@@ -415,7 +417,7 @@ def test_a_deleted_topic_ends_a_stream_or_is_waited_for(topic: Callable[..., Top
     assert relaxed.latestOffset(end, ALL) == end
 
 
-def test_a_topic_deleted_while_it_is_asked_about_is_told_soon(
+def test_a_topic_deleted_while_it_is_asked_about_is_reported_soon(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the question which partitions there are, and that for their ends."""

@@ -1,4 +1,5 @@
-"""`mansio pipeline run` as a function: checkpoint, restart, lag, target, and what is said when something is wrong."""
+"""`mansio pipeline run` as a function: checkpoint, restart, lag, target, and what is reported when something is
+wrong."""
 
 from __future__ import annotations
 
@@ -118,12 +119,12 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
     spark: SparkSession, job: PipelineJob
 ) -> None:
     fill(job, 0, 100)
-    said: list[BatchProgress] = []
-    done = run_pipeline(spark, job, said.append)
+    batches: list[BatchProgress] = []
+    done = run_pipeline(spark, job, batches.append)
     assert (done.records, done.lag) == (100, 0)
-    assert [progress.batch for progress in said] == list(range(len(said)))
-    assert len(said) > 1
-    assert said[0].lag == 100 - said[0].records, "what was not read when the first batch was planned"
+    assert [progress.batch for progress in batches] == list(range(len(batches)))
+    assert len(batches) > 1
+    assert batches[0].lag == 100 - batches[0].records, "what was not read when the first batch was planned"
     fill(job, 100, 130)
     assert run_pipeline(spark, job).records == 30
     again = run_pipeline(spark, job)
@@ -144,14 +145,14 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
 
 
 @pytest.mark.full
-def test_stream_runs_until_it_is_told_to_stop_and_into_a_directory_it_writes_exactly_once(
+def test_stream_runs_until_it_is_stopped_and_into_a_directory_it_writes_exactly_once(
     spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
     fill(job, 0, 100)
     table = str(tmp_path / "table")
     into_table = dataclasses.replace(job, topic=None, path=table, stops_when_caught_up=False, trigger_s=0.1)
-    said: list[BatchProgress] = []
-    done = run_pipeline(spark, into_table, said.append, lambda: bool(said) and said[-1].lag == 0)
+    batches: list[BatchProgress] = []
+    done = run_pipeline(spark, into_table, batches.append, lambda: bool(batches) and batches[-1].lag == 0)
     assert done.records == 100
     last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     for path in (last, last.with_name(f".{last.name}.crc")):
@@ -203,7 +204,7 @@ def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
 
 
 @pytest.mark.full
-def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_noticed(
+def test_checkpoint_of_something_else_is_refused_and_a_topic_made_again_is_noticed(
     spark: SparkSession, job: PipelineJob, broker_process: ServedBroker, topic_name: TopicName
 ) -> None:
     fill(job, 0, 10)

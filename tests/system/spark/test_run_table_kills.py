@@ -77,7 +77,7 @@ class IntoTable(Job):
         return sorted({row[0]: row for row in rows}.values(), key=lambda row: row[1:3]) if self.key else rows
 
     def finish(self, spark: SparkSession) -> None:
-        """The last start goes to the end; then the table holds what the log says."""
+        """The last start goes to the end; then the table holds what the log has."""
         run_pipeline(spark, self.job)
         found, expected = self.rows(), self.expected()
         assert len(found) == len(expected)

@@ -108,8 +108,8 @@ def _rows_without_a_key(
     lenient = dataclasses.replace(job.table, on_null_key="dead-letter")
     run_pipeline(spark, dataclasses.replace(job, table=lenient))
     assert held(job) == expected | {"k3": "beside"}
-    letters = dataclasses.replace(job, table=TableTarget("ns.latest_dead_letters", job.table.warehouse))
-    (letter,) = table_of(letters).scan().to_arrow().to_pylist()
+    dead_letters = dataclasses.replace(job, table=TableTarget("ns.latest_dead_letters", job.table.warehouse))
+    (letter,) = table_of(dead_letters).scan().to_arrow().to_pylist()
     assert json.loads(letter["row"]) == {"value": "lost"}
     assert letter["reason"] == "the key (id) is null"
     staged = [path for path in (tmp_path / "lake").rglob("*.parquet") if "-staged-" in path.name]

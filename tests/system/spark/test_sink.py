@@ -29,14 +29,14 @@ DEADLINE_S = 120
 
 
 def last_line(error: BaseException) -> str:
-    """What our own code said: the last line of the worker's traceback."""
+    """The message of our own code: the last line of the worker's traceback."""
     lines = [
         line for line in str(error).split("\n\nJVM")[0].splitlines() if re.match(r"mansio\.[\w.]+: ", line)
     ]
     return lines[-1] if lines else str(error)
 
 
-def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
+def test_every_column_of_a_dataframe_arrives_in_its_record(
     spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName
 ) -> None:
     first, second = (create(broker_process.bootstrap_servers, topic_name(role), 3) for role in ("a", "b"))
@@ -86,7 +86,7 @@ def run_once(
 @pytest.mark.full
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_a_stream_whose_batch_is_repeated_after_its_commit_writes_each_record_once_unless_told_otherwise(
+def test_a_stream_whose_batch_is_repeated_after_its_commit_writes_each_record_once_unless_configured_otherwise(
     spark: SparkSession,
     broker_process: ServedBroker,
     topic_name: TopicName,
@@ -161,17 +161,17 @@ def test_a_write_of_a_batch_that_foreach_batch_repeats_is_there_once(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("columns", "topic", "said"),
+    ("columns", "topic", "expected"),
     [
         (["'x' value", "1 delay"], "t", "column 'delay' cannot be written.*to_json"),
         (["'x' value"], "no-such-topic", "no-such-topic: there is no such topic"),
     ],
     ids=["on the driver", "in a task"],
 )
-def test_what_cannot_be_written_is_refused_in_one_line_that_says_what_to_do(
-    spark: SparkSession, broker_process: ServedBroker, columns: list[str], topic: str, said: str
+def test_what_cannot_be_written_is_refused_in_one_line_that_states_what_to_do(
+    spark: SparkSession, broker_process: ServedBroker, columns: list[str], topic: str, expected: str
 ) -> None:
     writer = spark.range(1).selectExpr(*columns).write.format("mansio").mode("append")
     with pytest.raises(Exception, match="mansio") as caught:
         writer.options(**{"kafka.bootstrap.servers": broker_process.bootstrap_servers}, topic=topic).save()
-    assert re.search(said, last_line(caught.value)), last_line(caught.value)
+    assert re.search(expected, last_line(caught.value)), last_line(caught.value)

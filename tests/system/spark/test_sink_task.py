@@ -29,7 +29,7 @@ PARTITIONS = 3
 
 
 def rows(count: int = ROWS) -> pa.RecordBatch:
-    """Keys for all partitions; the value says the place of the row."""
+    """Keys for all partitions; the value has the place of the row."""
     return pa.RecordBatch.from_pydict(
         {
             "key": [b"key %d" % (row % 97) for row in range(count)],
@@ -50,7 +50,7 @@ def options(bootstrap_servers: str, **more: str) -> SinkOptions:
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_rows_go_where_every_kafka_client_puts_their_keys_in_order_and_the_report_says_where(
+def test_rows_go_where_every_kafka_client_puts_their_keys_in_order_and_the_report_states_where(
     broker_process: ServedBroker, opened: SyncClient, topic_name: TopicName, compression: str
 ) -> None:
     topic = create(broker_process.bootstrap_servers, topic_name("out"), PARTITIONS)

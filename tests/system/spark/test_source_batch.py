@@ -96,7 +96,7 @@ def test_a_large_partition_is_read_by_several_tasks_and_filters_are_sparks_own(
 
 
 @pytest.mark.full
-def test_what_is_wrong_is_said_in_one_line(
+def test_what_is_wrong_is_reported_in_one_line(
     read: Callable[..., DataFrame],
     broker_process: ServedBroker,
     topic_name: Callable[[str], str],

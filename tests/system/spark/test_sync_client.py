@@ -57,8 +57,8 @@ def offsets_between(answers: list[fetch.FetchedBatches]) -> tuple[int, int]:
     return headers[0].base_offset, headers[-1].last_offset
 
 
-def test_a_stretch_comes_in_whole_batches_and_small_answers(topic: Callable[..., Topic]) -> None:
-    """None is missing between them, and none comes that lies behind the stretch."""
+def test_a_range_comes_in_whole_batches_and_small_answers(topic: Callable[..., Topic]) -> None:
+    """None is missing between them, and none comes that lies behind the range."""
     here = topic()
     here.fill(3_000, size=100, together=50)
     way, one = sync_client(here.bootstrap_servers), TopicPartition(here.name, 0)
@@ -161,7 +161,7 @@ def test_records_that_were_deleted_are_a_loss_that_names_the_offset(topic: Calla
     assert [value for batch in rest for value in batch.column("offset").to_pylist()] == list(range(50, 90))
 
 
-def test_a_log_that_ends_before_the_stretch_is_a_loss(
+def test_a_log_that_ends_before_the_range_is_a_loss(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "TRUNCATION_CONFIRMATION_S", 0.1)
@@ -236,7 +236,7 @@ def test_a_partition_is_read_by_a_process_that_knew_the_topic_without_it(topic: 
 
 
 def test_reading_goes_on_when_the_broker_was_away(tmp_path: Path) -> None:
-    """Spark keeps its processes, so a door may have connections that ended while nobody looked."""
+    """Spark keeps its processes, so a client may have connections that ended unnoticed."""
     served = ServedBroker(tmp_path / "data", http=False).start()
     try:
         here = Topic(served, "t")

@@ -250,8 +250,8 @@ def test_records_that_neither_half_has_are_an_error_unless_that_is_wanted(
     )
 
 
-def test_what_neither_half_has_is_told_also_where_times_are_chosen(case: Case) -> None:
-    """How old it was nobody knows, so it may have been wanted. Without Spark: what the log is asked for."""
+def test_what_neither_half_has_is_reported_also_where_times_are_chosen(case: Case) -> None:
+    """Its age is unknown, so it may have been wanted. Without Spark: what the log is asked for."""
     case.archive_up_to({0: 15, 1: 15})
     case.delete_before({0: 20})
     case.table.refresh()

@@ -64,7 +64,7 @@ class ClusterBroker(Broker):
         self.scheduler = cluster.scheduler
         self.node_id = node_id
         self.settings = self
-        self.told: dict[tuple[str, str, int], CommittedOffset | None] = {}
+        self.reported: dict[tuple[str, str, int], CommittedOffset | None] = {}
         self.groups = GroupCoordinator(
             settings=GroupSettings(),
             clock=self.scheduler,
@@ -72,7 +72,9 @@ class ClusterBroker(Broker):
             random=Chance(),
             create_topic=self.create,
             end_offset=lambda *_: None,
-            on_offset=lambda group, topic, index, what: self.told.__setitem__((group, topic, index), what),
+            on_offset=lambda group, topic, index, what: self.reported.__setitem__(
+                (group, topic, index), what
+            ),
             lookup=cluster,
             topic_resolver=TopicResolver(cluster.live),
         )

@@ -40,7 +40,7 @@ Place = tuple[str, int]
 
 
 class Catalogue:
-    """The topics there are; `set` makes them, lets them grow, makes them anew, or (None) deletes them."""
+    """The topics there are; `set` makes them, lets them grow, makes them again, or (None) deletes them."""
 
     def __init__(self, **topics: int) -> None:
         self.live: dict[str, Topic] = {}
@@ -49,12 +49,12 @@ class Catalogue:
         for name, count in topics.items():
             self.set(name, count)
 
-    def set(self, name: str, count: int | None, *, anew: bool = False, internal: bool = False) -> None:
+    def set(self, name: str, count: int | None, *, again: bool = False, internal: bool = False) -> None:
         before = self.live.pop(name, None)
         after = None
         if count is not None:
             self.made += 1
-            topic_id = UUID(int=self.made) if before is None or anew else before.topic_id
+            topic_id = UUID(int=self.made) if before is None or again else before.topic_id
             one = PartitionState((1,), 1, 0, (1,))
             after = self.live[name] = Topic(
                 name, topic_id, (one,) * count, 1, {}, internal, TOPIC_LIVE, self.made
@@ -110,13 +110,13 @@ class ConsumerBroker(Broker):
         return self.call(ApiKey.CONSUMER_GROUP_DESCRIBE, group_ids=[group_id]).groups[0]
 
     def stored(self, group_id: str = "g") -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-        """What the machine of a group says it is made of, and what is stored of it: to be the same."""
+        """What the machine of a group consists of, and what is stored of it: to be the same."""
         entry = self.groups.store.entries[group_id]
         return dict(entry.group.snapshot()), dict(entry.group_records)  # type: ignore[union-attr]
 
 
 class Member:
-    """One client. `beat` sends what it has to say; `settle_down` lets several do so until nothing moves."""
+    """One client. `beat` sends what it has to say; `stabilize` lets several do so until nothing moves."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Member:
         self.owned: frozenset[Place] = frozenset()
         self.interval_ms = 0
         self.error = 0
-        self.says_owned = self.is_full_request = False
+        self.sends_owned = self.is_full_request = False
 
     def request(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -161,7 +161,7 @@ class Member:
                 "server_assignor": self.assignor,
                 "topic_partitions": self._shown(),
             }
-        elif self.says_owned:
+        elif self.sends_owned:
             fields["topic_partitions"] = self._shown()
         return fields
 
@@ -186,7 +186,7 @@ class Member:
 
     def answered(self, answer: Any) -> int:
         self.error = answer.error_code
-        self.says_owned = self.is_full_request = False
+        self.sends_owned = self.is_full_request = False
         if self.error in JOINS_AGAIN:
             self.epoch, self.owned = 0, frozenset()
         elif self.error == 0:
@@ -200,14 +200,14 @@ class Member:
 
     def _take(self, topics: Any) -> None:
         names = {topic.topic_id.bytes: name for name, topic in self.broker.catalogue.live.items()}
-        told = frozenset(
+        reported = frozenset(
             (names[each.topic_id], index)
             for each in topics
             for index in each.partitions
             if each.topic_id in names
         )
-        self.says_owned = True
-        self.owned = told
+        self.sends_owned = True
+        self.owned = reported
 
     def leave(self) -> int:
         self.epoch = -2 if self.instance_id is not None else -1
@@ -236,15 +236,15 @@ def check_alone(members: Sequence[Member]) -> None:
             seen[place] = member.member_id
 
 
-def settle_down(members: Sequence[Member], *, rounds: int = 12) -> None:
-    """Heartbeats of all, until nobody is told anything new."""
+def stabilize(members: Sequence[Member], *, rounds: int = 12) -> None:
+    """Heartbeats of all, until no member receives anything new."""
     for _ in range(rounds):
         before = [(each.epoch, each.owned) for each in members]
         for member in members:
             member.beat()
             check_alone(members)
         if before == [(each.epoch, each.owned) for each in members] and not any(
-            each.says_owned or each.error for each in members
+            each.sends_owned or each.error for each in members
         ):
             return
     raise AssertionError(

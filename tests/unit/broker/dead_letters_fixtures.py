@@ -83,9 +83,9 @@ class Live:
             raise
         if self.is_dropped:
             return
-        letters = self.state_machine.mark_persisted(update.token)
-        if letters:
-            self.room.dead_letters.add(self, letters)
+        stored_dead_letters = self.state_machine.mark_persisted(update.token)
+        if stored_dead_letters:
+            self.room.dead_letters.add(self, stored_dead_letters)
 
     def end(self, error: MansioError) -> None:
         del error
@@ -97,7 +97,7 @@ class Live:
         self.room.dead_letters.on_closed(self)
 
     async def lease(self, first: int, last: int) -> None:
-        """Until they are leased: the horizon may have to move first."""
+        """Until they are leased: the lease bound may have to move first."""
         for _ in range(3):
             tick = self.state_machine.tick(0.0, self.room.wall_ms(), 0.5)
             if tick is not None:
@@ -112,8 +112,8 @@ class Live:
     async def reject(self, first: int, last: int, reason: str = "it is poison") -> None:
         """Lease these and reject them."""
         await self.lease(first, last)
-        said = [AcknowledgementBatch(first, last, bytes([REJECT]), reason=reason)]
-        update = self.state_machine.acknowledge(MEMBER, said, 0.0, self.room.wall_ms(), 0.5)
+        rejections = [AcknowledgementBatch(first, last, bytes([REJECT]), reason=reason)]
+        update = self.state_machine.acknowledge(MEMBER, rejections, 0.0, self.room.wall_ms(), 0.5)
         assert update is not None
         await self.persist(update)
 
@@ -179,7 +179,7 @@ class Room:
         batch = build_batch([(now_ms, *record) for record in records], **options)
         await partition.commit_promise(partition.append(batch).end_offset)
 
-    def letters(self, topic: str = "dlq.t", index: int = 0) -> list[Record]:
+    def stored_dead_letters(self, topic: str = "dlq.t", index: int = 0) -> list[Record]:
         """All dead letters of one partition."""
         partition = self.service.partitions.get(topic, index)
         if partition is None:

@@ -32,12 +32,12 @@ class Promise:
         return self._outcome is not None
 
     def set_result(self, result: Any) -> None:
-        self._settle((result, None))
+        self._complete((result, None))
 
     def set_exception(self, exception: BaseException) -> None:
-        self._settle((None, exception))
+        self._complete((None, exception))
 
-    def _settle(self, outcome: tuple[Any, BaseException | None]) -> None:
+    def _complete(self, outcome: tuple[Any, BaseException | None]) -> None:
         assert self._outcome is None, "a promise is settled once"
         self._outcome = outcome
         for callback in self._callbacks:

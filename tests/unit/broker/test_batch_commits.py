@@ -77,7 +77,7 @@ def committed(room: CoordinatorRoom) -> dict[tuple[str, int], int]:
 
 
 def check_each_committed(room: CoordinatorRoom, times: int) -> None:
-    room.settle(5_000)
+    room.run_for(5_000)
     assert committed(room) == dict.fromkeys(PARTITIONS, times)
     assert not room.coordinator.store.ongoing, "a transaction stayed open"
 
@@ -88,9 +88,9 @@ def check_each_committed(room: CoordinatorRoom, times: int) -> None:
 def test_a_held_transaction_outlives_its_timeout_and_ends_after_the_maximum() -> None:
     room = CoordinatorRoom(held_ms_max=HOUR_MS)
     held = write_task(room, 0)
-    room.settle(HOUR_MS - 5_000)
+    room.run_for(HOUR_MS - 5_000)
     assert room.state(held.transactional_id) == "Ongoing"
-    room.settle(10_000)
+    room.run_for(10_000)
     assert room.state(held.transactional_id) == "CompleteAbort"
     with pytest.raises(ProducerFenced):
         room.end((held.producer_id, held.producer_epoch), name=held.transactional_id)
@@ -99,12 +99,12 @@ def test_a_held_transaction_outlives_its_timeout_and_ends_after_the_maximum() ->
 def test_the_time_of_a_held_transaction_goes_on_after_a_restart() -> None:
     room = CoordinatorRoom(held_ms_max=HOUR_MS)
     held = write_task(room, 0)
-    room.settle(HOUR_MS / 2)
+    room.run_for(HOUR_MS / 2)
     room = room.restarted(held_ms_max=HOUR_MS)
     assert room.coordinator.store.entries[held.transactional_id].transaction.is_held
-    room.settle(HOUR_MS / 2 - 5_000)
+    room.run_for(HOUR_MS / 2 - 5_000)
     assert room.state(held.transactional_id) == "Ongoing"
-    room.settle(10_000)
+    room.run_for(10_000)
     assert room.state(held.transactional_id) == "CompleteAbort"
 
 
@@ -114,7 +114,7 @@ def test_a_new_producer_does_not_abort_a_held_transaction() -> None:
     with pytest.raises(ConcurrentTransactions):
         room.begin(held.transactional_id)
     commit(room, 0, [held])
-    room.settle()
+    room.run_for()
     assert room.state(held.transactional_id) == "CompleteCommit"
     room.begin(held.transactional_id)
 
@@ -123,10 +123,10 @@ def test_the_timeout_applies_again_to_the_next_transaction() -> None:
     room = CoordinatorRoom()
     held = write_task(room, 0)
     commit(room, 0, [held])
-    room.settle()
+    room.run_for()
     after = room.coordinator.store.entries[held.transactional_id].transaction
     room.add(after.current_producer, name=held.transactional_id)
-    room.settle(70_000)
+    room.run_for(70_000)
     assert room.state(held.transactional_id) == "CompleteAbort"
 
 
@@ -199,7 +199,7 @@ def test_an_abort_changes_no_decision() -> None:
     batch = write_batch(room)
     room.markers.held = True
     request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
-    room.settle(100)
+    room.run_for(100)
     assert request.done()  # decided; the markers follow
     room.run(room.batches.abort(QUERY, batch))
     room.markers.held = False
@@ -212,7 +212,7 @@ def test_no_transaction_is_committed_before_the_decision_is_durable() -> None:
     partition = room.partitions[room.index(QUERY)]
     partition.holds = True
     request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
-    room.settle(10_000)
+    room.run_for(10_000)
     assert not request.done()
     assert not room.markers.stored
     partition.holds = False
@@ -230,7 +230,7 @@ def test_another_request_of_the_query_is_refused_meanwhile() -> None:
         room.run(room.batches.abort(QUERY, batch))
     partition.holds = False
     partition.sync()
-    room.settle()
+    room.run_for()
     assert request.done()
     room.run(room.batches.abort(QUERY, batch))
     check_each_committed(room, 1)
@@ -265,7 +265,7 @@ def power_loss(room: CoordinatorRoom) -> CoordinatorRoom:
     """A new coordinator with what is durable. What the old one still does has no effect."""
     restarted = room.restarted()
     room.sender._local = MarkerLog(room.scheduler)
-    room.settle(1_000)
+    room.run_for(1_000)
     return restarted
 
 
@@ -275,10 +275,10 @@ def test_a_power_loss_at_any_step_leaves_all_or_nothing_and_a_repeated_batch_com
     while True:
         room = CoordinatorRoom()
         commit(room, 0, write_batch(room))
-        room.settle()
+        room.run_for()
         is_complete = run_steps(room, room.batches.commit(QUERY, 1, write_batch(room)), steps)
         room = power_loss(room)
-        room.settle(5_000)
+        room.run_for(5_000)
         after = set(committed(room).values())
         assert after in ({1}, {2}), f"a part of the batch is committed after step {steps}"
         decided += after == {2}
@@ -310,7 +310,7 @@ def test_a_loaded_decision_is_carried_out_without_a_request() -> None:
 
     room.ender.end = fail
     room.scheduler.start(room.batches.commit(QUERY, 0, batch))
-    room.settle(100)
+    room.run_for(100)
     assert not room.markers.stored
     room = room.restarted()
     check_each_committed(room, 1)
@@ -327,18 +327,18 @@ def test_a_loaded_decision_is_carried_out_only_when_it_is_committed() -> None:
 
     room.ender.end = fail
     room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
-    room.settle(100)
+    room.run_for(100)
     scheduler = VirtualScheduler()
     room.markers.scheduler = scheduler
     partitions = [each.after_power_loss(scheduler) for each in room.partitions]
     undecided = partitions[room.index(QUERY)]
     undecided.high_watermark, undecided.holds = 0, True
     room = CoordinatorRoom(scheduler=scheduler, markers=room.markers, partitions=partitions)
-    room.settle(5_000)
+    room.run_for(5_000)
     assert not room.markers.stored
     undecided.holds = False
     undecided.sync()
-    room.settle(5_000)
+    room.run_for(5_000)
     assert room.markers.results() == {PARTITIONS[1]: [True]}
 
 
@@ -346,7 +346,7 @@ def test_a_decided_batch_is_committed_although_the_time_of_its_transactions_ends
     """The tasks ended long ago, and a coordinator cannot be reached between the decision and the end."""
     room = CoordinatorRoom(held_ms_max=HOUR_MS)
     batch = write_batch(room)
-    room.settle(HOUR_MS - 5_000)
+    room.run_for(HOUR_MS - 5_000)
     real_end = room.ender.end
     reachable_from_ms = room.scheduler.wall_ms() + 60_000
 
@@ -357,7 +357,7 @@ def test_a_decided_batch_is_committed_although_the_time_of_its_transactions_ends
 
     room.ender.end = end
     request = room.scheduler.start(room.batches.commit(QUERY, 0, batch))
-    room.settle(60_000)
+    room.run_for(60_000)
     assert request.done()
     check_each_committed(room, 1)
 
@@ -375,7 +375,7 @@ def test_a_decision_is_carried_out_after_an_unexpected_error() -> None:
 
     room.ender.end = end
     request = room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
-    room.settle(5_000)
+    room.run_for(5_000)
     assert not defects
     assert request.done()
     assert committed(room)[PARTITIONS[0]] == 1
@@ -396,8 +396,8 @@ def test_a_commit_that_waits_for_another_coordinator_can_be_repeated() -> None:
     with pytest.raises(CoordinatorNotAvailable):
         commit(room, 0, batch)
     while errors:
-        room.settle(1_000)
-    room.settle(5_000)
+        room.run_for(1_000)
+    room.run_for(5_000)
     commit(room, 0, batch)
     check_each_committed(room, 1)
 
@@ -443,7 +443,7 @@ def deliver_before_commits(room: CoordinatorRoom, late: DelayedAborts) -> None:
 def test_an_abort_that_arrives_after_a_change_of_the_leader_does_not_split_a_batch(origin: str) -> None:
     room = CoordinatorRoom()
     commit(room, 0, write_batch(room))
-    room.settle()
+    room.run_for()
     first, second = write_batch(room), write_batch(room, slot=1)
     requests = {
         "abort": lambda: room.batches.abort(QUERY, second[1:2]),
@@ -452,16 +452,16 @@ def test_an_abort_that_arrives_after_a_change_of_the_leader_does_not_split_a_bat
     }
     late = DelayedAborts(room)
     room.scheduler.start(requests[origin]())
-    room.settle(20)
+    room.run_for(20)
     assert late.transactions
     before = 2 if origin == "abandoned" else 1
     room = room.restarted()
     deliver_before_commits(room, late)
     with suppress(InvalidTxnState):
         commit(room, 2, second)
-    room.settle(5_000)
+    room.run_for(5_000)
     room.run(late.arrive(room))
-    room.settle(5_000)
+    room.run_for(5_000)
     assert committed(room) == dict.fromkeys(PARTITIONS, before)
     with pytest.raises(InvalidTxnState, match="batch 2 is not committed"):
         commit(room, 2, second)
@@ -477,11 +477,11 @@ def test_no_abort_is_sent_before_it_is_stored() -> None:
     partition = room.partitions[room.index(QUERY)]
     partition.holds = True
     room.scheduler.start(room.batches.abort(QUERY, batch))
-    room.settle(10_000)
+    room.run_for(10_000)
     assert not late.transactions
     partition.holds = False
     partition.sync()
-    room.settle(10)
+    room.run_for(10)
     assert late.transactions
 
 
@@ -490,7 +490,7 @@ def test_stored_aborts_are_carried_out_by_the_next_leader_without_a_request_and_
     batch = write_batch(room)
     DelayedAborts(room)
     room.scheduler.start(room.batches.abort(QUERY, batch))
-    room.settle(100)
+    room.run_for(100)
     stored = room.coordinator.store.decisions.entries[QUERY].decision
     assert stored.aborting == tuple(batch)
     room = room.restarted()
@@ -521,7 +521,7 @@ def test_an_abort_stays_stored_until_each_transaction_is_ended() -> None:
         commit(room, 0, write_batch(room, slot=1))
     assert room.coordinator.store.decisions.entries[QUERY].decision.aborting == tuple(batch)
     is_reachable = True
-    room.settle(5_000)
+    room.run_for(5_000)
     for _ in range(3):
         room.run(room.batches.abort(QUERY, batch))
     assert room.coordinator.store.decisions.entries[QUERY].decision.is_settled
@@ -537,7 +537,7 @@ def test_a_request_that_outlasts_its_leadership_decides_nothing() -> None:
     for index, partition in enumerate(shared):
         partition.is_leadership_uncertain = False
         room.coordinator.topic.lead(index, partition, 4)
-    room.settle()
+    room.run_for()
     transaction = write_task(room, 1)
     index = room.index(QUERY)
     assert room.index(transaction.transactional_id) != index
@@ -555,7 +555,7 @@ def test_a_request_that_outlasts_its_leadership_decides_nothing() -> None:
     assert not room.coordinator.store.decisions.entries
     room.ender.hold = real_hold
     commit(room, 0, [transaction])
-    room.settle()
+    room.run_for()
     assert committed(room)[PARTITIONS[1]] == 1
 
 
@@ -569,17 +569,17 @@ def test_aborts_with_a_batch_need_no_further_flush() -> None:
     partition = room.partitions[index]
     before = partition.urgent_appends
     commit(room, 0, [first])
-    room.settle()
+    room.run_for()
     assert partition.urgent_appends - before == 2, "the decision and its end"
     second = write_task(room, 1)
     before = partition.urgent_appends
     commit(room, 1, [second], [abandoned])
-    room.settle()
+    room.run_for()
     assert partition.urgent_appends - before == 2
     third = write_task(room, 1)
     before = partition.urgent_appends
     room.run(room.batches.abort(QUERY, [third]))
-    room.settle()
+    room.run_for()
     assert partition.urgent_appends - before == 1
 
 
@@ -597,13 +597,13 @@ def late_decision(age_ms: int, *, failures: int) -> None:
 
     room.ender.end = fail
     room.scheduler.start(room.batches.commit(QUERY, 0, [transaction]))
-    room.settle(100)
+    room.run_for(100)
     room.batches.close()
     producer = (transaction.producer_id, transaction.producer_epoch)
     room.end(producer, is_commit=True, name=transaction.transactional_id)
-    room.settle(100)
+    room.run_for(100)
     room.begin(transaction.transactional_id)
-    room.settle(age_ms)
+    room.run_for(age_ms)
     scheduler = VirtualScheduler()
     scheduler.now_ms = room.scheduler.now_ms
     room.markers.scheduler = scheduler
@@ -624,7 +624,7 @@ def late_decision(age_ms: int, *, failures: int) -> None:
     room.ender.end = end
     undecided.holds = False
     undecided.sync()
-    room.settle(5_000)
+    room.run_for(5_000)
     assert not errors
     assert room.coordinator.store.decisions.entries[QUERY].decision.is_settled
 
@@ -657,9 +657,9 @@ def test_a_transaction_that_this_process_has_committed_is_not_ended_again(
 
     room.ender.end = end
     room.scheduler.start(room.batches.commit(QUERY, 0, batch))
-    room.settle(1_000)
+    room.run_for(1_000)
     room.begin(batch[0].transactional_id)
-    room.settle(HOUR_MS * 0.7)
+    room.run_for(HOUR_MS * 0.7)
     assert ended == batch
     assert committed(room) == {("a", 0): 1, ("a", 1): 1, ("b", 0): 0}
     assert not room.coordinator.store.decisions.entries[QUERY].ended
@@ -719,7 +719,7 @@ def test_a_batch_of_the_most_tasks_is_committed_and_one_decision_stored() -> Non
 
     room.ender.hold, room.ender.end = hold, end
     commit(room, 1, most[1:], most[:1])
-    room.settle()
+    room.run_for()
     assert ended == {True: TRANSACTIONS_MAX - 1, False: 1}
     decisions = room.restarted().coordinator.store.decisions.entries
     assert (decisions[QUERY].decision.batch_id, decisions[QUERY].decision.is_settled) == (1, True)
@@ -741,7 +741,7 @@ def test_queries_that_are_refused_because_of_the_limit_can_abort_what_they_have_
     third = [write_task(room, 2)]
     with pytest.raises(CoordinatorNotAvailable):
         room.run(room.batches.abort("third", third))
-    room.settle(3 * HOUR_MS)
+    room.run_for(3 * HOUR_MS)
     room.run(room.batches.abort("third", third))
     assert not room.coordinator.store.ongoing
 
@@ -750,7 +750,7 @@ def test_hundreds_of_batches_leave_one_decision_and_the_slots_of_the_tasks() -> 
     room = CoordinatorRoom()
     for batch_id in range(200):
         commit(room, batch_id, [write_task(room, 0)])
-        room.settle(5)
+        room.run_for(5)
     store = room.coordinator.store
     assert len(store.entries) == 1
     assert len(store.decisions.entries) == 1
@@ -774,7 +774,7 @@ def test_batches_go_on_with_a_new_producer_id_when_the_epochs_of_a_slot_are_used
         producers.add(transaction.producer_id)
         for _ in range(2):
             commit(room, batch_id, [transaction])
-        room.settle()
+        room.run_for()
         if batch_id % 3 == 2:
             room = room.restarted()
     assert committed(room)["a", 0] == 8
@@ -785,9 +785,9 @@ def test_a_query_is_forgotten_when_it_is_not_used_for_long_and_not_before() -> N
     settings = {"query_expiration_ms": 10 * HOUR_MS, "expiration_check_interval_ms": HOUR_MS}
     room = CoordinatorRoom(**settings)
     commit(room, 0, write_batch(room))
-    room.settle(9 * HOUR_MS)
+    room.run_for(9 * HOUR_MS)
     assert QUERY in room.coordinator.store.decisions.entries
-    room.settle(3 * HOUR_MS)
+    room.run_for(3 * HOUR_MS)
     assert QUERY not in room.coordinator.store.decisions.entries
     assert QUERY not in room.restarted(**settings).coordinator.store.decisions.entries
 
@@ -800,8 +800,8 @@ def test_single_writes_are_forgotten_soon_and_do_not_use_up_the_queries() -> Non
         room.run(room.batches.commit(f"write-{number}", SINGLE_WRITE, [write_task(room, 1)]))
         for _ in range(2):
             room.run(room.batches.commit(f"write-{number}", SINGLE_WRITE, []))
-        room.settle(HOUR_MS / 3)
-    room.settle(5 * HOUR_MS)
+        room.run_for(HOUR_MS / 3)
+    room.run_for(5 * HOUR_MS)
     assert list(room.coordinator.store.decisions.entries) == [QUERY]
     assert committed(room)["a", 1] == 50
 
@@ -929,16 +929,16 @@ def test_a_partition_without_leader_stops_no_later_batch_that_does_not_write_to_
         commit(room, 0, [write_task(room, 0, slot=5)], [old])
     else:
         commit(room, 0, [old])
-    room.settle(1_000)
+    room.run_for(1_000)
     if restarts:
         entry = room.coordinator.store.decisions.entries[QUERY]
         if how == "commit":  # a leader that has carried out a decision and not stored that
             decision = BatchDecision(0, (old,), room.scheduler.wall_ms())
             room.run(store(room, entry.index, to_record(QUERY, decision)))
         room = room.restarted(batch_commit_wait_ms=1_000)
-        room.settle(60_000)
+        room.run_for(60_000)
     commit(room, 1, [write_task(room, 0), write_task(room, 1)])
-    room.settle(1_000)
+    room.run_for(1_000)
     assert committed(room)[PARTITIONS[1]] == 1
 
 
@@ -969,5 +969,5 @@ def test_any_number_of_expired_queries_is_removed_soon(monkeypatch: pytest.Monke
     for number in range(100):
         room.run(room.batches.commit(f"write-{number}", SINGLE_WRITE, []))
     write_task(room, 0)
-    room.settle(2 * HOUR_MS + 60_000)
+    room.run_for(2 * HOUR_MS + 60_000)
     assert not room.coordinator.store.decisions.entries

@@ -55,7 +55,7 @@ BATCH_BYTES_MAX = 1 << 20
 
 
 class ManualThread:
-    """Runs the oldest job when the test says so."""
+    """Runs the oldest job on the test's command."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Callable[..., None]]] = []

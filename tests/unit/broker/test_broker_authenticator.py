@@ -196,7 +196,7 @@ def test_a_handshake_out_of_order_is_refused() -> None:
 
 
 @pytest.mark.parametrize("known", [None, registry(secret=None)], ids=["a single node", "no secret yet"])
-def test_without_a_secret_nobody_is_accepted(known: Any) -> None:
+def test_without_a_secret_no_broker_is_accepted(known: Any) -> None:
     authenticator = BrokerAuthenticator(1, known, CountingRandom())
     with pytest.raises(ClusterAuthorizationFailed):
         authenticator.begin_handshake(NONCES[0], None, HOST)
@@ -235,7 +235,7 @@ def test_a_broker_that_registered_again_has_to_shake_hands_again() -> None:
 
 
 class Seen(NamedTuple):
-    """What somebody who reads all connections has of one handshake."""
+    """What a reader of all connections has of one handshake."""
 
     listener_id: int
     challenge: BrokerChallenge

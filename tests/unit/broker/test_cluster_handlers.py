@@ -1,4 +1,4 @@
-"""What a broker of a cluster says about it: brokers, leaders, the controller, elections; bytes in and bytes out."""
+"""What a broker of a cluster reports about it: brokers, leaders, the controller, elections; bytes in and bytes out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 OWN = 1
 OK, UNKNOWN_TOPIC, NO_LEADER_NOW, TIMED_OUT, BAD_REQUEST, BROKER_NOT_AVAILABLE = 0, 3, 5, 7, 42, 8
-BAD_REPLICAS, PREFERRED_AWAY, NOBODY_ELIGIBLE, NOT_NEEDED, NOT_MOVING = 39, 80, 83, 84, 85
+BAD_REPLICAS, PREFERRED_AWAY, NONE_ELIGIBLE, NOT_NEEDED, NOT_MOVING = 39, 80, 83, 84, 85
 ALL_LEFT_OUT = None
 
 
@@ -170,12 +170,12 @@ def test_when_a_broker_comes_back_metadata_show_it_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("controller", "told"), [(None, -1), (ControllerState(3, 9), -1), (ControllerState(2, 9), 2)]
+    ("controller", "reported"), [(None, -1), (ControllerState(3, 9), -1), (ControllerState(2, 9), 2)]
 )
-def test_no_controller_is_named_that_is_not_there(controller: ControllerState | None, told: int) -> None:
+def test_no_controller_is_named_that_is_not_there(controller: ControllerState | None, reported: int) -> None:
     world = World([partition(1)], alive=(1, 2))
     world.state.controller = controller
-    assert world.ask(ApiKey.DESCRIBE_CLUSTER, 2, endpoint_type=1).controller_id == told
+    assert world.ask(ApiKey.DESCRIBE_CLUSTER, 2, endpoint_type=1).controller_id == reported
 
 
 def named_controller(world: World) -> int:
@@ -202,7 +202,7 @@ def test_a_broker_that_can_change_nothing_sends_clients_to_one_that_can(unfit: s
     assert named_controller(world) == 2
 
 
-def test_where_nobody_can_change_anything_the_broker_that_answers_says_why() -> None:
+def test_where_no_broker_can_change_anything_the_one_that_answers_states_why() -> None:
     world = World([partition(1)], alive=(1,))
     world.holds = False
     assert named_controller(world) == OWN
@@ -289,7 +289,7 @@ def test_asked_for_all_partitions_those_that_need_no_election_are_left_out() -> 
     assert world.elect(1, ALL_LEFT_OUT) == []
 
 
-def test_an_unclean_election_is_held_only_where_nobody_in_sync_can_lead() -> None:
+def test_an_unclean_election_is_held_only_where_no_replica_in_sync_can_lead() -> None:
     partitions = [partition(-1, isr=(3,)), partition(2), partition(-1, isr=(2,))]
     world = World(partitions, alive=(1, 2))
     assert world.elect(1, [0, 1, 2]) == [(0, OK), (1, NOT_NEEDED), (2, NOT_NEEDED)]
@@ -297,9 +297,9 @@ def test_an_unclean_election_is_held_only_where_nobody_in_sync_can_lead() -> Non
     assert (elected.leader, elected.isr, elected.leader_epoch) == (1, (1,), 8)
 
 
-def test_an_unclean_election_without_a_replica_that_is_there_elects_nobody() -> None:
+def test_an_unclean_election_without_a_replica_that_is_there_elects_none() -> None:
     world = World([partition(-1, isr=(3,))], alive=())
-    assert world.elect(1, [0]) == [(0, NOBODY_ELIGIBLE)]
+    assert world.elect(1, [0]) == [(0, NONE_ELIGIBLE)]
     assert world.controller.asked == []
 
 

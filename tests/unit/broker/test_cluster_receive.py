@@ -272,7 +272,7 @@ def test_hung_broker_blocks_no_request_to_another_one() -> None:
     one.simulation.run_until(lambda: one.outcomes == [None], within_ms=10)
 
 
-def test_request_without_a_connection_ends_after_its_time_and_says_that_nothing_was_sent() -> None:
+def test_request_without_a_connection_ends_after_its_time_and_reports_that_nothing_was_sent() -> None:
     one = Forwarding()
     for _ in range(CONNECTIONS_MAX):
         one.release(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unit.broker.cluster_fixtures import GroupCluster
-from unit.broker.consumer_groups_fixtures import UNKNOWN_MEMBER, Catalogue, Member, check_alone, settle_down
+from unit.broker.consumer_groups_fixtures import UNKNOWN_MEMBER, Catalogue, Member, check_alone, stabilize
 from unit.broker.test_coordinator_moves import HOME, LEADER, OTHER
 
 NOT_COORDINATOR, LOADING = 16, 14
@@ -22,7 +22,7 @@ def cluster_with_topics() -> GroupCluster:
 
 def two_at(cluster: GroupCluster, node_id: int) -> tuple[Member, Member]:
     members = Member(cluster.brokers[node_id], "a"), Member(cluster.brokers[node_id], "b")
-    settle_down(members)
+    stabilize(members)
     return members
 
 
@@ -37,7 +37,7 @@ def test_members_carry_on_with_the_next_coordinator(cut: bool) -> None:
     cluster.scheduler.turn()
     for each in members:
         each.broker = cluster.brokers[OTHER]
-    settle_down(members)
+    stabilize(members)
     assert [(each.owned, each.epoch) for each in members] == had
     assert cluster.brokers[LEADER].groups.store.entries == {}
     cluster.scheduler.pass_time(44_000)
@@ -48,10 +48,10 @@ def test_members_carry_on_with_the_next_coordinator(cut: bool) -> None:
     )  # its session began with the load, and the new coordinator ended it
 
 
-def test_what_was_not_committed_was_told_to_nobody() -> None:
+def test_what_was_not_committed_was_returned_to_no_client() -> None:
     cluster = cluster_with_topics()
     first, second = Member(cluster.brokers[LEADER], "a"), Member(cluster.brokers[LEADER], "b")
-    settle_down((first,))
+    stabilize((first,))
     cluster.partitions[HOME].holds = True
     joining = second.begin()
     assert not joining.done()
@@ -62,14 +62,14 @@ def test_what_was_not_committed_was_told_to_nobody() -> None:
     cluster.scheduler.turn()
     first.broker = second.broker = cluster.brokers[OTHER]
     check_alone((first, second))
-    settle_down((first, second))
+    stabilize((first, second))
     assert sorted(map(len, (first.owned, second.owned))) == [2, 2]
 
 
-def test_a_new_coordinator_tells_nothing_that_it_may_lose_again() -> None:
+def test_a_new_coordinator_returns_nothing_that_it_may_lose_again() -> None:
     cluster = cluster_with_topics()
     first, second = Member(cluster.brokers[LEADER], "a"), Member(cluster.brokers[LEADER], "b")
-    settle_down((first,))
+    stabilize((first,))
     second.beat()
     cluster.partitions[HOME].holds = True
     lost = first.begin()  # told to give two up; the answer waits for the commit

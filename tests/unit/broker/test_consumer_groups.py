@@ -16,7 +16,7 @@ from unit.broker.consumer_groups_fixtures import (
     ConsumerBroker,
     Member,
     check_alone,
-    settle_down,
+    stabilize,
 )
 from unit.broker.test_groups import code, commit_fields
 
@@ -25,7 +25,7 @@ INVALID_REQUEST, NON_EMPTY, UNSUPPORTED_ASSIGNOR, INVALID_REGEX, UNRELEASED_INST
 
 def two(broker: ConsumerBroker) -> tuple[Member, Member]:
     members = Member(broker, "a"), Member(broker, "b")
-    settle_down(members)
+    stabilize(members)
     return members
 
 
@@ -40,14 +40,14 @@ def test_two_members_share_what_there_is_and_one_takes_over_when_the_other_leave
     second = Member(broker, "b")
     assert second.beat() == 0
     assert not second.owned  # the first has not let go of anything yet
-    settle_down((first, second))
+    stabilize((first, second))
     assert sorted(map(len, (first.owned, second.owned))) == [2, 2]
     assert second.leave() == 0
-    settle_down((first,))
+    stabilize((first,))
     assert len(first.owned) == 4
 
 
-def test_members_in_a_hurry_are_told_to_come_back_soon() -> None:
+def test_members_in_a_hurry_are_asked_to_come_back_soon() -> None:
     broker = ConsumerBroker()
     first, second = Member(broker, "a"), Member(broker, "b")
     first.beat()
@@ -93,7 +93,7 @@ def test_a_heartbeat_that_missed_its_answer_waits_for_the_commit_of_what_it_miss
     broker.home.holds = True
     lost = first.begin()  # gives up two, and goes to the next epoch
     assert not lost.done()
-    first.says_owned = True
+    first.sends_owned = True
     asking = first.begin()
     assert not asking.done()
     broker.home.sync()
@@ -135,7 +135,7 @@ def test_a_join_that_makes_no_sense_is_refused_and_leaves_no_group(wrong: dict[s
     assert "g" not in broker.groups.store.entries
 
 
-def test_unknown_members_and_assignors_are_told_so() -> None:
+def test_unknown_members_and_assignors_are_refused() -> None:
     broker = ConsumerBroker()
     stranger = Member(broker, "x")
     stranger.epoch = 3
@@ -149,7 +149,7 @@ def test_unknown_members_and_assignors_are_told_so() -> None:
 # Time
 
 
-def test_a_member_that_is_not_heard_of_is_removed_and_its_partitions_go_to_the_others() -> None:
+def test_a_silent_member_is_removed_and_its_partitions_go_to_the_others() -> None:
     broker = ConsumerBroker(consumer_session_timeout_ms=10_000)
     first, second = two(broker)
     for _ in range(3):
@@ -170,11 +170,11 @@ def test_a_member_that_does_not_let_go_within_its_rebalance_timeout_is_removed()
     for _ in range(13):
         broker.scheduler.pass_time(5_000)
         second.beat()
-        first.owned, first.says_owned = everything, True
+        first.owned, first.sends_owned = everything, True
         if first.beat():
             break
     assert first.error == UNKNOWN_MEMBER
-    settle_down((second,))
+    stabilize((second,))
     assert len(second.owned) == 4
 
 
@@ -208,22 +208,22 @@ def test_after_a_stall_heartbeats_are_read_before_sessions_end() -> None:
 def test_new_partitions_are_given_out_and_deleted_topics_are_taken_away() -> None:
     broker = ConsumerBroker(Catalogue(t=2, u=2))
     first, second = Member(broker, "a", ("t", "u")), Member(broker, "b", ("t", "u"))
-    settle_down((first, second))
+    stabilize((first, second))
     broker.catalogue.set("t", 6)
-    settle_down((first, second))
+    stabilize((first, second))
     assert sorted(map(len, (first.owned, second.owned))) == [4, 4]
     broker.catalogue.set("u", None)
-    settle_down((first, second))
+    stabilize((first, second))
     assert {name for name, _ in first.owned | second.owned} == {"t"}
 
 
 def test_a_recreated_topic_is_another_topic() -> None:
     broker = ConsumerBroker()
     member = Member(broker, "a")
-    settle_down((member,))
+    stabilize((member,))
     epoch = member.epoch
-    broker.catalogue.set("t", 4, anew=True)
-    settle_down((member,))
+    broker.catalogue.set("t", 4, again=True)
+    stabilize((member,))
     assert len(member.owned) == 4
     assert member.epoch > epoch
 
@@ -235,7 +235,7 @@ def test_a_change_of_leaders_computes_no_targets() -> None:
     broker.catalogue.set("t", 4)  # the same topic with other partition states
     assert broker.groups.topic_resolver.topics() is view
     before = broker.stored_bytes()
-    settle_down((first, second))
+    stabilize((first, second))
     assert broker.stored_bytes() == before
 
 
@@ -243,15 +243,15 @@ def test_an_expression_follows_the_topics_and_matches_the_brokers_own_too() -> N
     broker = ConsumerBroker(Catalogue(ta=1, tb=1, u=1))
     broker.catalogue.set("t__internal", 1, internal=True)
     member = Member(broker, "a", None, regex="^t.*")
-    settle_down((member,))
+    stabilize((member,))
     assert member.owned == {("ta", 0), ("tb", 0), ("t__internal", 0)}
     broker.catalogue.set("tc", 1)
-    settle_down((member,))
+    stabilize((member,))
     assert member.owned == {("ta", 0), ("tb", 0), ("tc", 0), ("t__internal", 0)}
     again = broker.restarted()
     member.broker = again
     again.catalogue.set("td", 1)
-    settle_down((member,))
+    stabilize((member,))
     assert ("td", 0) in member.owned
 
 
@@ -268,31 +268,31 @@ def test_what_is_no_expression_of_re2_is_refused_with_the_reason(regex: str) -> 
 def test_an_expression_matches_whole_names() -> None:
     broker = ConsumerBroker(Catalogue(t=1, ta=1, at=1))
     member = Member(broker, "a", None, regex="t")
-    settle_down((member,))
+    stabilize((member,))
     assert member.owned == {("t", 0)}
 
 
 def test_an_expression_that_would_take_for_ever_elsewhere_takes_no_time() -> None:
     broker = ConsumerBroker(Catalogue(**{"a" * 200: 1, "t": 1}))
     member = Member(broker, "a", None, regex="(a+)+b|t")
-    settle_down((member,))
+    stabilize((member,))
     assert member.owned == {("t", 0)}
 
 
 # Static members
 
 
-def test_a_static_member_that_comes_back_has_its_partitions_again_and_disturbs_nobody() -> None:
+def test_a_static_member_that_comes_back_has_its_partitions_again_and_disturbs_no_member() -> None:
     broker = ConsumerBroker()
     first, second = Member(broker, "a", instance_id="i1"), Member(broker, "b", instance_id="i2")
-    settle_down((first, second))
+    stabilize((first, second))
     had, epoch = first.owned, second.epoch
     assert Member(broker, "c", instance_id="i1").beat() == UNRELEASED_INSTANCE
     assert first.leave() == 0
     assert second.beat() == 0
     assert second.epoch == epoch
     back = Member(broker, "a2", instance_id="i1")
-    settle_down((back, second))
+    stabilize((back, second))
     assert back.owned == had
 
 
@@ -330,7 +330,7 @@ def test_a_member_reads_offsets_in_its_epoch_and_anybody_else_may_as_well() -> N
 def test_offsets_of_topics_that_members_read_are_kept_and_those_of_an_empty_group_expire() -> None:
     broker = ConsumerBroker(Catalogue(t=1, u=1), offsets_retention_ms=60_000)
     member = Member(broker, "a")
-    settle_down((member,))
+    stabilize((member,))
     member.commit(5)
     member.commit(5, topic="u")
     for _ in range(5):
@@ -356,7 +356,7 @@ def test_groups_of_both_kinds_are_listed_and_described_each_by_its_own_api() -> 
     broker = ConsumerBroker()
     broker.stable()
     modern = Member(broker, "a", ("t",), group_id="m")
-    settle_down((modern,))
+    stabilize((modern,))
 
     def listed(**filters: list[str]) -> list[tuple[str, str, str, str]]:
         answer = broker.call(ApiKey.LIST_GROUPS, **{"states_filter": [], "types_filter": [], **filters})
@@ -389,7 +389,7 @@ def test_groups_of_both_kinds_are_listed_and_described_each_by_its_own_api() -> 
 def test_a_group_that_is_named_a_thousand_times_is_described_once() -> None:
     broker = ConsumerBroker()
     broker.stable()
-    settle_down((Member(broker, "a", ("t",), group_id="m"),))
+    stabilize((Member(broker, "a", ("t",), group_id="m"),))
     named = ["m", "g", "nobody"] * 1_000
     for api, field in ((ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids"), (ApiKey.DESCRIBE_GROUPS, "groups")):
         found = broker.call(api, **{field: named}).groups
@@ -399,13 +399,13 @@ def test_a_group_that_is_named_a_thousand_times_is_described_once() -> None:
 def test_who_reads_what_and_how_far_is_shown_for_consumer_groups() -> None:
     broker = ConsumerBroker()
     member = Member(broker, "a")
-    settle_down((member,))
+    stabilize((member,))
     member.commit(40)
     lags = {each.partition: (each.lag, each.member_id) for each in broker.groups.inspection.lag("g")}
     assert lags == {0: (60, "a"), 1: (None, "a"), 2: (None, "a"), 3: (None, "a")}
 
 
-def test_a_group_is_deleted_when_nobody_is_in_it_and_stays_deleted() -> None:
+def test_a_group_is_deleted_when_it_has_no_member_and_stays_deleted() -> None:
     broker = ConsumerBroker()
     first, second = two(broker)
     first.commit(5)
@@ -429,7 +429,7 @@ def test_a_group_is_deleted_when_nobody_is_in_it_and_stays_deleted() -> None:
 # Starts, moves, and what cannot be written
 
 
-def test_members_carry_on_after_a_restart_and_their_sessions_begin_anew() -> None:
+def test_members_carry_on_after_a_restart_and_their_sessions_begin_again() -> None:
     broker = ConsumerBroker(consumer_session_timeout_ms=10_000)
     first, second = two(broker)
     had = first.owned, second.owned, first.epoch
@@ -437,14 +437,14 @@ def test_members_carry_on_after_a_restart_and_their_sessions_begin_anew() -> Non
     assert again.stored()[0] == broker.stored()[0]
     first.broker = second.broker = again
     before = again.stored_bytes()
-    settle_down((first, second))
+    stabilize((first, second))
     assert (first.owned, second.owned, first.epoch) == had
     assert again.stored_bytes() == before
     again.scheduler.pass_time(8_000)
     assert first.beat() == 0
     again.scheduler.pass_time(2_500)  # the other one never came back
     assert second.beat() == UNKNOWN_MEMBER
-    settle_down((first,))
+    stabilize((first,))
     assert len(first.owned) == 4
 
 
@@ -485,7 +485,7 @@ def test_whatever_cannot_be_written_the_group_goes_on_as_it_is_stored(nth: int, 
             assert machine == stored
     if members[0].leave() not in (0, UNKNOWN_MEMBER):
         assert members[0].leave() in (0, UNKNOWN_MEMBER)
-    settle_down(members[1:])
+    stabilize(members[1:])
     assert failed <= 1
     assert {place for each in members[1:] for place in each.owned} == {
         *(("t", index) for index in range(4)),
@@ -504,14 +504,14 @@ def test_the_append_that_fails_is_among_those_of_the_history_above() -> None:
     for member in members:
         for each in members[: members.index(member) + 1]:
             each.beat()
-    settle_down(members)
+    stabilize(members)
     assert len(broker.home.stored) >= 7
 
 
 def test_an_assignor_that_fails_costs_its_request_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = ConsumerBroker()
     first = Member(broker, "a")
-    settle_down((first,))
+    stabilize((first,))
     machine = broker.stored()[0]
     assignor = broker.groups._factory.assignors["uniform"]
     monkeypatch.setattr(type(assignor), "assign", lambda *_: 1 // 0)
@@ -519,11 +519,11 @@ def test_an_assignor_that_fails_costs_its_request_and_nothing_else(monkeypatch: 
     assert broker.stored()[0] == machine
     monkeypatch.undo()
     second = Member(broker, "b")
-    settle_down((first, second))
+    stabilize((first, second))
     assert len(second.owned) == 2
 
 
-def test_assignors_are_loaded_by_name_and_what_cannot_be_is_said_at_the_start() -> None:
+def test_assignors_are_loaded_by_name_and_what_cannot_be_is_reported_at_the_start() -> None:
     assert list(load_assignors(("range", " uniform ", "range"))) == ["range", "uniform"]
     for names in ((), ("mine",)):
         with pytest.raises(ConfigError, match="group_consumer_assignors"):

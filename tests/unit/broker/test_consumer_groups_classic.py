@@ -9,7 +9,7 @@ from mansio.state.classic_group.group import ClassicGroup
 from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.internal_records.consumer_protocol import decode_assignment
-from unit.broker.consumer_groups_fixtures import UNKNOWN_MEMBER, ConsumerBroker, Member, settle_down
+from unit.broker.consumer_groups_fixtures import UNKNOWN_MEMBER, ConsumerBroker, Member, stabilize
 from unit.broker.test_groups import code
 
 REBALANCING, INCONSISTENT, ILLEGAL_GENERATION = 27, 23, 22
@@ -71,7 +71,7 @@ def test_classic_and_new_members_share_the_partitions_of_one_group() -> None:
     broker.scheduler.turn()
     modern.beat()
     given = {tuple(each) for each in decode_assignment(syncing.result().assignment).partitions}
-    settle_down((modern,))
+    stabilize((modern,))
     assert given.isdisjoint(modern.owned)
     again = broker.join(rejoined.member_id)
     broker.scheduler.turn()
@@ -91,11 +91,11 @@ def test_classic_and_new_members_share_the_partitions_of_one_group() -> None:
     assert left.members[0].error_code == 0
     machine, stored = broker.stored()
     assert machine == stored
-    settle_down((modern,))
+    stabilize((modern,))
     assert len(modern.owned) == 4
 
 
-def test_a_classic_member_is_told_nothing_before_it_is_committed() -> None:
+def test_a_classic_member_receives_nothing_before_it_is_committed() -> None:
     broker = ConsumerBroker()
     modern = Member(broker, "a")
     modern.beat()
@@ -212,7 +212,7 @@ def test_a_group_without_members_whose_end_cannot_be_written_stays_what_it_is() 
     assert isinstance(broker.groups.store.entries["g"].group, ClassicGroup)
 
 
-def test_who_waits_in_a_group_that_is_made_anew_of_its_records_joins_again() -> None:
+def test_a_member_that_waits_in_a_group_that_is_rebuilt_from_its_records_joins_again() -> None:
     broker = ConsumerBroker()
     joined = broker.stable()
     modern = Member(broker, "a")
@@ -231,7 +231,7 @@ def test_who_waits_in_a_group_that_is_made_anew_of_its_records_joins_again() -> 
     assert joined.member_id
 
 
-def test_a_classic_member_that_does_not_join_again_when_told_so_is_removed() -> None:
+def test_a_classic_member_that_does_not_join_again_when_asked_is_removed() -> None:
     broker = ConsumerBroker()
     joined = broker.stable()
     modern = Member(broker, "a")
@@ -242,11 +242,11 @@ def test_a_classic_member_that_does_not_join_again_when_told_so_is_removed() -> 
         if broker.heartbeat(joined) != REBALANCING:
             break
     assert broker.heartbeat(joined) == UNKNOWN_MEMBER
-    settle_down((modern,))
+    stabilize((modern,))
     assert len(modern.owned) == 4
 
 
-def test_a_group_without_members_is_of_the_kind_of_whoever_comes_next() -> None:
+def test_a_group_without_members_is_of_the_kind_of_the_next_member() -> None:
     broker = ConsumerBroker()
     joined = broker.stable()
     code(broker.commit(5, joined))

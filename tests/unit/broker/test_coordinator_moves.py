@@ -77,7 +77,7 @@ def test_without_a_leader_there_is_no_coordinator_until_there_is_one() -> None:
     assert find(cluster, LEADER, "g").node_id == OTHER
 
 
-def test_where_the_topic_cannot_be_made_members_are_told_to_try_again() -> None:
+def test_where_the_topic_cannot_be_made_members_are_asked_to_try_again() -> None:
     cluster = GroupCluster()
     cluster.fail = InvalidReplicationFactor("2 brokers")
     assert find(cluster, 1, "g").error_code == NOT_AVAILABLE
@@ -86,8 +86,8 @@ def test_where_the_topic_cannot_be_made_members_are_told_to_try_again() -> None:
     assert find(cluster, 1, "g").error_code == 0
 
 
-def test_of_many_that_come_at_once_one_makes_the_topic_and_nobody_waits_for_ever() -> None:
-    """Somebody else may be at it: then there is nothing to wait for here, and the client comes again."""
+def test_of_many_that_come_at_once_one_makes_the_topic_and_none_waits_for_ever() -> None:
+    """Another client may be at it: then there is nothing to wait for here, and the client comes again."""
     scheduler = VirtualScheduler()
     made: list[int] = []
 
@@ -114,7 +114,7 @@ def test_of_many_that_come_at_once_one_makes_the_topic_and_nobody_waits_for_ever
     assert len(made) == 1
 
 
-def test_whoever_does_not_coordinate_a_group_says_so_to_every_request() -> None:
+def test_a_broker_that_does_not_coordinate_a_group_refuses_every_request() -> None:
     cluster = GroupCluster().made()
     joined = cluster.brokers[LEADER].stable()
     cluster.brokers[LEADER].commit(5, joined)
@@ -181,7 +181,7 @@ def test_offsets_of_partitions_on_other_brokers_can_be_committed_and_of_none_can
 # After a fail-over
 
 
-def test_after_a_fail_over_generation_assignment_and_offsets_are_as_committed_and_sessions_begin_anew() -> (
+def test_after_a_fail_over_generation_assignment_and_offsets_are_as_committed_and_sessions_begin_again() -> (
     None
 ):
     cluster = GroupCluster().made()
@@ -258,7 +258,7 @@ def test_an_assignment_that_may_yet_be_lost_is_not_given_out_by_the_new_leader()
 
 
 def test_what_is_committed_while_an_answer_waits_is_not_in_it() -> None:
-    """It may not be durable when the answer is: then it would have been told of a state that can be taken back."""
+    """It may not be durable when the answer is: then it would show a state that can be taken back."""
     cluster = GroupCluster().made()
     broker, partition = cluster.brokers[LEADER], cluster.partitions[HOME]
     broker.commit(5)
@@ -343,7 +343,7 @@ def test_a_former_coordinator_runs_no_timer_and_writes_nothing(caplog: pytest.Lo
     assert len(before.stored) == stored
     assert not old.groups.store.entries
     assert not [each for each in caplog.records if each.levelname in ("WARNING", "ERROR")]
-    assert old.told["g", "t", 0] is None
+    assert old.reported["g", "t", 0] is None
     assert neighbour.committed(stays) == {("t", 0): 9}
 
 
@@ -374,7 +374,7 @@ def test_a_broker_that_leads_again_begins_from_the_log() -> None:
     assert broker.committed() == {("t", 0): 5}
 
 
-def test_a_coordinator_that_may_be_none_any_more_tells_no_offsets() -> None:
+def test_a_coordinator_that_may_be_none_any_more_returns_no_offsets() -> None:
     """Another broker may have taken newer commits by now: a member would go back and have records a second time."""
     cluster = GroupCluster().made()
     broker = cluster.brokers[LEADER]
@@ -399,7 +399,7 @@ def test_too_few_replicas_are_an_error_that_members_wait_out() -> None:
 # Topics that are deleted
 
 
-def test_offsets_of_a_deleted_topic_are_forgotten_by_whoever_coordinates_the_group() -> None:
+def test_offsets_of_a_deleted_topic_are_forgotten_by_each_coordinator_of_the_group() -> None:
     cluster = GroupCluster().made()
     cluster.brokers[LEADER].commit(5)
     cluster.scheduler.turn()
@@ -432,7 +432,7 @@ def test_offsets_of_a_topic_made_again_are_not_forgotten_with_those_of_the_one_b
     assert broker.committed(second) == {("t", 0): 3}
 
 
-def test_offsets_of_a_topic_that_was_deleted_while_nobody_led_are_forgotten_by_the_next_leader() -> None:
+def test_offsets_of_a_topic_that_was_deleted_while_no_broker_led_are_forgotten_by_the_next_leader() -> None:
     cluster = GroupCluster().made()
     cluster.brokers[LEADER].commit(5)
     cluster.scheduler.turn()
@@ -518,7 +518,7 @@ def values(prefix: bytes, count: int = 8) -> dict[bytes, bytes]:
     return {prefix + b"%d" % number: prefix for number in range(count)}
 
 
-def test_while_the_log_is_read_every_request_is_told_to_wait_and_nothing_shows() -> None:
+def test_while_the_log_is_read_every_request_has_to_wait_and_nothing_shows() -> None:
     views = Views()
     partition = views.partition(values(b"a"))
     seen = []
@@ -617,7 +617,7 @@ def test_a_flurry_of_roles_ends_in_the_last_one(turns: int) -> None:
 
 
 def test_the_next_leadership_of_the_same_broker_begins_from_its_log() -> None:
-    """Also where nobody saw it lead no more in between."""
+    """Also where it was not seen that another led in between."""
     views = Views()
     for epoch, prefix in enumerate((b"a", b"b")):
         views.topic.lead(0, views.partition(values(prefix), 0, epoch), epoch)

@@ -1,4 +1,4 @@
-"""Coordinators over replicating partitions: what a group was told stays true, whatever happens to the leader."""
+"""Coordinators over replicating partitions: what a group received stays true, whatever happens to the leader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OnePartition:
 
 
 class Groups:
-    """A coordinator on each broker, told of roles as they are applied; and a group that commits 1, 2, 3, ..."""
+    """A coordinator on each broker, informed of roles as they are applied; and a group that commits 1, 2, 3, ..."""
 
     def __init__(self, seed: int) -> None:
         self.cluster = Cluster(3, seed=seed)
@@ -48,7 +48,7 @@ class Groups:
             self.coordinate(self.cluster[node_id])
         self.cluster.tell()
         self.sent = self.acknowledged = 0
-        self.answers = self.told = 0
+        self.answers = self.reported = 0
 
     def coordinate(self, node: Node) -> None:
         groups = self.of[node.node_id] = GroupCoordinator(
@@ -87,7 +87,7 @@ class Groups:
 
     def fetch(self, node_id: int) -> None:
         """Only the leader by the store is asked: one that does not know yet that it is over may tell what was."""
-        known = max(self.acknowledged, self.told)
+        known = max(self.acknowledged, self.reported)
         node = self.cluster[node_id]
 
         async def work() -> None:
@@ -95,9 +95,9 @@ class Groups:
                 found = await self.of[node_id].offsets.fetch("g")
             except MansioError:
                 return
-            told = found["t", 0].offset if found else 0
-            assert told >= known, "a committed offset went back"
-            self.told = max(self.told, told)
+            reported = found["t", 0].offset if found else 0
+            assert reported >= known, "a committed offset went back"
+            self.reported = max(self.reported, reported)
             self.answers += 1
 
         node.scheduler.spawn(work(), name="fetch")
@@ -120,9 +120,9 @@ def test_a_committed_offset_never_goes_back_over_fail_overs(seed: int) -> None:
         groups.fetch(before)
         simulation.run_for(simulation.random.uniform(0, 1))
         cluster.elect(simulation.random.choice([one for one in cluster.state().isr if one != before]))
-        told = list(cluster.node_ids)
-        simulation.random.shuffle(told)
-        for node_id in told:  # the news comes to one after the other, and work goes on
+        reported = list(cluster.node_ids)
+        simulation.random.shuffle(reported)
+        for node_id in reported:  # the news comes to one after the other, and work goes on
             cluster.tell(node_id)
             groups.fetch(cluster.state().leader)
             groups.commit(simulation.random.choice(cluster.node_ids))

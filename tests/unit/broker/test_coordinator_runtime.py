@@ -89,7 +89,7 @@ class Room:
         return Room(kept, scheduler=scheduler, **options).begin()  # type: ignore[arg-type]  # the test knows its own types
 
 
-def test_the_topic_is_created_once_by_whoever_writes_first() -> None:
+def test_the_topic_is_created_once_by_the_first_writer() -> None:
     room = Room().begin()
     assert room.created == 0
     first, second = (
@@ -103,7 +103,7 @@ def test_the_topic_is_created_once_by_whoever_writes_first() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_who_needs_a_topic_that_an_attempt_left_half_made_is_told_so_and_the_loop_goes_on() -> None:
+def test_who_needs_a_topic_that_an_attempt_left_half_made_gets_an_error_and_the_loop_goes_on() -> None:
     room = Room().begin()
 
     async def there_already() -> list[MemoryPartition]:
@@ -288,7 +288,7 @@ def test_checkpoint_bytes_are_whole_or_refused() -> None:
             decode_checkpoint(data[:length])
 
 
-def test_compaction_is_told_from_where_on_deletions_are_still_to_be_read() -> None:
+def test_compaction_learns_from_where_on_deletions_are_still_to_be_read() -> None:
     """The checkpoint knows the key as alive; only the tombstone in the log takes it away after the next start."""
     disk, scheduler = SimulatedDisk(), VirtualScheduler()
     partitions = [MemoryPartition(scheduler), MemoryPartition(scheduler)]

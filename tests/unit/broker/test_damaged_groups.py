@@ -18,7 +18,7 @@ MESSAGE_TOO_LARGE, COORDINATOR_NOT_AVAILABLE = 10, 15
 
 
 def test_one_flipped_bit_of_a_value_stops_the_load_of_its_partition() -> None:
-    """Every length still fits, so only the checksum tells: it would have been another offset."""
+    """Every length still fits, so only the checksum shows it: it would have been another offset."""
     room = Room().begin()
     room.write(b"key", b"value", 0)
     stored = room.partitions[0].stored

@@ -76,7 +76,7 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
         share_partition = await room.share_partition(index=2)
         await share_partition.reject(1, 2, "no such flight")
         await settled(room)
-        found = room.letters(index=2)
+        found = room.stored_dead_letters(index=2)
         assert [(one.key, one.value[:2]) for one in found] == [(b"k1", b"v1"), (b"k2", b"v2")]
         first = found[0]
         assert [name for name, _ in first.headers] == [
@@ -147,7 +147,7 @@ def test_records_that_are_rejected_one_after_the_other_are_copied_in_batches(
         await eventually(lambda: written.written_count == 41, DEADLINE_S, "two batches are full")
         await settled(room)
         assert batches(room) == 3
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(41))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(41))
 
     run(check, tmp_path)
 
@@ -178,10 +178,10 @@ def test_exactly_one_dead_letter_when_the_state_cannot_be_stored(
         room.renew()
         share_partition = await room.share_partition()
         if done == 0:  # nobody was told that they are rejected
-            assert room.letters() == []
+            assert room.stored_dead_letters() == []
             await live_reject(share_partition, 0, 3)
         await settled(room)
-        assert ids(room.letters()) == expected_ids(key, range(4))
+        assert ids(room.stored_dead_letters()) == expected_ids(key, range(4))
         assert room.dead(key) == [(0, 3)]
         assert share_partition.state_machine.counts(0.0).archiving == 0
 
@@ -226,14 +226,14 @@ def test_exactly_one_dead_letter_when_the_append_fails(
                 await eventually(lambda: failing.failed >= 2)
                 if not killed:
                     await settled(room)
-                    assert ids(room.letters()) == expected_ids(key, [0, 1, 3, 4, 5])
+                    assert ids(room.stored_dead_letters()) == expected_ids(key, [0, 1, 3, 4, 5])
                     return
                 room.dead_letters.close()
             monkeypatch.undo()
             async with room_in(tmp_path, persister) as room:
                 await room.share_partition()
                 await settled(room)
-                assert ids(room.letters()) == expected_ids(key, [0, 1, 3, 4, 5])
+                assert ids(room.stored_dead_letters()) == expected_ids(key, [0, 1, 3, 4, 5])
                 assert room.dead(key) == [(0, 1), (3, 5)]
 
     asyncio.run(main())
@@ -263,7 +263,7 @@ class Failing:
 def test_a_defect_costs_the_queue_and_not_the_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it is, the state is loaded anew, and they go on."""
+    """Whatever it is, the state is loaded again, and they go on."""
 
     async def check(room: Room) -> None:
         await room.topic()
@@ -276,7 +276,7 @@ def test_a_defect_costs_the_queue_and_not_the_dead_letters(
         )
         share_partition = await room.share_partition()
         await settled(room)
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(4))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(4))
         assert room.dead(share_partition.key) == [(0, 3)]
         assert "dead_letters_failed" in caplog.messages
 
@@ -291,7 +291,7 @@ def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
         await one.reject(0, 1)
         await other.reject(1, 2)
         await settled(room)
-        assert sorted(ids(room.letters())) == sorted(
+        assert sorted(ids(room.stored_dead_letters())) == sorted(
             expected_ids(one.key, [0, 1]) + expected_ids(other.key, [1, 2])
         )
 
@@ -319,7 +319,7 @@ def test_partitions_with_their_first_dead_letters_at_once_make_the_topic_once(tm
     [(1200, 10, Codec.NONE, [500, 500, 200]), (20, 500, Codec.ZSTD, [20])],
     ids=["more than fit into one batch", "compressed"],
 )
-def test_letters_come_in_order_in_batches_like_those_of_their_records(
+def test_dead_letters_come_in_order_in_batches_like_those_of_their_records(
     tmp_path: Path, count: int, size: int, codec: Codec, batches: list[int]
 ) -> None:
     async def check(room: Room) -> None:
@@ -328,7 +328,7 @@ def test_letters_come_in_order_in_batches_like_those_of_their_records(
         share_partition = await room.share_partition()
         await share_partition.reject(0, count - 1)
         await settled(room)
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(count))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(count))
         found = list(room.partition("dlq.t").log.batch_headers(0))
         assert [(each.record_count, each.codec) for each in found] == [(size, codec) for size in batches]
 
@@ -344,7 +344,7 @@ def test_a_record_too_large_for_the_target_comes_without_its_value(tmp_path: Pat
         share_partition = await room.share_partition()
         await share_partition.reject(0, 2)
         await settled(room)
-        found = room.letters("small")
+        found = room.stored_dead_letters("small")
         assert [(one.key, one.value and len(one.value)) for one in found] == [
             (b"k0", 3000),
             (b"k1", None),
@@ -368,7 +368,7 @@ TAKES, SIZE = "errors.deadletterqueue.group.enable", "max.message.bytes"
     ],
     ids=["too small for anything", "takes no dead letters"],
 )
-def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
+def test_a_target_that_cannot_be_used_gets_none_and_is_reported_until_it_can(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     configs: dict[str, str],
@@ -384,7 +384,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
         with caplog.at_level(logging.WARNING):
             await share_partition.reject(0, 1)
             await eventually(lambda: room.dead_letters.counts.failure_count >= 2)
-        assert room.letters("own") == []
+        assert room.stored_dead_letters("own") == []
         assert room.dead_letters.waiting_record_count == 2
         assert last_error in room.dead_letters.last_error_of(share_partition.key)
         reported = next(one for one in caplog.records if one.message == "dead_letter_not_written")
@@ -393,7 +393,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
         assert share_partition.state_machine.counts(0.0).archiving == 2
         await room.service.topics.alter_configs("own", [mended])
         await settled(room)
-        assert ids(room.letters("own")) == expected_ids(share_partition.key, [0, 1])
+        assert ids(room.stored_dead_letters("own")) == expected_ids(share_partition.key, [0, 1])
         assert room.dead_letters.last_error_of(share_partition.key) == ""
 
     run(check, tmp_path)
@@ -425,7 +425,7 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
         room.dead_letters.handle_settings_change("another group")
         room.dead_letters.handle_settings_change("g")
         await settled(room)
-        assert ids(room.letters()) == expected_ids(share_partition.key, [0, 1])
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, [0, 1])
 
     run(check, tmp_path)
 
@@ -443,7 +443,7 @@ def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
         Failing(monkeypatch, room, times=1, there=False, error=error)
         await share_partition.reject(2, 3)
         await settled(room)
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(4))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(4))
         epochs = [header.producer_epoch for header in room.partition("dlq.t").log.batch_headers(0)]
         assert epochs == [0, 1]
         producer = room.persister.state(share_partition.key).producer  # type: ignore[union-attr]
@@ -499,7 +499,7 @@ def test_a_recreated_dead_letter_topic_gets_the_pending_records(
             await room.service.topics.delete(before)
         await settled(room)
         assert room.service.topics.find("dlq.t").topic_id != before.topic_id
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(2, 6))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(2, 6))
 
     run(check, tmp_path)
 
@@ -507,7 +507,8 @@ def test_a_recreated_dead_letter_topic_gets_the_pending_records(
 def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is there, nobody was told, and by the time it is sent again the target's table has no such producer."""
+    """The batch is there, no answer was sent, and by the time it is sent again the target's table has no such
+    producer."""
 
     async def check(room: Room) -> None:
         await room.topic()
@@ -515,7 +516,7 @@ def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
         Failing(monkeypatch, room, times=1_000_000, there=True)
         share_partition = await room.share_partition()
         await share_partition.reject(0, 2)
-        await eventually(lambda: len(room.letters()) == 3)
+        await eventually(lambda: len(room.stored_dead_letters()) == 3)
         (task,) = room.dead_letters._tasks.values()
         share_partition.drop()
         await eventually(lambda: not task.is_working)
@@ -525,13 +526,13 @@ def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
         assert hook.table.expire(room.wall_ms() + 48 * 3_600_000) == 1
         await room.share_partition()
         await settled(room)
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(3))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(3))
         assert room.dead(share_partition.key) == [(0, 2)]
 
     run(check, tmp_path)
 
 
-def test_what_left_the_log_meanwhile_has_a_letter_that_says_so(
+def test_what_left_the_log_meanwhile_has_a_dead_letter_that_states_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(room: Room) -> None:
@@ -545,7 +546,7 @@ def test_what_left_the_log_meanwhile_has_a_letter_that_says_so(
         await room.partition().delete_records(2)
         monkeypatch.undo()
         await settled(room)
-        found = room.letters()
+        found = room.stored_dead_letters()
         assert ids(found) == expected_ids(share_partition.key, range(4))
         assert [one.key for one in found] == [None, None, b"k2", b"k3"]
         assert headers(found[0])["mansio-dlq-value-omitted"] == "the record was deleted from the log"
@@ -562,7 +563,7 @@ def test_a_group_may_have_no_copies(tmp_path: Path) -> None:
         share_partition = await room.share_partition()
         await share_partition.reject(0, 0)
         await settled(room)
-        (found,) = room.letters()
+        (found,) = room.stored_dead_letters()
         assert (found.key, found.value) == (None, None)
         assert headers(found)["__dlq.errors.offset"] == "0"
 
@@ -616,11 +617,11 @@ def test_a_target_that_another_broker_leads_gets_each_once(
             await share_partition.reject(2, 3)
             await settled(room)
             assert failing.failed == 1
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(4))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(4))
         with monkeypatch.context() as patch:
             Failing(patch, room, times=1_000_000, there=True)
             await share_partition.reject(4, 5)
-            await eventually(lambda: len(room.letters()) == 6)
+            await eventually(lambda: len(room.stored_dead_letters()) == 6)
             (task,) = room.dead_letters._tasks.values()
             share_partition.drop()
             await eventually(
@@ -632,7 +633,7 @@ def test_a_target_that_another_broker_leads_gets_each_once(
         monkeypatch.setattr(dead_letters, "REPEAT_RECOGNITION_MS", -1)
         await room.share_partition()
         await settled(room)
-        assert ids(room.letters()) == expected_ids(share_partition.key, range(6))
+        assert ids(room.stored_dead_letters()) == expected_ids(share_partition.key, range(6))
         assert room.dead(share_partition.key) == [(0, 5)]
 
     run_far(check, tmp_path)

@@ -59,7 +59,7 @@ class Producer:
         began_s = node.clock.monotonic()
         place = object()
 
-        def settle(error: MansioError | None) -> None:
+        def complete(error: MansioError | None) -> None:
             assert error is None
             del pending[place]
             self.waited_ms.append((node.clock.monotonic() - began_s) * 1000)
@@ -68,7 +68,7 @@ class Producer:
 
         end = node.partition.append(build_batch([(0, None, b"x", ())])).end_offset
         pending[place] = None
-        assert not node.partition.when_committed(end, settle)
+        assert not node.partition.when_committed(end, complete)
 
 
 def test_a_producers_whole_window_is_one_round_of_each_follower() -> None:

@@ -82,10 +82,10 @@ async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: 
     return messages.decode_response_frame(int(api), version, encoded[4:])[1]
 
 
-def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
+def test_changes_at_the_same_time_are_all_kept_and_reported() -> None:
     async def check(admin: Admin, configs: GroupConfigManager) -> None:
-        told: list[str] = []
-        admin.state.on_group_config_change(told.append)
+        reported: list[str] = []
+        admin.state.on_group_config_change(reported.append)
         await asyncio.gather(
             configs.alter("g", [change(SESSION, "10000")]),
             configs.alter("g", [change(INTERVAL, "500")]),
@@ -94,7 +94,7 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
         assert configs.overrides("g") == {SESSION: "10000", INTERVAL: "500"}
         assert configs.overrides("a/b%") == {INTERVAL: "600"}
         assert configs.groups() == ["a/b%", "g"]
-        assert sorted(set(told)) == ["a/b%", "g"]
+        assert sorted(set(reported)) == ["a/b%", "g"]
         late = await MetadataImage.load(admin.store, "", HostRandom())
         assert configs_of(admin, late).groups() == ["a/b%", "g"]
         await configs.alter("a/b%", [change(INTERVAL, None)])
@@ -105,7 +105,7 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error", "said"),
+    ("name", "value", "error", "message"),
     [
         (SESSION, "5999", InvalidConfig, "below the minimum of 6000"),
         (INTERVAL, "soon", InvalidConfig, "not a whole number"),
@@ -116,11 +116,11 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
     ],
 )
 def test_what_would_do_nothing_is_refused(
-    name: str, value: str | None, error: type[Exception], said: str
+    name: str, value: str | None, error: type[Exception], message: str
 ) -> None:
     async def check(admin: Admin, configs: GroupConfigManager) -> None:
         del admin
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await configs.alter("g", [change(name, value)])
         assert configs.groups() == []
 

@@ -1,4 +1,4 @@
-"""The group coordinator and its handlers, on virtual time: what members are told, what is stored, what survives."""
+"""The group coordinator and its handlers, on virtual time: what members receive, what is stored, what survives."""
 
 from __future__ import annotations
 
@@ -443,7 +443,7 @@ def test_every_version_of_join_ends_in_a_generation(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 10))
-def test_every_version_of_offset_fetch_says_what_is_committed(version: int) -> None:
+def test_every_version_of_offset_fetch_returns_what_is_committed(version: int) -> None:
     broker = Broker()
     code(broker.commit(5))
     topics = [{"name": "t", "partition_indexes": [0, 1]}]
@@ -458,7 +458,7 @@ def test_every_version_of_offset_fetch_says_what_is_committed(version: int) -> N
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_every_version_of_leave_group_says_who_left(version: int) -> None:
+def test_every_version_of_leave_group_names_who_left(version: int) -> None:
     broker = Broker()
     joined = broker.stable()
     if version < 3:

@@ -95,7 +95,9 @@ class Broker:
         return Broker(disk)
 
 
-def test_partition_that_was_placed_here_while_the_broker_was_away_is_new_whoever_led_it_since() -> None:
+def test_partition_that_was_placed_here_while_the_broker_was_away_is_new_whichever_broker_led_it_since() -> (
+    None
+):
     """Its session stood when the topic was made, not its process; then that ended, too, and the leader changed."""
     before = Broker()
     before.start(topic(1, touched=False))
@@ -128,7 +130,7 @@ def test_directory_that_the_disk_does_not_list_costs_its_own_partition_and_no_ot
     assert isinstance(served, Partition)
 
 
-def test_partition_that_is_gone_begins_anew_where_nobody_counts_on_it() -> None:
+def test_partition_that_is_gone_begins_again_where_no_replica_counts_on_it() -> None:
     before = Broker()
     before.start(topic(1, touched=False))
     (kept,) = before.registered().after_power_loss(topic(1)).start(topic(1, isr=(1,)))

@@ -12,7 +12,7 @@ IDLE_S = 5.0
 
 
 def connection() -> Any:
-    """One that said something at the beginning of time, and waits for nothing."""
+    """One that sent something at the beginning of time, and waits for nothing."""
     limits = SimpleNamespace(socket_request_max_bytes=100)
     made = Connection(cast("Any", SimpleNamespace(limits=limits, receive_scratch=new_scratch_buffer())))
     made._socket_writer = cast("Any", SimpleNamespace(waiting_bytes=0))
@@ -23,7 +23,7 @@ def is_idle(one: Connection, now: float) -> bool:
     return one.is_idle(now, now - IDLE_S)
 
 
-def test_who_says_nothing_is_idle_unless_a_request_is_being_worked_on() -> None:
+def test_a_silent_client_is_idle_unless_a_request_is_being_worked_on() -> None:
     one = connection()
     assert [is_idle(one, 4.0), is_idle(one, 6.0)] == [False, True]
     one.queue_response(cast("Any", SimpleNamespace(pieces=None)))

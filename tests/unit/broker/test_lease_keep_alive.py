@@ -23,7 +23,7 @@ DEADLINE_S = 30
 
 
 class Store:
-    """Leases of a store: counts renewals; `answer` raises what it is told to."""
+    """Leases of a store: counts renewals; `answer` raises what it is given."""
 
     def __init__(self) -> None:
         self.renewals = 0
@@ -136,7 +136,7 @@ def test_answer_that_takes_long_counts_from_when_it_was_asked_for() -> None:
     run(check)
 
 
-def test_end_of_a_lease_is_told_once_on_the_loop() -> None:
+def test_end_of_a_lease_is_reported_once_on_the_loop() -> None:
     async def check(kept: Kept) -> None:
         kept.store.error = LeaseExpired()
         await kept.until(lambda: bool(kept.ended))

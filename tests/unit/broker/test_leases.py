@@ -90,7 +90,7 @@ class World:
         await share_partition.persist(update)
         return share_partition
 
-    async def settle(self, *batches: dict[str, Any], member: str = "m1", index: int = 0) -> Any:
+    async def acknowledge(self, *batches: dict[str, Any], member: str = "m1", index: int = 0) -> Any:
         """One partition's answer."""
         partition = {"partition_index": index, "batches": list(batches)}
         fields = {
@@ -108,7 +108,7 @@ class World:
 
     async def reject(self, first: int, last: int, reason: str = "poison") -> None:
         await self.lease(first, last)
-        assert (await self.settle(batch(first, last, REJECT, reason=reason))).error_code == 0
+        assert (await self.acknowledge(batch(first, last, REJECT, reason=reason))).error_code == 0
         await self.archived()
 
     async def archived(self) -> None:
@@ -118,7 +118,7 @@ class World:
 
         await eventually(none_waits, DEADLINE_S, "no dead letter waits")
 
-    async def letters(self) -> list[Message]:
+    async def stored_dead_letters(self) -> list[Message]:
         async with self.client.consume("dlq.t", to_end=True) as consumer:
             return [message async for message in consumer]
 
@@ -169,14 +169,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
     async def check(world: World) -> None:
         share_partition = await world.lease(0, 5)
-        wrong = await world.settle(batch(0, 1, ACCEPT), batch(2, 2, ACCEPT, delivery_count=7))
+        wrong = await world.acknowledge(batch(0, 1, ACCEPT), batch(2, 2, ACCEPT, delivery_count=7))
         assert wrong.error_code == InvalidRecordState.kafka_code
         assert share_partition.state_machine.counts(share_partition.now_ms()).leased == 6, (
             "all of a partition's part holds, or nothing"
         )
-        assert (await world.settle(batch(0, 0, ACCEPT), member="m2")).error_code == 121
-        assert (await world.settle(batch(3, 2, ACCEPT))).error_code == InvalidRequest.kafka_code
-        done = await world.settle(
+        assert (await world.acknowledge(batch(0, 0, ACCEPT), member="m2")).error_code == 121
+        assert (await world.acknowledge(batch(3, 2, ACCEPT))).error_code == InvalidRequest.kafka_code
+        done = await world.acknowledge(
             batch(0, 1, ACCEPT), batch(2, 2, RELEASE, delay_ms=60_000), batch(3, 3, RENEW, delivery_count=1)
         )
         assert (done.error_code, done.error_message) == (0, None)
@@ -192,7 +192,7 @@ def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("fenced", [FencedLeaderEpoch, FencedStateEpoch])
-def test_who_was_fenced_says_that_another_leads(
+def test_a_fenced_leader_reports_that_another_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: type[MansioError]
 ) -> None:
     async def check(world: World) -> None:
@@ -202,7 +202,7 @@ def test_who_was_fenced_says_that_another_leads(
             raise fenced("behind")
 
         monkeypatch.setattr(world.service.share_partition_manager.persister, "write", write)
-        refused = await world.settle(batch(0, 1, ACCEPT))
+        refused = await world.acknowledge(batch(0, 1, ACCEPT))
         assert refused.error_code == NotLeaderOrFollower.kafka_code
 
     run(check, tmp_path)
@@ -211,7 +211,7 @@ def test_who_was_fenced_says_that_another_leads(
 def test_a_rejection_has_its_reason_and_a_dead_letter(tmp_path: Path) -> None:
     async def check(world: World) -> None:
         await world.reject(3, 4, "no such flight")
-        found = await world.letters()
+        found = await world.stored_dead_letters()
         assert [(one.key, one.value) for one in found] == [(b"k3", b"v3"), (b"k4", b"v4")]
         assert found[0].header("mansio-dlq-reason") == b"no such flight"
         assert found[0].header("own") == b"3"
@@ -240,9 +240,9 @@ def test_looking_makes_no_state(tmp_path: Path) -> None:
     run(check, tmp_path)
 
 
-def test_settling_makes_no_state(tmp_path: Path) -> None:
+def test_acknowledging_makes_no_state(tmp_path: Path) -> None:
     async def check(world: World) -> None:
-        assert (await world.settle(batch(0, 0, ACCEPT))).error_code == InvalidRecordState.kafka_code
+        assert (await world.acknowledge(batch(0, 0, ACCEPT))).error_code == InvalidRecordState.kafka_code
         assert len(world.service.share_partition_manager) == 0
         assert "__share_group_state" not in world.service.topics.state.topics
 
@@ -252,7 +252,7 @@ def test_settling_makes_no_state(tmp_path: Path) -> None:
 def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
     async def check(world: World) -> None:
         await world.lease(0, 1)
-        assert (await world.settle(batch(0, 1, ACCEPT))).error_code == 0
+        assert (await world.acknowledge(batch(0, 1, ACCEPT))).error_code == 0
         await world.reject(2, 5)
         redrive = world.shares.redrive
         first = await redrive("g", ONE, redrive_id="a", offsets=[(0, 3)])
@@ -261,13 +261,13 @@ def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
         assert (again.redriven, again.repeated, again.dead) == (0, 2, 2)
         share_partition = await world.lease(2, 3)
         assert [one.deliveries for one in share_partition.state_machine.ranges if one.first == 2] == [2]
-        assert (await world.settle(batch(2, 3, REJECT))).error_code == 0
+        assert (await world.acknowledge(batch(2, 3, REJECT))).error_code == 0
         await world.archived()
         assert (await redrive("g", ONE, redrive_id="a")).redriven == 2, "4 and 5, and not 2 and 3 once more"
         assert (await redrive("g", ONE, redrive_id="b", records_max=1)).redriven == 1
         assert (await redrive("g", ONE, redrive_id="b")).redriven == 1
         assert (await redrive("g", ONE, redrive_id="c")).redriven == 0
-        deliveries = [one.header("__dlq.errors.delivery.count") for one in await world.letters()]
+        deliveries = [one.header("__dlq.errors.delivery.count") for one in await world.stored_dead_letters()]
         assert deliveries == [b"1"] * 4 + [b"2"] * 2
 
     run(check, tmp_path)
@@ -320,7 +320,7 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
         await world.service.topics.alter_configs(
             "dlq.t", [Change("errors.deadletterqueue.group.enable", Operation.SET, "false")]
         )
-        assert (await world.settle(batch(2, 2, REJECT))).error_code == 0
+        assert (await world.acknowledge(batch(2, 2, REJECT))).error_code == 0
         await eventually(lambda: list(metrics_broker.dead_letter_warnings(broker)), DEADLINE_S)
         (warning,) = metrics_broker.dead_letter_warnings(broker)
         assert warning.reason == "dead_letters_pending"
@@ -338,7 +338,7 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
     run(check, tmp_path)
 
 
-def test_dead_letters_go_on_after_a_restart_although_nobody_uses_the_group(tmp_path: Path) -> None:
+def test_dead_letters_go_on_after_a_restart_although_no_client_uses_the_group(tmp_path: Path) -> None:
     async def takes_them(world: World, text: str) -> None:
         change = Change("errors.deadletterqueue.group.enable", Operation.SET, text)
         await world.service.topics.alter_configs("dlq.t", [change])
@@ -350,12 +350,12 @@ def test_dead_letters_go_on_after_a_restart_although_nobody_uses_the_group(tmp_p
                 await world.reject(0, 0)
                 await takes_them(world, "false")
                 await world.lease(1, 2)
-                assert (await world.settle(batch(1, 2, REJECT))).error_code == 0
+                assert (await world.acknowledge(batch(1, 2, REJECT))).error_code == 0
             async with world_in(tmp_path) as world:
                 await takes_them(world, "true")
 
                 async def all_there() -> bool:
-                    return len(await world.letters()) == 3
+                    return len(await world.stored_dead_letters()) == 3
 
                 await eventually(all_there, DEADLINE_S)
 
@@ -390,12 +390,12 @@ def test_no_dead_letter_is_forgotten_with_the_offsets_of_its_group(
             await takes_them("false")
             offset = 4 + at
             await world.lease(offset, offset)
-            assert (await world.settle(batch(offset, offset, REJECT))).error_code == 0
+            assert (await world.acknowledge(batch(offset, offset, REJECT))).error_code == 0
             with pytest.raises(NonEmptyGroup):
                 await way()
             await takes_them("true")
             await world.archived()
             await way()
-            assert len(await world.letters()) == 1 + at
+            assert len(await world.stored_dead_letters()) == 1 + at
 
     run(check, tmp_path)

@@ -106,14 +106,14 @@ def test_nothing_is_readable_before_it_is_synced() -> None:
 def test_a_sync_that_began_before_an_append_does_not_cover_it() -> None:
     bench = Bench()
     bench.partition.append(batch(b"a"))
-    told: list[str] = []
+    reported: list[str] = []
     bench.partition.append(batch(b"b"))
-    assert not bench.partition.when_committed(2, lambda error: told.append(f"b {error}"))
-    assert not bench.partition.when_committed(1, lambda error: told.append(f"a {error}"))
+    assert not bench.partition.when_committed(2, lambda error: reported.append(f"b {error}"))
+    assert not bench.partition.when_committed(1, lambda error: reported.append(f"a {error}"))
     bench.background.run_one()
-    assert told == ["a None"], "the first sync was taken for a alone"
+    assert reported == ["a None"], "the first sync was taken for a alone"
     bench.sync()
-    assert told == ["a None", "b None"]
+    assert reported == ["a None", "b None"]
 
 
 def test_only_what_was_acknowledged_before_its_flush_is_waited_for() -> None:
@@ -138,13 +138,13 @@ def test_a_log_that_failed_has_nothing_to_wait_for() -> None:
 
 def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repeated() -> None:
     bench = Bench()
-    told: list[int] = []
+    reported: list[int] = []
     for _ in range(3):
         bench.partition.append(batch(b"x"))
     for end in (1, 3, 2):
-        bench.partition.when_committed(end, lambda error, end=end: told.append(end))
+        bench.partition.when_committed(end, lambda error, end=end: reported.append(end))
     bench.sync()
-    assert sorted(told) == [1, 2, 3]
+    assert sorted(reported) == [1, 2, 3]
 
 
 def test_failed_sync_fails_every_wait_and_every_later_append_and_keeps_serving_what_was_durable() -> None:
@@ -362,7 +362,7 @@ def test_committed_promise_is_kept_or_broken() -> None:
     asyncio.run(work())
 
 
-def test_writers_that_keep_trying_a_failed_log_are_told_why_and_leave_nothing_behind() -> None:
+def test_writers_that_keep_trying_a_failed_log_learn_why_and_leave_nothing_behind() -> None:
     """An error that is raised again and again keeps the frames, and with them the batches, of all who met it."""
     bench = Bench()
     bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None

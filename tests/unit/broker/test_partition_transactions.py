@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
 
 class Model:
-    """The batches of the log, from which all is computed anew for each question."""
+    """The batches of the log, from which all is computed again for each question."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

@@ -47,7 +47,7 @@ def answered(request: fetch.FetchRequest) -> Any:
 
 
 @pytest.mark.parametrize("borrowed", [False, True], ids=["a copy", "borrowed"])
-def test_a_follower_is_told_apart_and_learns_where_logs_part(borrowed: bool) -> None:
+def test_a_follower_is_distinguished_and_learns_where_logs_diverge(borrowed: bool) -> None:
     async def run() -> None:
         async with StubBroker() as broker:
             broker.fetch = answered
@@ -66,7 +66,7 @@ def test_a_follower_is_told_apart_and_learns_where_logs_part(borrowed: bool) -> 
     asyncio.run(run())
 
 
-def test_a_broker_that_is_gone_is_told_and_found_again_where_it_comes_back() -> None:
+def test_a_broker_that_is_gone_is_reported_and_found_again_where_it_comes_back() -> None:
     async def run() -> None:
         at: list[tuple[str, int] | None] = [None]
         peers = PeerConnections(lambda _: at[0], ConnectionOptions(connect_timeout_ms=2000))

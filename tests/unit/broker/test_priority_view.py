@@ -123,7 +123,7 @@ def test_every_replica_knows_the_priorities_after_truncations_deletions_and_rest
     )
 
 
-def test_offsets_that_another_leader_writes_anew_have_its_priorities() -> None:
+def test_offsets_that_another_leader_writes_again_have_its_priorities() -> None:
     first, second = PrioritizedPartition(SimulatedDisk()), PrioritizedPartition(SimulatedDisk())
     follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)
     first.append("high", "high", "high")

@@ -28,7 +28,7 @@ class Request:
 
 
 def moved(cluster: Cluster) -> Request:
-    """Broker 2 leads partition 0 by now and broker 1 has not heard of it when the request comes. Then it does, cuts off
+    """Broker 2 leads partition 0 by now and broker 1 does not know it when the request comes. Then it does, cuts off
     its batch and copies other records into the place. Partition 1 waits for broker 3, whose disk is slow."""
     cluster.run_for(1000)
     cluster.elect(2, index=0)

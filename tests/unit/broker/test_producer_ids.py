@@ -105,7 +105,7 @@ def test_a_caller_that_is_cancelled_while_it_waits_fails_no_other_one() -> None:
 
 
 class SlowStore:
-    """A metadata store without ids that answers when it is told to."""
+    """A metadata store without ids that answers on command."""
 
     def __init__(self) -> None:
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()

@@ -117,7 +117,7 @@ def test_a_topic_that_cannot_be_opened_keeps_no_other_from_being_opened() -> Non
 
 
 def test_a_topic_that_was_deleted_while_the_broker_started_is_removed() -> None:
-    """After its partitions were opened, and before anybody here heard of changes."""
+    """After its partitions were opened, and before the broker knows of changes."""
     world = World(topic("gone"))
     world.make("new")
     world.simulation.run_until(lambda: world.removed == ["gone"] and world.opened == ["new"], within_ms=500)
@@ -160,7 +160,7 @@ def test_others_do_not_wait_for_a_partition_that_cannot_be_opened(isr: tuple[int
 def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answer(
     isr: tuple[int, ...], error: StorageError, lost: bool
 ) -> None:
-    """Its log may be all there is: it is opened when the disk answers again, and never begun anew."""
+    """Its log may be all there is: it is opened when the disk answers again, and never begun again."""
     world = World()
     state = PartitionState((NODE, 2), NODE, 0, isr)
     made = dataclasses.replace(topic("t"), partitions=(state,))

@@ -116,7 +116,7 @@ def test_a_leader_counts_only_what_it_has_synced_itself() -> None:
 
 
 def test_a_follower_does_not_cut_its_log_at_its_high_watermark() -> None:
-    """KIP-101: the follower had everything, but not yet heard that it is committed, when it was restarted."""
+    """KIP-101: the follower had everything, but did not know yet that it is committed, when it was restarted."""
     cluster = running()
     ack = committed(cluster, b"a")
     cluster.kill(2, power=True)
@@ -259,7 +259,7 @@ def test_a_woken_leader_acknowledges_nothing_and_gives_way() -> None:
 
 
 def test_nothing_is_acknowledged_after_the_session_deadline() -> None:
-    """The followers go on; but nobody knows whether the store would not name another leader in this moment."""
+    """The followers go on; but it is unknown whether the store would not name another leader in this moment."""
     cluster = running()
     ack = cluster[1].append(b"a")
     cluster[1].session_until_s = 0
@@ -399,7 +399,7 @@ def test_a_new_leader_acknowledges_nothing_before_all_in_sync_have_fetched_in_it
 
 
 def test_a_new_leader_does_not_tell_an_end_lower_than_one_that_was_seen() -> None:
-    """KIP-207: what the old leader said is committed may be news to the new one."""
+    """KIP-207: what the old leader reported as committed may be news to the new one."""
     cluster = running()
     committed(cluster, b"a")  # 2 has not heard that it is
     cluster.network.isolate(3)
@@ -420,7 +420,7 @@ def test_a_new_leader_does_not_tell_an_end_lower_than_one_that_was_seen() -> Non
 def test_a_new_leader_does_not_say_that_there_is_no_record_of_a_time_before_it_knows(
     timestamp_ms: int,
 ) -> None:
-    """A reader that is told "none at or after this time" goes on at the end, past records that are committed."""
+    """A reader that receives "none at or after this time" goes on at the end, past records that are committed."""
     cluster = running()
     committed(cluster, b"a")  # 2 has not heard that it is
     cluster.network.isolate(3)
@@ -527,7 +527,7 @@ def test_the_last_replica_standing_takes_nothing_with_min_insync_replicas() -> N
     assert cluster[1].values(committed=True) == [b"a", b"b", b"c", b"d"], "what was written counts now"
 
 
-def test_who_waits_is_told_when_more_replicas_are_asked_for_than_there_are() -> None:
+def test_who_waits_gets_an_error_when_more_replicas_are_asked_for_than_there_are() -> None:
     cluster = running(configs={"min.insync.replicas": "2"})
     cluster.kill(3)
     cluster.end_session(3)
@@ -540,7 +540,8 @@ def test_who_waits_is_told_when_more_replicas_are_asked_for_than_there_are() -> 
 
 
 def test_silent_replicas_leave_once_and_come_back_only_by_asking_again() -> None:
-    """The leader reaches the store, and nobody else: what it remembers of the others brings nobody back."""
+    """The leader reaches the store, and no other broker does: what it remembers of the others brings none of them
+    back."""
     cluster = running(configs={"min.insync.replicas": "2"})
     committed(cluster, b"a")
     waiting = cluster[1].append(b"b")
@@ -571,7 +572,7 @@ def test_clients_are_not_served_by_followers() -> None:
     assert not partition.commit_promise(1).done() or partition.commit_promise(0).done()
 
 
-def test_a_follower_behind_the_leaders_start_begins_anew_there() -> None:
+def test_a_follower_behind_the_leaders_start_begins_again_there() -> None:
     cluster = running(configs={"min.insync.replicas": "1"})
     committed(cluster, b"a", b"b", b"c")
     cluster.run_until(cluster.settled)

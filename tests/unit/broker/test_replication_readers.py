@@ -38,7 +38,7 @@ def deleting() -> tuple[Cluster, Any]:
     return cluster, cluster[1].partition.delete_records(2)
 
 
-def test_deleted_records_are_said_to_be_gone_when_whoever_may_lead_next_has_it_on_its_disk() -> None:
+def test_deleted_records_are_reported_gone_when_each_possible_leader_has_it_on_its_disk() -> None:
     cluster, deleted = deleting()
     cluster.run_until(lambda: cluster[2].log.durable_start_offset == 2, 1000)
     cluster.run_for(1000)
@@ -58,7 +58,7 @@ def test_deleted_records_are_said_to_be_gone_when_whoever_may_lead_next_has_it_o
     assert cluster[3].values() == [b"c"]
 
 
-def test_deletion_that_a_replica_has_not_heard_of_ends_when_it_is_in_sync_no_more() -> None:
+def test_deletion_that_a_replica_does_not_know_of_ends_when_it_is_in_sync_no_more() -> None:
     cluster, deleted = deleting()
     cluster.end_session(3)
     cluster.run_until(lambda: cluster.state().isr == (1, 2))

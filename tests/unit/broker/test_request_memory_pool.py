@@ -84,7 +84,7 @@ def test_only_a_holder_that_keeps_others_waiting_and_hardly_sends_is_stalled() -
     assert memory.held_bytes == 0
 
 
-def test_whoever_is_helped_by_anothers_wait_is_told() -> None:
+def test_a_client_that_is_helped_by_anothers_wait_learns_it() -> None:
     memory = RequestMemoryPool[Any](BUDGET)
     first, second = Peer(200), Peer(200)
     memory.acquire(as_connection(first), 50)
@@ -104,13 +104,13 @@ def test_a_frame_larger_than_the_budget_still_gets_through_when_alone() -> None:
         assert not memory.is_waiting(giant)
 
 
-def test_crowd_that_stops_in_mid_frame_is_gone_after_a_few_times_the_patience() -> None:
-    """Each holds as much as it gets and then says nothing more; whoever came last gets room in the end, and soon."""
+def test_many_clients_that_stop_in_mid_frame_are_closed_after_a_few_times_the_idle_limit() -> None:
+    """Each holds as much as it gets and then sends nothing more; the last one gets room in the end, and soon."""
     last = as_connection(Peer(8))
-    crowd = [as_connection(Peer(8)) for _ in range(400)]
+    slow_peers = [as_connection(Peer(8)) for _ in range(400)]
     memory = RequestMemoryPool[Any](BUDGET)
-    wanted = dict.fromkeys([*crowd, last], 2)
-    to_read = [*crowd, last]
+    wanted = dict.fromkeys([*slow_peers, last], 2)
+    to_read = [*slow_peers, last]
     now = 0.0
     while True:
         while to_read:
@@ -148,7 +148,7 @@ def test_who_has_begun_goes_before_who_is_new_and_the_oldest_first() -> None:
     assert memory.held_bytes == 0
 
 
-def test_whom_we_hold_up_ourselves_is_spared_but_neither_for_ever_nor_with_the_whole_budget() -> None:
+def test_a_client_that_the_broker_holds_up_is_spared_but_neither_for_ever_nor_with_the_whole_budget() -> None:
     memory = RequestMemoryPool[Any](BUDGET)
     muted, second, late = Peer(90), Peer(90), Peer(90)
     memory.acquire(as_connection(muted), 45)
@@ -166,7 +166,7 @@ def test_whom_we_hold_up_ourselves_is_spared_but_neither_for_ever_nor_with_the_w
     assert BLOCKED_BY_BROKER_S < found["muted"] <= BLOCKED_BY_BROKER_S + STALL_S + 0.5
 
 
-def test_who_is_held_up_again_after_a_frame_began_is_spared_anew() -> None:
+def test_a_client_that_is_held_up_again_after_a_frame_began_is_spared_again() -> None:
     memory = RequestMemoryPool[Any](BUDGET)
     muted, late = Peer(90), Peer(90)
     memory.acquire(as_connection(muted), 90)

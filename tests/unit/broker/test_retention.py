@@ -56,7 +56,7 @@ class Floor:
 
 
 class World:
-    """Some partitions, their keeper, and everything under them."""
+    """Some partitions, their retention manager, and everything under them."""
 
     def __init__(self, *settings: dict[str, str], internal: bool = False) -> None:
         self.disk = SimulatedDisk()
@@ -65,7 +65,7 @@ class World:
         self.background = ManualBackground()
         self.group_commit = GroupCommit(self.disk, self.background, "data", scheduler=self.scheduler)
         self.partitions = [self._partition(n, one, internal) for n, one in enumerate(settings or ({},))]
-        self.keeper = RetentionManager(
+        self.manager = RetentionManager(
             self.partitions,
             clock=self.clock,
             scheduler=self.scheduler,  # type: ignore[arg-type]  # enough of one
@@ -122,7 +122,7 @@ class World:
 
     def check(self) -> None:
         for partition in self.partitions:
-            self.keeper.check_partition(partition)
+            self.manager.check_partition(partition)
         self.sync()
 
 
@@ -137,9 +137,9 @@ def test_segments_older_than_retention_ms_go_and_their_files_with_them() -> None
     world.check()
     assert world.starts() == [3]
     assert len(world.segment_files()) == 2
-    assert world.keeper.counts.segments == 3
-    assert world.keeper.counts.records == 3
-    assert world.keeper.counts.size_bytes > 3 * (SEGMENT_BYTES - 100)
+    assert world.manager.counts.segments == 3
+    assert world.manager.counts.records == 3
+    assert world.manager.counts.size_bytes > 3 * (SEGMENT_BYTES - 100)
 
 
 def test_a_log_larger_than_retention_bytes_loses_its_oldest_segments() -> None:
@@ -224,7 +224,7 @@ def test_nothing_above_the_high_watermark_goes() -> None:
     world.fill(3)
     world.fill(3, sync=False)
     world.pass_time(MINUTE_MS)
-    world.keeper.check_partition(world.partition)
+    world.manager.check_partition(world.partition)
     assert world.starts() == [3]
     world.sync()
     world.check()
@@ -270,7 +270,7 @@ def test_a_follower_gives_the_space_back_of_what_its_leader_deleted_to_the_end()
     world.fill(1)
     world.partition.become_follower(2, 4)
     world.partition.update_from_leader(1, 1)
-    world.keeper.start()
+    world.manager.start()
     world.pass_time(FIRST_CHECK_MS)
     world.scheduler.fire(FIRST_CHECK_MS)
     world.sync()
@@ -288,7 +288,7 @@ def test_a_follower_deletes_no_segment_by_itself() -> None:
 
 def test_it_looks_soon_after_the_start_and_then_every_interval() -> None:
     world = World({"retention.ms": "1"})
-    world.keeper.start()
+    world.manager.start()
     assert [delay for delay, _ in world.scheduler.timers] == [FIRST_CHECK_MS]
     world.fill(2)
     world.pass_time(MINUTE_MS)
@@ -299,7 +299,7 @@ def test_it_looks_soon_after_the_start_and_then_every_interval() -> None:
     world.pass_time(MINUTE_MS)
     world.scheduler.fire(INTERVAL_MS)
     assert world.starts() == [3]
-    world.keeper.stop()
+    world.manager.stop()
     world.fill(1)
     world.pass_time(MINUTE_MS)
     world.scheduler.fire()
@@ -321,8 +321,8 @@ def test_many_partitions_are_looked_at_some_at_a_time() -> None:
     world.pass_time(MINUTE_MS)
     slow = SlowClock()
     slow.seconds = world.clock.seconds
-    world.keeper._clock = slow
-    world.keeper.start()
+    world.manager._clock = slow
+    world.manager.start()
     world.scheduler.fire(FIRST_CHECK_MS)
     turns = 1
     while world.starts().count(1) < 20:
@@ -331,7 +331,7 @@ def test_many_partitions_are_looked_at_some_at_a_time() -> None:
         assert done < world.starts().count(1) <= done + 5
         turns += 1
     assert turns >= 5
-    assert world.keeper.counts.checks == 1, "rounds are counted, not turns"
+    assert world.manager.counts.checks == 1, "rounds are counted, not turns"
 
 
 @pytest.fixture
@@ -350,10 +350,10 @@ def test_a_partition_that_cannot_be_checked_does_not_stop_other_checks(
     world.disk.fail_when = lambda operation, path: (
         errno.EIO if operation == "open" and "t-0" in path else None
     )
-    world.keeper.start()
+    world.manager.start()
     world.scheduler.fire(FIRST_CHECK_MS)
     assert world.starts() == [0, 1]
-    assert world.keeper.counts.failures == 1
+    assert world.manager.counts.failures == 1
     assert [record.getMessage() for record in lines.records] == [
         "log_failed",
         "retention_failed",
@@ -368,18 +368,18 @@ def test_an_unexpected_error_in_the_check_of_a_partition_does_not_stop_other_che
     world.fill(1, index=0)
     world.fill(1, index=1)
     world.pass_time(MINUTE_MS)
-    check, defective = world.keeper.check_partition, world.partition
+    check, defective = world.manager.check_partition, world.partition
 
     def checked(partition: Partition) -> None:
         if partition is defective:
             raise IndexError
         check(partition)
 
-    monkeypatch.setattr(world.keeper, "check_partition", checked)
-    world.keeper.start()
+    monkeypatch.setattr(world.manager, "check_partition", checked)
+    world.manager.start()
     world.scheduler.fire(FIRST_CHECK_MS)
     assert world.starts() == [0, 1]
-    assert world.keeper.counts.failures == 1
+    assert world.manager.counts.failures == 1
     assert lines.records[0].exc_info is not None
 
 
@@ -391,18 +391,18 @@ def test_closed_segments_go_although_there_is_no_room_for_a_new_one(code: int) -
     world.disk.fail_when = lambda operation, path: (
         code if operation == "open" and path.endswith("3.log") else None
     )
-    world.keeper.start()
+    world.manager.start()
     world.scheduler.fire(FIRST_CHECK_MS)
     assert world.starts() == [2]
-    assert world.keeper.counts.failures == 1
-    assert world.keeper.counts[2:4] == (2, 2)
+    assert world.manager.counts.failures == 1
+    assert world.manager.counts[2:4] == (2, 2)
     world.disk.fail_when = None
-    world.keeper.check_partition(world.partition)
+    world.manager.check_partition(world.partition)
     assert world.starts() == [3]
-    assert world.keeper.counts[2:4] == (3, 3)
+    assert world.manager.counts[2:4] == (3, 3)
 
 
-def test_one_line_tells_what_went(lines: pytest.LogCaptureFixture) -> None:
+def test_one_line_reports_what_went(lines: pytest.LogCaptureFixture) -> None:
     world = World({"retention.ms": "1", "retention.bytes": "1"})
     world.fill(3)
     size_bytes = world.partition.log.size_bytes

@@ -110,7 +110,7 @@ def test_only_groups_with_the_prefix_hold() -> None:
     assert world.start_after_check() == 3
 
 
-def test_a_topic_may_say_that_nobody_holds_it_back() -> None:
+def test_a_topic_may_refuse_retention_holds() -> None:
     world = HeldWorld(mansio_hold_enable="false")
     world.fill(3)
     world.commit(0)
@@ -134,7 +134,7 @@ def test_nothing_is_deleted_before_the_retention_holds_are_loaded(caplog: pytest
     assert not world.holds.has_blocked_retention
 
 
-def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
+def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_logs_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = HeldWorld(mansio_hold_bytes_max="3000")
@@ -256,7 +256,7 @@ def test_deleting_records_that_a_pipeline_needs_is_refused_and_names_it() -> Non
     world.hook.check_deletion(-1)
 
 
-def test_the_mark_says_who_committed_within_the_room_that_offsets_have() -> None:
+def test_the_mark_names_who_committed_within_the_room_that_offsets_have() -> None:
     for query in ("", "q", "ü" * 1000, '"\\\n' * 500, "\U0001f600" * 1000):
         metadata = encode_hold_metadata(query)
         assert len(metadata.encode()) <= 4096

@@ -22,7 +22,7 @@ MARK = encode_hold_metadata("q")
 
 
 class Groups:
-    """A coordinator over partitions in memory, and the holds it tells."""
+    """A coordinator over partitions in memory, and the holds it reports."""
 
     def __init__(self, stored: Sequence[MemoryPartition] = ()) -> None:
         self.scheduler = VirtualScheduler()

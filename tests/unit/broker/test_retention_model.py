@@ -1,4 +1,4 @@
-"""What retention lets go of, against a model that takes one segment at a time and counts everything anew."""
+"""What retention deletes, against a model that takes one segment at a time and counts everything again."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def test_sessions_are_counted_limited_and_ended(tmp_path: Path) -> None:
         assert code_of(final) == 0
         assert part_of(await other.fetch(6)).acquired == [(2, 5, 2)], "acked first, and the rest is free"
         assert (await third.fetch(0)).error_code == 0, "and so is its place"
-        nobody = await room.peer("")
-        assert (await nobody.fetch(1)).error_code == InvalidRequest.kafka_code
+        memberless = await room.peer("")
+        assert (await memberless.fetch(1)).error_code == InvalidRequest.kafka_code
         large = await room.peer("m" * 256)
         assert (await large.fetch(1)).error_code == InvalidRequest.kafka_code
 
@@ -168,7 +168,7 @@ def test_a_new_session_of_a_member_gives_up_what_the_old_one_had(tmp_path: Path)
     run(check, tmp_path)
 
 
-def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_it_says(tmp_path: Path) -> None:
+def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_requested(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         peer = await on_loaded(room)
         other = await room.peer("m2")
@@ -302,7 +302,7 @@ def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Pa
     run(check, tmp_path)
 
 
-def test_a_record_that_kills_whoever_gets_it_is_given_up_like_any_other(tmp_path: Path) -> None:
+def test_a_record_that_kills_its_consumers_is_given_up_like_any_other(tmp_path: Path) -> None:
     """Each of them dies without a word; one that leaves in order has not tried."""
 
     async def check(room: Room) -> None:
@@ -372,7 +372,7 @@ def test_a_stopping_broker_answers_waiting_requests(tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_waits_takes_nothing_for_a_session_that_is_over(tmp_path: Path) -> None:
-    """Its records would be released at once, delivered to nobody and counted."""
+    """Its records would be released at once, delivered to no member and counted."""
 
     async def check(room: Room) -> None:
         room.remember()

@@ -75,7 +75,7 @@ class Desk:
             sum(each.last - each.first + 1 for each in share_partition.state_machine.archiving_ranges())
         )
 
-    def add(self, share_partition: SharePartitionLeader, letters: Any) -> None: ...
+    def add(self, share_partition: SharePartitionLeader, dead: Any) -> None: ...
 
     def on_closed(self, share_partition: SharePartitionLeader) -> None: ...
 
@@ -138,11 +138,11 @@ class Room:
         self.scheduler.run(share_partition.persist(update))
 
     def reject(self, share_partition: SharePartitionLeader, last: int) -> None:
-        said = [AcknowledgementBatch(0, last, bytes([REJECT]))]
+        batches = [AcknowledgementBatch(0, last, bytes([REJECT]))]
         update = share_partition.call_machine_and_set_timer(
             share_partition.state_machine.acknowledge,
             "m",
-            said,
+            batches,
             share_partition.now_ms(),
             share_partition.wall_ms(),
             0.5,
@@ -166,7 +166,7 @@ def test_leases_end_though_every_timer_is_late() -> None:
     assert share_partition.state_machine.leased_count == 0
 
 
-def test_the_horizon_moves_at_once_also_after_a_stall() -> None:
+def test_the_lease_bound_moves_at_once_also_after_a_stall() -> None:
     room = Room()
     share_partition = room.share_partition()
     room.lease(share_partition, 4)
@@ -273,7 +273,7 @@ def test_what_cannot_be_brought_together_is_forgotten_and_withheld(monkeypatch: 
 
 
 @pytest.mark.parametrize("reads_fail", [False, True])
-def test_dead_letters_go_on_though_nobody_uses_the_group_after_a_failed_write(reads_fail: bool) -> None:
+def test_dead_letters_go_on_though_no_client_uses_the_group_after_a_failed_write(reads_fail: bool) -> None:
     room = Room()
     share_partition = room.share_partition()
     room.lease(share_partition, 9)

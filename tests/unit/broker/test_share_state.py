@@ -36,7 +36,7 @@ PLAIN = ("snapshot_epoch", "leader_epoch", "is_complete", "withheld_ms")
 
 
 def plain(state: LoadedState | None) -> Any:
-    """What a state says of the share partition."""
+    """What a state has of the share partition."""
     assert state is not None
     return state._replace(snapshot_epoch=0, leader_epoch=0, is_complete=True, withheld_ms=0)
 
@@ -115,7 +115,7 @@ def test_after_a_power_loss_what_was_durable_is_there_and_the_rest_is_a_history_
         assert plain(state) in histories[key][durable[key] :]
 
 
-def test_an_update_of_an_older_snapshot_says_nothing() -> None:
+def test_an_update_of_an_older_snapshot_changes_nothing() -> None:
     room = StateRoom()
     room.begin(G)
     room.write(G, acked(0, 9))
@@ -198,7 +198,7 @@ def test_a_state_that_is_begun_again_in_its_own_epoch_is_left_as_it_is() -> None
     assert room.read(G).changes == (StateBatch(8, 9, ACKNOWLEDGED, 1),)
 
 
-def test_whoever_did_not_read_last_does_not_write() -> None:
+def test_a_client_that_did_not_read_last_does_not_write() -> None:
     room = StateRoom()
     room.begin(G)
     first = room.persister._read_sessions[G]
@@ -226,7 +226,7 @@ def test_a_write_that_comes_late_or_again_is_refused() -> None:
     write(G, WriteToken(session, 3), 0, 0, leased(2, 3))
 
 
-def test_what_nobody_made_cannot_be_changed_and_what_was_deleted_does_not_come_back() -> None:
+def test_what_does_not_exist_cannot_be_changed_and_what_was_deleted_does_not_come_back() -> None:
     room = StateRoom()
     room.begin(G)
     other = key_of("other")
@@ -244,7 +244,7 @@ def test_what_nobody_made_cannot_be_changed_and_what_was_deleted_does_not_come_b
     again.begin(G)
 
 
-def test_a_state_that_was_told_not_to_be_there_is_not_made_over_one_that_is() -> None:
+def test_a_state_that_was_reported_missing_is_not_made_over_one_that_is_there() -> None:
     room = StateRoom()
     assert room.read(G) is None  # the topic is not there yet
     room.run(room.persister.initialize(G, 0, 5))
@@ -314,7 +314,7 @@ def test_after_another_start_of_the_machine_first_leases_may_be_missing_for_as_l
     assert again.read(G).is_complete
 
 
-def test_a_leader_that_lived_through_it_says_what_there_is() -> None:
+def test_a_leader_that_lived_through_it_reports_what_there_is() -> None:
     room = StateRoom()
     room.begin(G)
     again = room.kill(boot="second")
@@ -334,7 +334,7 @@ def test_a_second_end_within_that_time_leaves_it_as_uncertain() -> None:
     assert third.kill().read(G).is_complete
 
 
-def test_where_nobody_knows_the_start_of_the_machine_nothing_is_certain() -> None:
+def test_where_the_start_of_the_machine_is_unknown_nothing_is_certain() -> None:
     room = StateRoom(boot="")
     room.begin(G)
     assert not room.kill(boot="").read(G).is_complete
@@ -414,7 +414,7 @@ def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_li
 
 
 def test_nothing_above_the_oldest_snapshot_that_counts_is_pruned() -> None:
-    """A state that nobody changes keeps the log, until it is written anew; then that is durable before."""
+    """A state that is not changed keeps the log, until it is written again; then that is durable before."""
     room = StateRoom(segment_bytes=4000, updates_per_snapshot=10)
     cold = next(key for n in range(100) if room_index(key := key_of(f"cold{n}")) == room_index(G))
     room.begin(cold, update=begun()._replace(changes=(StateBatch(3, 9, ACKNOWLEDGED, 2),)))
@@ -435,7 +435,7 @@ def test_nothing_above_the_oldest_snapshot_that_counts_is_pruned() -> None:
         assert after.read(cold, 1).changes == (StateBatch(3, 9, ACKNOWLEDGED, 2),)
 
 
-def test_a_state_that_keeps_too_many_segments_is_written_anew_at_once() -> None:
+def test_a_state_that_keeps_too_many_segments_is_written_again_at_once() -> None:
     room = StateRoom(segment_bytes=2000, updates_per_snapshot=10)
     cold = next(key for n in range(100) if room_index(key := key_of(f"cold{n}")) == room_index(G))
     room.begin(cold)

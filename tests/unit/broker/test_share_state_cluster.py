@@ -150,12 +150,12 @@ def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen
     frame = encode_response(api_key, 5, [StateRequestEntry(key)] * len(answers), answers)[4:]
     expected = []
     for each in answers:
-        said = StateResult(0, each.message)
+        result = StateResult(0, each.message)
         if api_key == ApiKey.READ_SHARE_GROUP_STATE:
-            said = said._replace(session=each.session, state=each.state)
+            result = result._replace(session=each.session, state=each.state)
         elif api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
-            said = said._replace(summary=each.summary)
-        expected.append(said)
+            result = result._replace(summary=each.summary)
+        expected.append(result)
     assert decode_response(api_key, frame) == expected
     body = frame[5:]
     read = messages.decode_response(api_key, VERSIONS[ApiKey(api_key)], body)
@@ -330,7 +330,7 @@ def test_a_leader_that_is_still_there_writes_its_whole_state_where_it_is_now() -
     assert state.changes == (StateBatch(0, 20, ACQUIRED, 1, holder="m"),)
 
 
-def test_while_nobody_leads_a_read_waits_and_then_says_so() -> None:
+def test_while_no_broker_leads_a_read_waits_and_then_reports_it() -> None:
     cluster = StateCluster()
     key = keys_in(2)[0]
     begin(cluster, 1, key)
@@ -345,7 +345,7 @@ def test_while_nobody_leads_a_read_waits_and_then_says_so() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_was_acknowledged_stays_so_whatever_the_network_and_the_leaders_do(seed: int) -> None:
-    """A leader that leases and acknowledges, reads anew or writes all it knows when a write fails; requests are lost,
+    """A leader that leases and acknowledges, reads again or writes all it knows when a write fails; requests are lost,
     come late and twice; the state moves, with or without what was not committed."""
     cluster = StateCluster(seed, lost=0.15, repeated=0.2)
     random_fraction = Random(seed)

@@ -1,4 +1,4 @@
-"""Writes of one share partition: many cost one record, a whole state is alone, and nobody waits for ever."""
+"""Writes of one share partition: many cost one record, a whole state is alone, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_what_is_too_much_for_one_record_is_not_joined() -> None:
     run(check)
 
 
-def test_who_is_broken_off_while_it_waits_holds_up_nobody() -> None:
+def test_a_client_that_is_broken_off_while_it_waits_holds_up_no_other() -> None:
     async def check(desk: Desk) -> None:
         first = desk.call_and_rearm(update(1))
         second, third = desk.call_and_rearm(update(2)), desk.call_and_rearm(update(3))

@@ -1,4 +1,4 @@
-"""What was met on the disk is remembered within bounds, and said seldom."""
+"""What was met on the disk is remembered within bounds, and logged seldom."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_number_of_recorded_damaged_ranges_and_of_their_log_lines_is_bounded(
     assert len(caplog.records) == PARTITIONS_MAX + 1
 
 
-def test_full_disk_is_told_when_it_begins_and_when_it_ends_and_forgotten_when_nobody_writes(
+def test_full_disk_is_reported_when_it_begins_and_when_it_ends_and_forgotten_without_writers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = ManualClock()
     storage_health = StorageHealth(clock)
-    told: list[int] = []
-    storage_health.on_disk_full_change(lambda: told.append(len(storage_health.disk_full_partitions())))
+    reported: list[int] = []
+    storage_health.on_disk_full_change(lambda: reported.append(len(storage_health.disk_full_partitions())))
     for _ in range(10):
         storage_health.record_disk_full("t", 0, DiskFull())
         storage_health.record_disk_full("t", 1, DiskFull())
@@ -79,7 +79,7 @@ def test_full_disk_is_told_when_it_begins_and_when_it_ends_and_forgotten_when_no
     assert storage_health.disk_full_partitions() == (("t", 1),)
     storage_health.record_disk_space_available("t", 1)
     storage_health.record_disk_space_available("t", 1)
-    assert told == [1, 0]
+    assert reported == [1, 0]
     assert [record.getMessage() for record in caplog.records] == ["disk_full", "disk_space_available"]
     storage_health.record_disk_full("t", 2, DiskFull())
     clock.seconds += DISK_FULL_EXPIRY_S + 1

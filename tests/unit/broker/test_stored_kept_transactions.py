@@ -68,7 +68,7 @@ def loaded(value: bytes) -> CoordinatorRoom:
 
 
 def results(room: CoordinatorRoom) -> dict[Any, list[bool]]:
-    room.settle()
+    room.run_for()
     return room.markers.results()
 
 
@@ -85,10 +85,10 @@ def test_an_open_transaction_ends_by_its_timeout_or_without_one_by_the_highest(
     value: bytes, timeout_ms: int
 ) -> None:
     room = loaded(value)
-    room.settle(timeout_ms - 1_000)
+    room.run_for(timeout_ms - 1_000)
     assert room.state() == "Ongoing"
     room = room.restarted(timeout_ms_max=TIMEOUT_MS_MAX)
-    room.settle(1_500)
+    room.run_for(1_500)
     assert room.state() == "CompleteAbort"
     assert results(room) == {("a", 0): [False], ("b", 0): [False]}
 

@@ -45,15 +45,15 @@ def test_expressions_match_what_is_there_whatever_came_and_went_meanwhile(
     monkeypatch.setattr(topic_resolver, "TOPIC_CHANGES_MAX", 4)
     monkeypatch.setattr(topic_resolver, "PATTERNS_MAX", 3)
     catalogue = Catalogue()
-    told = TopicResolver(catalogue.live)
-    catalogue.listeners = [told.update]
+    resolver = TopicResolver(catalogue.live)
+    catalogue.listeners = [resolver.update]
     for _ in range(200):
         for _ in range(chance.choice([0, 1, 1, 2, 6])):
             name = chance.choice("abc") + str(chance.randrange(6))
             count = chance.choice([None, 1, 2]) if name in catalogue.live else 1
-            catalogue.set(name, count, anew=chance.random() < 0.2, internal=name == "c3")
+            catalogue.set(name, count, again=chance.random() < 0.2, internal=name == "c3")
         asked = chance.sample(EXPRESSIONS, chance.randrange(4))
-        view = told.topics(asked)
+        view = resolver.topics(asked)
         for pattern in asked:
             there = (name for name in catalogue.live if re.fullmatch(pattern, name))
             assert view.matches[pattern] == tuple(sorted(there))

@@ -620,7 +620,7 @@ def test_compaction_settings_that_contradict_each_other_are_refused_when_they_me
 
 
 def test_view_follows_again_after_its_history_was_compacted() -> None:
-    """A view that fell far behind lists again, and ends up with the same topics, told once each."""
+    """A view that fell far behind lists again, and ends up with the same topics, reported once each."""
 
     async def main() -> None:
         async with (

@@ -155,7 +155,7 @@ def test_metadata_of_no_topics(version: int) -> None:
 
 
 @each_version(ApiKey.METADATA)
-def test_metadata_by_name_says_what_is_wrong_with_each(version: int) -> None:
+def test_metadata_by_name_reports_what_is_wrong_with_each(version: int) -> None:
     async def check(peer: Peer) -> None:
         await peer.admin.topics.create(NewTopic("a"))
         names = ["none", "a", "bad/name", "a"]
@@ -218,7 +218,7 @@ def test_auto_creation_needs_the_broker_and_the_client(
 
 
 @pytest.mark.parametrize("version", range(8, 14))
-def test_authorized_operations_are_told_to_who_asks(version: int) -> None:
+def test_authorized_operations_are_returned_when_requested(version: int) -> None:
     async def check(peer: Peer) -> None:
         await peer.admin.topics.create(NewTopic("a"))
         fields = {
@@ -254,7 +254,7 @@ def test_metadata_shows_a_change_at_once() -> None:
 
 
 @each_version(ApiKey.API_VERSIONS)
-def test_api_versions_tells_the_table(version: int) -> None:
+def test_api_versions_returns_the_table(version: int) -> None:
     async def check(peer: Peer) -> None:
         fields = {"client_software_name": "x", "client_software_version": "1"}
         response = await peer.ask(ApiKey.API_VERSIONS, version, fields)

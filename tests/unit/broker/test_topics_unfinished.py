@@ -15,7 +15,7 @@ from support.virtual_time import run_virtually
 
 
 @pytest.mark.parametrize("state", [TOPIC_CREATING, TOPIC_DELETING])
-def test_a_step_that_comes_late_leaves_no_topic_that_nobody_finishes(state: str) -> None:
+def test_a_step_that_comes_late_leaves_no_topic_unfinished(state: str) -> None:
     """The session it names lives, so that the controller leaves it alone: the broker itself has to see it."""
 
     async def main() -> None:

@@ -42,7 +42,7 @@ def test_a_commit_writes_one_marker_to_each_partition_and_bumps_the_epoch() -> N
     assert room.state() == "Ongoing"
     after = room.end(producer)
     assert after == (producer[0], producer[1] + 1)
-    room.settle()
+    room.run_for()
     assert room.state() == "CompleteCommit"
     assert room.markers.results() == {("a", 0): [True], ("b", 0): [True]}
     assert {marker.producer_epoch for _, marker in room.markers.stored} == {after[1]}
@@ -53,7 +53,7 @@ def test_an_end_of_the_old_version_keeps_the_epoch_and_can_be_repeated() -> None
     producer = room.begin()
     room.add(producer, version=0)
     assert room.end(producer, is_commit=False, bumps=False) == producer
-    room.settle()
+    room.run_for()
     assert room.end(producer, is_commit=False, bumps=False) == producer
     with pytest.raises(InvalidTxnState):
         room.end(producer, is_commit=True, bumps=False)
@@ -70,7 +70,7 @@ def test_a_transaction_takes_two_flushes_of_the_coordinators_log() -> None:
     before = flushes()
     room.add(producer)
     room.end(producer)
-    room.settle()
+    room.run_for()
     assert room.state() == "CompleteCommit"
     assert flushes() == before + 2  # the begin and the decision, not the completion
     stored = next(each for each in room.partitions if each.stored)
@@ -86,12 +86,12 @@ def test_no_marker_is_sent_before_the_decision_is_durable() -> None:
     partition = room.partitions[room.index()]
     partition.holds = True
     answer = room.scheduler.start(room.coordinator.end("orders", *producer, is_commit=True, bumps_epoch=True))
-    room.settle(1000)
+    room.run_for(1000)
     assert not answer.done()
     assert room.markers.attempts == 0
     partition.holds = False
     partition.sync()
-    room.settle()
+    room.run_for()
     assert answer.done()
     assert room.state() == "CompleteCommit"
 
@@ -105,7 +105,7 @@ def test_a_decision_that_a_power_loss_took_is_no_decision() -> None:
     room = room.restarted()
     assert room.state() == "Ongoing"
     room.end(producer, is_commit=False)
-    room.settle()
+    room.run_for()
     assert room.markers.results() == {("a", 0): [False], ("b", 0): [False]}
 
 
@@ -120,9 +120,9 @@ def test_markers_are_repeated_until_every_partition_has_one() -> None:
         TransactionCoordinatorFenced(),
     ]
     room.end(producer)
-    room.settle(5)
+    room.run_for(5)
     assert room.state() == "PrepareCommit"
-    room.settle(5_000)
+    room.run_for(5_000)
     assert room.state() == "CompleteCommit"
     assert room.markers.results() == {("a", 0): [True], ("b", 0): [True]}
 
@@ -143,7 +143,7 @@ def test_a_defect_in_the_completion_is_logged_and_the_completion_tried_again(
 
     monkeypatch.setattr(room.markers, "write", fail_first)
     room.end(producer)
-    room.settle(60_000)
+    room.run_for(60_000)
     assert room.state() == "CompleteCommit"
 
 
@@ -155,17 +155,17 @@ def test_partitions_that_lack_their_marker_are_counted_until_they_have_it_or_ano
     room.add(producer)
     room.markers.held = True
     producer = room.end(producer)
-    room.settle(5)
+    room.run_for(5)
     assert room.coordinator.markers_waiting == 2
     assert list(room.coordinator.store.prepared) == ["orders"]
     room.markers.held = False
-    room.settle(5_000)
+    room.run_for(5_000)
     assert room.coordinator.markers_waiting == 0
     assert not room.coordinator.store.prepared
     room.add(producer)
     room.markers.refusals = [TransactionCoordinatorFenced()]
     room.end(producer)
-    room.settle(5_000)
+    room.run_for(5_000)
     assert room.coordinator.markers_waiting == 0
 
 
@@ -176,10 +176,10 @@ def test_a_partition_without_leader_is_waited_for_and_a_deleted_one_is_not() -> 
     room.markers.leaders["a", 0] = -1
     del room.markers.leaders["b", 0]
     room.end(producer)
-    room.settle(10_000)
+    room.run_for(10_000)
     assert room.state() == "PrepareCommit"
     room.markers.leaders["a", 0] = 0
-    room.settle(2_000)
+    room.run_for(2_000)
     assert room.state() == "CompleteCommit"
     assert room.markers.results() == {("a", 0): [True]}
 
@@ -190,7 +190,7 @@ def test_a_partition_that_a_later_epoch_has_reached_does_not_stop_the_completion
     room.add(producer, ("a", 0))
     room.markers.refusals = [InvalidProducerEpoch()]
     room.end(producer)
-    room.settle(1_000)
+    room.run_for(1_000)
     assert room.state() == "CompleteCommit"
 
 
@@ -200,10 +200,10 @@ def test_a_restart_in_prepare_commit_sends_the_markers_again() -> None:
     room.add(producer)
     room.markers.held = True
     after = room.end(producer)
-    room.settle(1_000)
+    room.run_for(1_000)
     room.markers.held = False
     room = room.restarted()
-    room.settle()
+    room.run_for()
     assert room.state() == "CompleteCommit"
     assert room.markers.results() == {("a", 0): [True], ("b", 0): [True]}
     assert room.end(producer) == after, "the repeated end has the same answer after the restart"
@@ -215,24 +215,24 @@ def test_a_change_of_coordinator_in_prepare_commit_completes_once_with_the_new_e
     for index, partition in enumerate(shared):
         partition.is_leadership_uncertain = False  # type: ignore[attr-defined]
         room.coordinator.topic.lead(index, partition, 4)
-    room.settle()
+    room.run_for()
     producer = room.begin()
     room.add(producer)
     room.markers.held = True
     room.end(producer)
-    room.settle(50)
+    room.run_for(50)
     room.coordinator.topic.resign(room.index())
-    room.settle(2_000)
+    room.run_for(2_000)
     attempts = room.markers.attempts
     room.markers.held = False
-    room.settle(10_000)
+    room.run_for(10_000)
     assert room.markers.attempts == attempts, "the former coordinator has stopped"
     with pytest.raises(NotCoordinator):
         room.end(producer)
     other = CoordinatorRoom(scheduler=room.scheduler, markers=room.markers, cluster=True)
     for index, partition in enumerate(shared):
         other.coordinator.topic.lead(index, partition, 5)
-    other.settle()
+    other.run_for()
     assert other.state() == "CompleteCommit"
     assert [marker.coordinator_epoch for _, marker in other.markers.stored] == [5, 5]
 
@@ -247,10 +247,10 @@ def test_a_failed_append_changes_nothing() -> None:
         room.end(producer)
     assert room.state() == "Ongoing"
     partition.refuses = None
-    room.settle(10_000)
+    room.run_for(10_000)
     assert room.markers.attempts == 0
     room.end(producer, is_commit=False)
-    room.settle()
+    room.run_for()
     assert room.state() == "CompleteAbort"
 
 
@@ -261,10 +261,10 @@ def test_a_completion_that_cannot_be_stored_is_tried_again() -> None:
     partition = room.partitions[room.index()]
     room.end(producer)
     partition.refuses = StorageError()
-    room.settle(1_000)
+    room.run_for(1_000)
     assert room.state() == "PrepareCommit"
     partition.refuses = None
-    room.settle(10_000)
+    room.run_for(10_000)
     assert room.state() == "CompleteCommit"
 
 
@@ -274,9 +274,9 @@ def test_a_late_end_after_the_timeout_is_fenced() -> None:
             room = CoordinatorRoom()
             producer = room.begin(timeout_ms=5_000)
             room.add(producer, version=version)
-            room.settle(4_900)
+            room.run_for(4_900)
             assert room.state() == "Ongoing"
-            room.settle(300)
+            room.run_for(300)
             assert room.state() == "CompleteAbort"
             with pytest.raises(ProducerFenced):
                 room.end(producer, is_commit=is_commit, bumps=bumps)
@@ -288,11 +288,11 @@ def test_a_timeout_survives_a_restart() -> None:
     room = CoordinatorRoom()
     producer = room.begin(timeout_ms=5_000)
     room.add(producer)
-    room.settle(3_000)
+    room.run_for(3_000)
     room = room.restarted()
-    room.settle(1_900)
+    room.run_for(1_900)
     assert room.state() == "Ongoing"
-    room.settle(300)
+    room.run_for(300)
     assert room.state() == "CompleteAbort"
 
 
@@ -307,10 +307,10 @@ def test_a_timeout_that_cannot_be_stored_is_tried_again() -> None:
     room.add(room.begin(timeout_ms=1_000))
     partition = room.partitions[room.index()]
     partition.refuses = StorageError()
-    room.settle(3_000)
+    room.run_for(3_000)
     assert room.state() == "Ongoing"
     partition.refuses = None
-    room.settle(1_000)
+    room.run_for(1_000)
     assert room.state() == "CompleteAbort"
 
 
@@ -357,7 +357,7 @@ def test_an_exhausted_epoch_continues_with_a_new_producer_id() -> None:
     with pytest.raises(ConcurrentTransactions):
         room.add(after)
     room.markers.held = False
-    room.settle(2_000)
+    room.run_for(2_000)
     assert room.end(producer) == after, "a repeated end has the same answer"
     assert {(each.producer_id, each.producer_epoch) for _, each in room.markers.stored} == {
         (producer_id, EPOCH_MAX)
@@ -459,9 +459,9 @@ def test_unused_transactional_ids_expire_and_open_ones_do_not() -> None:
     room = CoordinatorRoom(expiration_ms=10_000, expiration_check_interval_ms=1_000, timeout_ms_max=1_000_000)
     room.begin("unused")
     room.add(room.begin("open", timeout_ms=1_000_000), name="open")
-    room.settle(9_000)
+    room.run_for(9_000)
     assert set(room.coordinator.store.entries) == {"unused", "open"}
-    room.settle(3_000)
+    room.run_for(3_000)
     assert set(room.coordinator.store.entries) == {"open"}
     assert set(room.restarted().coordinator.store.entries) == {"open"}
     with pytest.raises(TransactionalIdNotFound):
@@ -473,8 +473,8 @@ def test_any_number_of_unused_transactional_ids_expires_soon(monkeypatch: pytest
     room = CoordinatorRoom(expiration_ms=10_000, expiration_check_interval_ms=3_600_000)
     for number in range(100):
         room.begin(f"unused-{number}")
-    room.settle(3_600_000)
-    room.settle(20_000)
+    room.run_for(3_600_000)
+    room.run_for(20_000)
     assert not room.coordinator.store.entries
 
 
@@ -491,8 +491,8 @@ def test_a_failed_deletion_of_expired_transactional_ids_waits_for_the_next_check
         raise NotEnoughReplicas("too few replicas")
 
     monkeypatch.setattr(type(room.coordinator.store), "delete", staticmethod(refuse))
-    room.settle(3_600_000)
-    room.settle(60_000)
+    room.run_for(3_600_000)
+    room.run_for(60_000)
     assert len(attempts) == 1
 
 
@@ -563,7 +563,7 @@ def test_markers_for_another_broker_are_requests_that_are_repeated() -> None:
     producer = room.begin()
     room.add(producer, ("a", 0), ("a", 1), ("b", 0))
     room.end(producer)
-    room.settle(1_000)
+    room.run_for(1_000)
     assert room.state() == "CompleteCommit"
     assert room.markers.results() == {("a", 0): [True]}
     assert len(other.requests) == 3

@@ -170,7 +170,7 @@ def test_a_transaction_ends_in_each_version(version: int) -> None:
     assert found.error_code == OK
     if version >= 5:
         assert (found.producer_id, found.producer_epoch) == (producer_id, epoch + 1)
-    server.room.settle()
+    server.room.run_for()
     assert server.room.state() == "CompleteCommit"
     fenced = FENCED if version >= 2 else FENCED_EPOCH
     assert server.ask(26, version, producer_epoch=epoch + 9, **named).error_code == fenced
@@ -197,7 +197,7 @@ def test_transactions_are_described_and_listed() -> None:
     assert listed() == ["orders", "other"]
     assert listed(state_filters=["Ongoing"]) == ["orders"]
     assert listed(producer_id_filters=[producer_id]) == ["orders"]
-    server.room.settle(500)
+    server.room.run_for(500)
     assert listed(1, duration_filter=400) == ["orders"]
     assert listed(1, duration_filter=600) == []
     assert listed(2, duration_filter=-1, transactional_id_pattern="o.*r") == ["other"]
@@ -266,7 +266,7 @@ def test_another_broker_is_asked_to_verify_and_to_add() -> None:
         server.room.scheduler.spawn(verifier.verify("orders", *producer, [("a", 0)], adds=False), name="v")
         for _ in range(3)
     ]
-    server.room.settle()
+    server.room.run_for()
     assert [each.result() for each in both] == [[None]] * 3  # type: ignore[attr-defined]
     peers.is_down = True
     assert verify(("a", 0)) == [CoordinatorNotAvailable.kafka_code]
@@ -303,7 +303,7 @@ def test_a_transaction_is_prepared_and_its_batch_committed() -> None:
             20_113, 0, query_id="q", batch_id=0, committed=True, transactions=[named], abandoned=[]
         )
         assert answer.error_code == OK
-    server.room.settle()
+    server.room.run_for()
     assert server.room.state() == "CompleteCommit"
     [described] = server.ask(65, 0, transactional_ids=["orders"]).transaction_states
     assert described.transaction_timeout_ms == 60_000
@@ -318,7 +318,7 @@ def test_a_batch_is_aborted() -> None:
         20_113, 0, query_id="q", batch_id=0, committed=False, transactions=[], abandoned=[named]
     )
     assert answer.error_code == OK
-    server.room.settle()
+    server.room.run_for()
     assert server.room.state() == "CompleteAbort"
 
 

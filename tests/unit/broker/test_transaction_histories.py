@@ -24,11 +24,11 @@ STEPS = 60
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_told_decision_reaches_all_partitions_and_no_other_does(seed: int) -> None:
+def test_each_acknowledged_decision_reaches_all_partitions_and_no_other_does(seed: int) -> None:
     random = Random(seed)
     room = CoordinatorRoom()
     producer = room.begin()
-    told: dict[tuple[int, int], tuple[bool, set[tuple[str, int]]]] = {}
+    reported: dict[tuple[int, int], tuple[bool, set[tuple[str, int]]]] = {}
     added: set[tuple[str, int]] = set()
     for _ in range(STEPS):
         event = random.random()
@@ -39,10 +39,10 @@ def test_each_told_decision_reaches_all_partitions_and_no_other_does(seed: int) 
         elif event < 0.25 and room.partitions:
             partition = room.partitions[room.index()]
             partition.refuses = StorageError()
-            room.settle(random.choice([10, 300]))
+            room.run_for(random.choice([10, 300]))
             partition.refuses = None
         elif event < 0.3:
-            room.settle(70_000)  # the transaction times out
+            room.run_for(70_000)  # the transaction times out
         wanted = set(random.sample(PARTITIONS, random.randrange(1, 4)))
         try:
             room.add(producer, *wanted, version=2)
@@ -51,22 +51,22 @@ def test_each_told_decision_reaches_all_partitions_and_no_other_does(seed: int) 
                 continue
             is_commit = random.random() < 0.6
             after = room.end(producer, is_commit=is_commit, bumps=True)
-            told[after] = is_commit, added
+            reported[after] = is_commit, added
             added, producer = set(), after
         except (ConcurrentTransactions, NotCoordinator):
-            room.settle(2_000)
+            room.run_for(2_000)
         except MansioError:
             room.markers.refusals.clear()
-            room.settle(10_000)
+            room.run_for(10_000)
             producer, added = room.begin(), set()
     room.markers.refusals.clear()
-    room.settle(200_000)
+    room.run_for(200_000)
     assert not room.coordinator.store.ongoing
     assert not room.coordinator.store.entries["orders"].transaction.is_prepared
     results: dict[tuple[int, int], dict[tuple[str, int], set[bool]]] = {}
     for partition, marker in room.markers.stored:
         epoch = (marker.producer_id, marker.producer_epoch)
         results.setdefault(epoch, {}).setdefault(partition, set()).add(marker.is_commit)
-    assert told
-    for identity, (is_commit, partitions) in told.items():
+    assert reported
+    for identity, (is_commit, partitions) in reported.items():
         assert results.get(identity) == {each: {is_commit} for each in partitions}, identity

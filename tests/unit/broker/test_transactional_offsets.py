@@ -84,11 +84,11 @@ def test_an_offset_is_visible_only_after_the_commit_marker() -> None:
     assert room.run(commit(room)) == [None]
     assert visible(room) is None
     assert is_unstable(room)
-    assert room.told == {}
+    assert room.reported == {}
     room.end("g", PRODUCER)
     assert visible(room) == 7
     assert not is_unstable(room)
-    assert room.told["g", TOPIC, 0].offset == 7
+    assert room.reported["g", TOPIC, 0].offset == 7
 
 
 def test_an_aborted_offset_is_never_visible_and_its_group_vanishes() -> None:

@@ -266,7 +266,7 @@ class History:
                 key: offset for key, offset in wanted.items() if key[1] not in pending
             }
             assert (group in self.room.groups.store.entries) == bool(wanted or pending)
-        assert {key: each.offset for key, each in self.room.told.items()} == visible
+        assert {key: each.offset for key, each in self.room.reported.items()} == visible
 
 
 @pytest.mark.parametrize("first", range(0, examples(100, 500), 20))

@@ -134,7 +134,7 @@ class OffsetsRoom:
         self.scheduler = scheduler or VirtualScheduler()
         self.count, self.disk, self.interval_bytes, self.given = count, disk, interval_bytes, settings
         self.partitions = partitions or []
-        self.told: dict[tuple[str, str, int], CommittedOffset] = {}
+        self.reported: dict[tuple[str, str, int], CommittedOffset] = {}
         self.topics = {TOPIC}
         self.groups = GroupCoordinator(
             settings=GroupSettings(**settings),
@@ -158,9 +158,9 @@ class OffsetsRoom:
 
     def note(self, group: str, topic: str, index: int, committed: CommittedOffset | None) -> None:
         if committed is None:
-            self.told.pop((group, topic, index), None)
+            self.reported.pop((group, topic, index), None)
         else:
-            self.told[group, topic, index] = committed
+            self.reported[group, topic, index] = committed
 
     def run(self, work: Any) -> Any:
         return self.scheduler.run(work, limit_ms=10**12)

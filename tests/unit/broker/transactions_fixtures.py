@@ -165,7 +165,7 @@ class CoordinatorRoom:
     def state(self, name: str = "orders") -> str:
         return self.coordinator.store.entries[name].transaction.state.title
 
-    def settle(self, ms: float = 100) -> None:
+    def run_for(self, ms: float = 100) -> None:
         self.scheduler.pass_time(ms)
 
     def index(self, name: str = "orders") -> int:

@@ -1,4 +1,4 @@
-"""The comparison with other queues says what was measured: arithmetic, counting of fsyncs, Mansio's own rows."""
+"""The comparison with other queues states what was measured: arithmetic, counting of fsyncs, Mansio's own rows."""
 
 from __future__ import annotations
 
@@ -157,14 +157,14 @@ def test_each_fsync_is_counted_once_and_only_during_the_run(tmp_path: Path) -> N
 # -- the machinery --------
 
 
-def test_names_are_unique_and_every_peer_says_what_an_acknowledgement_means() -> None:
+def test_names_are_unique_and_every_peer_states_what_an_acknowledgement_means() -> None:
     candidates = [one for peer in PEERS for one in peer.candidates()]
     names = [one.name for one in candidates]
     assert len(set(names)) == len(names)
     assert all(one.durability for one in candidates)
 
 
-def test_a_failure_in_a_client_process_is_told_and_ends_the_others() -> None:
+def test_a_failure_in_a_client_process_is_reported_and_ends_the_others() -> None:
     async def fails(_: object) -> None:
         raise ValueError("no such queue")
 
@@ -175,7 +175,7 @@ def test_a_failure_in_a_client_process_is_told_and_ends_the_others() -> None:
         clients.together([fails, waits], 5)
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
     place = ServerLocation(tmp_path / "server", free_port())
     place.directory.mkdir()
     server = Server(place)

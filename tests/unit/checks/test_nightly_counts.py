@@ -1,4 +1,4 @@
-"""What a night counted is added up as it says."""
+"""What a night counted is added up as stated."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_lines_of_one_kind_are_added_and_lists_joined_and_the_longest_kept(tmp_p
     ]
 
 
-def test_nothing_is_left_where_nobody_made_the_place(tmp_path: Path) -> None:
+def test_nothing_is_left_where_the_place_was_not_made(tmp_path: Path) -> None:
     leave("kills", into=tmp_path / "no" / "counts", kills=20)
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ def findings(source: Path, **files: str) -> dict[str, list[str]]:
     (package / "__init__.py").write_text("")
     for name, text in files.items():
         (package / f"{name}.py").write_text(text)
-    return structure.findings(source)
+    return structure.findings(source, source / "tests")
 
 
 def test_import_cycle_through_a_type_import_is_found(tmp_path: Path) -> None:
@@ -53,6 +53,17 @@ def test_replaced_word_is_found_with_its_replacement(tmp_path: Path) -> None:
     found = findings(tmp_path, one='"""A door."""\ndef open_door(lane: int) -> None: ...\n')
     assert len(found["vocabulary"]) == 3
     assert all("listener or protocol" in item or "channel" in item for item in found["vocabulary"])
+
+
+def test_replaced_word_in_a_test_is_found_and_a_term_that_contains_one_is_not(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_one.py").write_text(
+        "def test_crowd_is_served(): ...\ndef test_delete_horizon(dead_letters): ...\n"
+    )
+    assert structure.findings(tmp_path / "src", tests)["vocabulary"] == [
+        "test_one.py:1 name 'test_crowd_is_served': not 'crowd' but clients"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_the_version_is_later_than_every_release() -> None:
     assert Version(mansio.__version__) > max(versions) or is_tagged
 
 
-def test_every_module_says_why_it_exists() -> None:
+def test_every_module_states_its_purpose() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in (ROOT / "src").rglob("*.py")

@@ -87,7 +87,7 @@ def test_json_has_every_field_and_an_empty_list_stays_a_list(capsys: pytest.Capt
     assert (json.loads(captured.out), captured.err) == ([], "")
 
 
-def test_an_empty_table_says_so_on_standard_error(capsys: pytest.CaptureFixture[str]):
+def test_an_empty_table_is_reported_on_standard_error(capsys: pytest.CaptureFixture[str]):
     formatting.show_rows(Output.TABLE, [], ["name"], empty="no topics")
     assert capsys.readouterr() == ("", "no topics\n")
 

@@ -34,7 +34,7 @@ def good() -> Attempts:
     return attempts
 
 
-def test_a_run_as_it_should_be_is_good_and_its_times_are_told() -> None:
+def test_a_run_as_it_should_be_is_good_and_its_times_are_reported() -> None:
     attempts = good()
     assert attempts.wrong_before_redrive() == []
     assert (attempts.done, attempts.good_done_at, attempts.mean_min()) == (2, 0.3, 5.0)
@@ -62,7 +62,7 @@ def test_the_demo_reports_a_wrong_number_of_deliveries(attempt: Attempt, words: 
     assert words in attempts.wrong_before_redrive()[0]
 
 
-def test_a_rest_that_was_too_short_a_flight_that_never_came_and_a_wrong_mean_are_told() -> None:
+def test_a_rest_that_was_too_short_a_flight_that_never_came_and_a_wrong_mean_are_reported() -> None:
     attempts = good()
     attempts.found[POISON][1] = attempts.found[POISON][1]._replace(at=0.24)
     del attempts.found[3]
@@ -145,7 +145,7 @@ def test_a_joining_worker_does_not_interrupt_members_that_keep_their_partitions(
     assert mark.index("^") == 5 + 20
 
 
-def test_what_a_rebalance_must_not_do_is_told() -> None:
+def test_what_a_rebalance_must_not_do_is_reported() -> None:
     (pause,) = joined(pause_s=1.2).wrong()
     assert "a partition that stayed was not read for 1200 ms" in pause
     state = joined()

@@ -39,7 +39,7 @@ def test_no_window_has_more_restarts_than_allowed(pauses_s: list[float]) -> None
         assert len([when for when in restarts_s if begin <= when < begin + RESTART_WINDOW_S]) <= RESTARTS_MAX
 
 
-def test_delay_doubles_with_each_restart_and_starts_anew_after_a_quiet_minute() -> None:
+def test_delay_doubles_with_each_restart_and_starts_again_after_a_quiet_minute() -> None:
     policy = RestartPolicy()
     assert policy.on_exit(1, log_failed=False, now_s=0) == RestartAfter(0.5)
     assert policy.on_exit(-signal.SIGKILL, log_failed=False, now_s=1) == RestartAfter(1.0)

@@ -1,4 +1,4 @@
-"""`mansio pipeline schema-check DIR` in a build: it fails when a version breaks something, and says what."""
+"""`mansio pipeline schema-check DIR` in a build: it fails when a version breaks something, and reports what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_each_version_is_compared_with_the_one_before_and_the_exit_code_says_whether_anything_breaks(
+def test_each_version_is_compared_with_the_one_before_and_the_exit_code_shows_whether_anything_breaks(
     tmp_path: Path,
 ) -> None:
     code, output = run(str(SCHEMAS), "-o", "json")

@@ -19,7 +19,7 @@ REMEMBERED_BATCHES = 5
 
 
 class ModelLog:
-    """`values` is what was stored, in order. `fault(batch number)` says what goes wrong: None, an error code,
+    """`values` is what was stored, in order. `fault(batch number)` returns what goes wrong: None, an error code,
     "lost before" (hang up, nothing stored) or "lost after" (stored, then hang up)."""
 
     def __init__(self, fault: Callable[[int], Any] = lambda number: None) -> None:

@@ -123,5 +123,5 @@ def test_however_ranges_and_batches_lie_each_record_that_was_acquired_is_taken_o
     leased = {each: count for first, last, count in acquired for each in range(first, last + 1)}
     found, holes = read(AcquiredRecordReader(1 << 20), data, *acquired)
     assert found == [(each, count) for each, count in leased.items() if each in there]
-    said = [(each, kind) for first, last, kind in holes for each in range(first, last + 1)]
-    assert said == [(each, GAP if each < offset else RELEASE) for each in leased if each not in there]
+    returned = [(each, kind) for first, last, kind in holes for each in range(first, last + 1)]
+    assert returned == [(each, GAP if each < offset else RELEASE) for each in leased if each not in there]

@@ -50,19 +50,19 @@ class Coordinator:
     async def close_channel(self, channel: str) -> None:
         """There is none."""
 
-    async def heard(self) -> dict[str, Any]:
+    async def next_request(self) -> dict[str, Any]:
         """The next heartbeat. It has to be answered."""
         async with asyncio.timeout(scaled(5)):
             return await self._asked.get()
 
-    def answer(self, epoch: int, *assigned: int, told: bool = True, interval_ms: int = 10) -> None:
+    def answer(self, epoch: int, *assigned: int, assigns: bool = True, interval_ms: int = 10) -> None:
         topics = [SimpleNamespace(topic_id=TOPIC_ID, partitions=list(assigned))] if assigned else []
         self._answers.put_nowait(
             SimpleNamespace(
                 member_id=None,
                 member_epoch=epoch,
                 heartbeat_interval_ms=interval_ms,
-                assignment=SimpleNamespace(topic_partitions=topics) if told else None,
+                assignment=SimpleNamespace(topic_partitions=topics) if assigns else None,
             )
         )
 
@@ -72,10 +72,10 @@ class Coordinator:
     async def until(self, epoch: int, *reported: int) -> dict[str, Any]:
         """Answer heartbeats until one reports exactly these; it is left unanswered."""
         for _ in range(100):
-            said = await self.heard()
-            if said["topic_partitions"] is not None and reports(said) == list(reported):
-                return said
-            self.answer(epoch, told=False)
+            request = await self.next_request()
+            if request["topic_partitions"] is not None and reports(request) == list(reported):
+                return request
+            self.answer(epoch, assigns=False)
         raise AssertionError(f"{reported} are not reported")
 
 
@@ -112,8 +112,8 @@ class Reader:
         self.events.append((what, sorted(one.partition for one in partitions)))
 
 
-def reports(said: dict[str, Any]) -> list[int]:
-    return [index for topic in said["topic_partitions"] for index in topic["partitions"]]
+def reports(request: dict[str, Any]) -> list[int]:
+    return [index for topic in request["topic_partitions"] for index in topic["partitions"]]
 
 
 @asynccontextmanager
@@ -132,20 +132,24 @@ async def member() -> AsyncIterator[tuple[Coordinator, Reader, ConsumerMember, a
 def test_heartbeat_after_a_lost_response_is_a_full_one() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, _, one, _):
-            said = await coordinator.heard()
-            assert (said["member_epoch"], said["topic_partitions"]) == (0, [])
-            assert (said["subscribed_topic_names"], said["rebalance_timeout_ms"]) == (["t"], 7_000)
+            request = await coordinator.next_request()
+            assert (request["member_epoch"], request["topic_partitions"]) == (0, [])
+            assert (request["subscribed_topic_names"], request["rebalance_timeout_ms"]) == (["t"], 7_000)
             coordinator.answer(3, 0, 1)
-            said = await coordinator.until(3, 0, 1)
-            assert "subscribed_topic_names" not in said
-            coordinator.answer(3, told=False)
-            said = await coordinator.heard()
-            assert said["topic_partitions"] is None  # nothing new
+            request = await coordinator.until(3, 0, 1)
+            assert "subscribed_topic_names" not in request
+            coordinator.answer(3, assigns=False)
+            request = await coordinator.next_request()
+            assert request["topic_partitions"] is None  # nothing new
             coordinator.fail(ConnectionLost("the answer was lost"))
-            said = await coordinator.heard()
-            assert (said["member_epoch"], said["member_id"], reports(said)) == (3, one.member_id, [0, 1])
-            assert (said["subscribed_topic_names"], said["rebalance_timeout_ms"]) == (["t"], 7_000)
-            coordinator.answer(4, told=False)
+            request = await coordinator.next_request()
+            assert (request["member_epoch"], request["member_id"], reports(request)) == (
+                3,
+                one.member_id,
+                [0, 1],
+            )
+            assert (request["subscribed_topic_names"], request["rebalance_timeout_ms"]) == (["t"], 7_000)
+            coordinator.answer(4, assigns=False)
 
     asyncio.run(scenario())
 
@@ -153,7 +157,7 @@ def test_heartbeat_after_a_lost_response_is_a_full_one() -> None:
 def test_partition_is_reported_from_assignment_until_revocation() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, reader, _, _):
-            await coordinator.heard()
+            await coordinator.next_request()
             reader.may_assign.clear()
             coordinator.has_metadata.clear()
             coordinator.answer(1, 0, 1)
@@ -161,23 +165,25 @@ def test_partition_is_reported_from_assignment_until_revocation() -> None:
             assert reader.events == []
             coordinator.has_metadata.set()
             while not reader.events:
-                coordinator.answer(1, told=False)
-                assert (await coordinator.heard())["topic_partitions"] is None  # while it begins to read them
+                coordinator.answer(1, assigns=False)
+                assert (await coordinator.next_request())[
+                    "topic_partitions"
+                ] is None  # while it begins to read them
             assert reader.events == [("assigning", [0, 1])]
             reader.may_assign.set()
             reader.may_revoke.clear()
             coordinator.answer(1, 0, 2)
-            assert reports(await coordinator.heard()) == [0, 1, 2]
+            assert reports(await coordinator.next_request()) == [0, 1, 2]
             for _ in range(5):  # heartbeats go on
-                coordinator.answer(1, told=False)
-                assert (await coordinator.heard())["topic_partitions"] is None
+                coordinator.answer(1, assigns=False)
+                assert (await coordinator.next_request())["topic_partitions"] is None
             assert reader.events[1:] == [("assigned", [0, 1]), ("revoking", [1])]
-            coordinator.answer(1, told=False, interval_ms=60_000)
+            coordinator.answer(1, assigns=False, interval_ms=60_000)
             reader.may_assign.clear()
             reader.may_revoke.set()
-            assert reports(await coordinator.heard()) == [0, 2]  # said at once
+            assert reports(await coordinator.next_request()) == [0, 2]  # said at once
             assert reader.events[3:] == [("revoked", [1]), ("assigning", [2])]
-            coordinator.answer(2, told=False)
+            coordinator.answer(2, assigns=False)
 
     asyncio.run(scenario())
 
@@ -185,18 +191,18 @@ def test_partition_is_reported_from_assignment_until_revocation() -> None:
 def test_partition_revoked_before_it_was_started_is_released() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, reader, _, _):
-            await coordinator.heard()
+            await coordinator.next_request()
             reader.may_assign.clear()
             coordinator.answer(1, 0, 1)
             await coordinator.until(1, 0, 1)
             coordinator.answer(1, 0)
-            await coordinator.heard()
+            await coordinator.next_request()
             assert reader.events == [("assigning", [0, 1])]
             reader.may_assign.set()
-            coordinator.answer(1, told=False)
+            coordinator.answer(1, assigns=False)
             await coordinator.until(1, 0)
             assert reader.events[1:] == [("assigned", [0, 1]), ("revoking", [1]), ("revoked", [1])]
-            coordinator.answer(2, told=False)
+            coordinator.answer(2, assigns=False)
 
     asyncio.run(scenario())
 
@@ -205,15 +211,19 @@ def test_fenced_member_loses_all_partitions_and_rejoins() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, reader, one, task):
             name = one.member_id
-            await coordinator.heard()
+            await coordinator.next_request()
             coordinator.answer(5, 0, 1)
             await coordinator.until(5, 0, 1)
             reader.may_revoke.clear()
             coordinator.answer(5, 0)
-            await coordinator.heard()
+            await coordinator.next_request()
             coordinator.fail(FencedMemberEpoch())
-            said = await coordinator.heard()
-            assert (said["member_epoch"], said["member_id"], said["topic_partitions"]) == (0, name, [])
+            request = await coordinator.next_request()
+            assert (request["member_epoch"], request["member_id"], request["topic_partitions"]) == (
+                0,
+                name,
+                [],
+            )
             reader.may_revoke.set()
             coordinator.fail(FencedInstanceId())
             with pytest.raises(FencedInstanceId):

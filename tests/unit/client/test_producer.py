@@ -168,7 +168,7 @@ def test_record_after_an_expired_but_stored_one_is_not_deduplicated(code: int) -
 
 
 def test_sequence_gap_is_kept_when_an_earlier_batch_is_stored_late() -> None:
-    """The first is told to come again, the second is refused for good: the third and all later ones are stored."""
+    """The first has to come again, the second is refused for good: the third and all later ones are stored."""
 
     async def scenario() -> None:
         log = ModelLog({1: 7, 2: 87}.get)
@@ -187,7 +187,7 @@ def test_sequence_gap_is_kept_when_an_earlier_batch_is_stored_late() -> None:
 
 
 def test_producer_continues_after_the_broker_lost_its_sequence() -> None:
-    """A log that was cut behind damage knows an older number: one record is refused, and told; not all for ever."""
+    """A log that was cut behind damage knows an older number: one record is refused with an error; not all for ever."""
 
     async def scenario() -> None:
         log = ModelLog()

@@ -311,7 +311,7 @@ def test_a_commit_that_never_reached_the_coordinator_is_not_reported_as_unknown(
 
 
 @VERSIONS
-def test_a_producer_whose_id_was_taken_over_cannot_commit_and_is_told_why(version: int) -> None:
+def test_a_producer_whose_id_was_taken_over_cannot_commit_and_learns_why(version: int) -> None:
     async def scenario() -> None:
         model = ModelCoordinator(version)
         async with connected(model) as client:

@@ -29,7 +29,7 @@ FAST = Backoff(first_ms=1, longest_ms=5)
 def failing_once(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, on_call: int = 1
 ) -> Callable[[], bool]:
-    """Plant an exception into one call of a method. Says whether it was raised."""
+    """Plant an exception into one call of a method. Returns whether it was raised."""
     original = getattr(owner, name)
     calls = 0
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: every decoder of bytes that somebody else may have written, with a corpus of sound inputs for each.
+"""What is fuzzed: every decoder of bytes that another party may have written, with a corpus of sound inputs for each.
 
 A target takes any bytes and returns, or raises only what is a defect: the errors a decoder promises are caught here.
 The same table feeds `make quick` (a fixed number of mutated inputs, and every input that ever failed) and `make

@@ -413,17 +413,17 @@ def test_registration_whose_answer_is_lost_is_one_session() -> None:
 # Sessions
 
 
-def test_broker_that_lost_its_session_registers_again_with_a_later_epoch_and_says_so() -> None:
+def test_broker_that_lost_its_session_registers_again_with_a_later_epoch_and_logs_it() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         member = cluster.brokers[2]
-        told: list[int] = []
-        member.membership.on_session(lambda session: told.append(0 if session is None else session.epoch))
+        reported: list[int] = []
+        member.membership.on_session(lambda session: reported.append(0 if session is None else session.epoch))
         session = member.membership.session
         assert session is not None
         cluster.store.end_lease(session.lease)
         await cluster.until(lambda: member.membership.epoch > session.epoch)
-        assert told == [0, member.membership.epoch]
+        assert reported == [0, member.membership.epoch]
         assert not session.is_valid(cluster.clock.monotonic())
         assert cluster.brokers[1].state.registrations[2].state == BROKER_ACTIVE
 
@@ -551,7 +551,7 @@ def test_stopping_broker_gives_its_leaderships_away_before_its_session_ends() ->
     run(check)
 
 
-def test_draining_broker_gets_no_leadership_but_where_nobody_else_can() -> None:
+def test_draining_broker_gets_no_leadership_but_where_no_other_can() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         await cluster.brokers[1].create("t", 3, 2)
@@ -772,7 +772,7 @@ def test_creator_that_cannot_finish_deletes_what_it_began_while_its_session_last
     run(check)
 
 
-def test_topic_that_became_live_although_its_creator_was_told_otherwise_keeps_its_data() -> None:
+def test_topic_that_became_live_although_its_creator_got_an_error_keeps_its_data() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         creator = cluster.brokers[1]
@@ -810,12 +810,12 @@ class BrokenWatch(InMemoryStoreClient):
 def test_view_follows_on_from_where_a_watch_broke_off() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
-        door = BrokenWatch(cluster.store, cluster.scheduler)
-        state = await MetadataImage.load(door, CLUSTER_ID, cluster.brokers[1].random)
-        state.start(door, cluster.scheduler, shared=True)
+        broken = BrokenWatch(cluster.store, cluster.scheduler)
+        state = await MetadataImage.load(broken, CLUSTER_ID, cluster.brokers[1].random)
+        state.start(broken, cluster.scheduler, shared=True)
         await cluster.brokers[1].create("t", 3, 3)
         await cluster.until(lambda: "t" in state.topics)
-        assert door.failures == 0
+        assert broken.failures == 0
         state.stop()
 
     run(check)

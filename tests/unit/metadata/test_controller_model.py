@@ -37,7 +37,7 @@ nodes = st.sampled_from(NODES)
 
 
 class History:
-    """Reads the store's history once, event by event, and says what was not right about it."""
+    """Reads the store's history once, event by event, and reports what was not right about it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -71,22 +71,22 @@ class History:
                     self._changed(event, before, after)
 
     def _changed(self, event: Event, before: PartitionState, after: PartitionState) -> None:
-        told = f"{event.mod_revision}: {before} -> {after}, sessions {self.sessions}"
-        assert after.partition_epoch == before.partition_epoch + 1, told
+        reported = f"{event.mod_revision}: {before} -> {after}, sessions {self.sessions}"
+        assert after.partition_epoch == before.partition_epoch + 1, reported
         moved = (after.leader, after.leader_broker_epoch) != (before.leader, before.leader_broker_epoch)
-        assert after.leader_epoch == before.leader_epoch + moved, told
-        assert after.isr, told
-        assert set(after.isr) <= set(after.replicas), told
+        assert after.leader_epoch == before.leader_epoch + moved, reported
+        assert after.isr, reported
+        assert set(after.isr) <= set(after.replicas), reported
         if moved and after.leader != NO_LEADER:
-            assert after.leader in before.isr, told
-            assert self.sessions.get(after.leader) == after.leader_broker_epoch, told
+            assert after.leader in before.isr, reported
+            assert self.sessions.get(after.leader) == after.leader_broker_epoch, reported
         if after.leader != NO_LEADER:
-            assert after.leader in after.isr, told
+            assert after.leader in after.isr, reported
         else:
-            assert after.isr == before.isr, told
+            assert after.isr == before.isr, reported
         if event.mod_revision not in self.shrunk_by_leader:
-            assert set(after.isr) <= set(before.isr), told
-            assert not (set(before.isr) - set(after.isr)) & self.sessions.keys(), told
+            assert set(after.isr) <= set(before.isr), reported
+            assert not (set(before.isr) - set(after.isr)) & self.sessions.keys(), reported
 
 
 def parsed(document: dict[str, Any]) -> PartitionState:

@@ -109,7 +109,7 @@ def applied(view: ClusterView, changes: list[PartitionChange]) -> ClusterView:
 
 
 @given(view=views(), balance=st.booleans())
-def test_one_plan_settles_everything_and_never_loses_a_copy(view: ClusterView, balance: bool) -> None:
+def test_one_plan_decides_everything_and_never_loses_a_copy(view: ClusterView, balance: bool) -> None:
     changes = list(plan(view, balance=balance).changes)
     for change in changes:
         before, after = change.before, change.after
@@ -176,12 +176,12 @@ def test_batches_stay_within_what_a_transaction_holds(
     away=st.dictionaries(NODES, st.floats(0, 20)),
     elected=st.floats(0, 20),
 )
-def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_are_new(
+def test_no_broker_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_are_new(
     there: dict[int, float], away: dict[int, float], elected: float
 ) -> None:
     away = {node_id: since for node_id, since in away.items() if node_id not in there}
     assume(away)
-    patience = FailureDetector(6.0)
+    detector = FailureDetector(6.0)
     registrations = {node_id: Registration(BROKER_ACTIVE, 1) for node_id in (*there, *away)}
     everybody = {node_id: BrokerState(node_id, "h", 1, None, 1) for node_id in (*there, *away)}
     moments = sorted({*there.values(), *away.values()})
@@ -191,20 +191,20 @@ def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_ar
             for node_id, broker in everybody.items()
             if now < away.get(node_id, 99)
         }
-        patience.update(brokers, registrations, now)
-    patience.record_election(elected)
+        detector.update(brokers, registrations, now)
+    detector.record_election(elected)
     now = max(*moments, elected)
     steady = sum(1 for since in there.values() if now - since >= 6.0)
     expected = frozenset(node_id for node_id, since in away.items() if now < max(since, elected) + 6.0)
     if 2 * steady >= len(registrations):
         expected = frozenset()
-    assert patience.expected_back(now) == expected
+    assert detector.expected_back(now) == expected
     began = now
     for _ in range(20):
-        following = patience.next_change_at(now)
+        following = detector.next_change_at(now)
         if following is None:
             break
         assert following > now
         now = following
-    assert patience.expected_back(now) == frozenset()
+    assert detector.expected_back(now) == frozenset()
     assert now <= max(began, max(away.values()) + 6.0, elected + 6.0)

@@ -61,7 +61,7 @@ def test_metadata_of_a_newer_version_is_refused_at_start() -> None:
 
 
 @pytest.mark.parametrize("value", [b"damaged", b'{"schema": 99}', b'{"schema": 1}'])
-def test_view_that_cannot_go_on_answers_whoever_waits(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_view_that_cannot_go_on_answers_all_that_wait(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def check(admin: Admin) -> None:
         waiting = asyncio.create_task(admin.state.wait_for_revision(10**9, admin.scheduler))
         await asyncio.sleep(0)

@@ -136,7 +136,7 @@ def make_topic(partitions: int) -> Topic:
     )
 
 
-def test_a_changed_topic_is_encoded_anew_and_an_old_one_is_let_go() -> None:
+def test_a_changed_topic_is_encoded_again_and_an_old_one_is_dropped() -> None:
     encoder = TopicEncoder()
     small, large = make_topic(1), make_topic(2)
     alive = frozenset({1})

@@ -264,15 +264,15 @@ def test_an_older_copy_of_the_file_is_refused_and_so_is_a_lost_write_ahead_log(
 def test_a_tail_that_a_crash_tore_is_an_earlier_state_and_no_damage(
     tmp_path: Path, killed: list[tuple[Files, State]]
 ) -> None:
-    """The commit was being written when it happened: its bytes are there in part, and nobody was told of it."""
+    """The commit was being written when it happened: its bytes are there in part, and no answer was sent of it."""
     for (before, state), (after, next_state) in itertools.pairwise(killed):
         begin, end = len(before["-wal"]), len(after["-wal"])
         assert end > begin
         for size in (begin + 1, begin + 24, (begin + end) // 2, end - 1):
             files = {**before, "-wal": after["-wal"][:size]}
             assert outcome(tmp_path, files, state) == "same"
-        acknowledged_to_nobody = {**after, ".revision": before[".revision"]}
-        assert outcome(tmp_path, acknowledged_to_nobody, next_state) == "same"
+        not_acknowledged = {**after, ".revision": before[".revision"]}
+        assert outcome(tmp_path, not_acknowledged, next_state) == "same"
 
 
 def test_rows_changed_by_another_hand_are_refused(tmp_path: Path, closed: tuple[Files, State]) -> None:
@@ -360,7 +360,7 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("there", [False, True])
-def test_a_witness_without_room_stops_nothing_and_is_told_by_the_next_change(
+def test_a_witness_without_room_stops_nothing_and_gets_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, there: bool
 ) -> None:
     path = tmp_path / NAME

@@ -1,4 +1,5 @@
-"""A store that refuses for a while, being full or letting nobody in: brokers go on by themselves when it is over."""
+"""A store that refuses for a while, being full or refusing all connections: brokers go on by themselves when it is
+over."""
 
 from __future__ import annotations
 

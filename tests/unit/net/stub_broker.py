@@ -131,13 +131,15 @@ class StubBroker:
             answer = self.answers[key]
         self.requests.append((key, version, decoded))
         assert answer is not None, f"nothing scripted for {SUPPORTED_APIS[ApiKey(key)].key.name}"
-        told = answer(decoded)
-        if inspect.isawaitable(told):
-            told = await told
-        if isinstance(told, str):
-            return told
+        reported = answer(decoded)
+        if inspect.isawaitable(reported):
+            reported = await reported
+        if isinstance(reported, str):
+            return reported
         if key == ApiKey.PRODUCE:
-            return produce.encode_response(version, correlation_id, told)
+            return produce.encode_response(version, correlation_id, reported)
         if key == ApiKey.FETCH:
-            return b"".join(bytes(piece) for piece in fetch.encode_response(version, correlation_id, told))
-        return messages.encode_response(key, version, correlation_id, told)
+            return b"".join(
+                bytes(piece) for piece in fetch.encode_response(version, correlation_id, reported)
+            )
+        return messages.encode_response(key, version, correlation_id, reported)

@@ -35,22 +35,22 @@ class ThingProxy(BlockingProxy[Thing]):
 
 def test_proxy_calls_the_original_on_the_loop_thread() -> None:
     thread = LoopThread()
-    twin = ThingProxy(thread, Thing())
-    assert twin.double(4, plus=1) == 9
-    assert twin.double.__doc__ == "Twice."
-    assert twin.where() != threading.get_ident()
+    thing_proxy = ThingProxy(thread, Thing())
+    assert thing_proxy.double(4, plus=1) == 9
+    assert thing_proxy.double.__doc__ == "Twice."
+    assert thing_proxy.where() != threading.get_ident()
     with pytest.raises(KeyError, match="why"):
-        twin.fail()
+        thing_proxy.fail()
     thread.close()
 
 
 def test_closed_loop_thread_refuses_calls_and_leaves_no_thread() -> None:
     thread = LoopThread("short-lived")
-    twin = ThingProxy(thread, Thing())
+    thing_proxy = ThingProxy(thread, Thing())
     thread.close()
     thread.close()
     with pytest.raises(RuntimeError, match="closed"):
-        twin.double(1)
+        thing_proxy.double(1)
     assert "short-lived" not in {other.name for other in threading.enumerate()}
 
 
@@ -86,10 +86,10 @@ def test_error_of_the_last_coroutine_is_raised_by_the_end() -> None:
 
 def test_call_from_the_loop_thread_is_refused_instead_of_deadlocking() -> None:
     thread = LoopThread()
-    twin = ThingProxy(thread, Thing())
+    thing_proxy = ThingProxy(thread, Thing())
 
     async def inside() -> int:
-        return twin.double(1)
+        return thing_proxy.double(1)
 
     with pytest.raises(RuntimeError, match="blocking itself"):
         thread.run(inside())
@@ -207,11 +207,11 @@ def test_only_the_first_result_of_a_call_counts() -> None:
 
 def test_many_threads_share_one_loop() -> None:
     thread = LoopThread()
-    twin = ThingProxy(thread, Thing())
+    thing_proxy = ThingProxy(thread, Thing())
     found: list[list[int]] = []
 
     def work() -> None:
-        found.append([twin.double(number) for number in range(200)])
+        found.append([thing_proxy.double(number) for number in range(200)])
 
     others = [threading.Thread(target=work) for _ in range(6)]
     for other in others:

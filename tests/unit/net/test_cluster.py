@@ -105,28 +105,28 @@ def test_concurrent_callers_share_one_metadata_request() -> None:
 def test_lost_connection_is_reopened_and_the_request_retried() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
-            told: list[Any] = [HANG_UP, HANG_UP, {"error_code": 0, "groups": []}]
-            broker.answers[ApiKey.LIST_GROUPS] = lambda request: told.pop(0)
+            reported: list[Any] = [HANG_UP, HANG_UP, {"error_code": 0, "groups": []}]
+            broker.answers[ApiKey.LIST_GROUPS] = lambda request: reported.pop(0)
             cluster = cluster_of(broker.address)
             await cluster.request(ApiKey.LIST_GROUPS, {}, check=check_top_level_error)
-            assert not told
+            assert not reported
             await cluster.close()
 
     asyncio.run(scenario())
 
 
 def test_request_to_a_dead_controller_goes_to_the_next_controller() -> None:
-    """The client had heard of the dead one, and goes on hearing of it for a while."""
+    """The client knew the dead one, and still receives it for a while."""
 
     async def scenario() -> None:
         async with StubBroker() as broker, StubBroker() as dead:
             controllers = [2, 2, 2, 1]
 
             def metadata(request: Any) -> dict[str, Any]:
-                told = broker.metadata(request)
+                reported = broker.metadata(request)
                 other = {"node_id": 2, "host": "127.0.0.1", "port": dead.port, "rack": None}
                 controller = controllers.pop(0) if len(controllers) > 1 else controllers[0]
-                return {**told, "brokers": [*told["brokers"], other], "controller_id": controller}
+                return {**reported, "brokers": [*reported["brokers"], other], "controller_id": controller}
 
             broker.answers[ApiKey.METADATA] = metadata
             broker.answers[ApiKey.LIST_GROUPS] = lambda request: {"error_code": 0, "groups": []}
@@ -222,7 +222,7 @@ def test_moved_coordinator_is_looked_up_again() -> None:
 
 
 def test_unresponsive_coordinator_is_looked_up_again() -> None:
-    """It may be stopped, and its groups at another broker: a connection that is open says nothing."""
+    """It may be stopped, and its groups at another broker: an open connection proves nothing."""
 
     async def scenario() -> None:
         async with StubBroker({"t": 1}) as stopped, StubBroker({"t": 1}) as broker:

@@ -200,24 +200,24 @@ def test_refused_connection_is_connection_lost() -> None:
 
 
 class Listener:
-    """A waiter that is no future: what it was told, and how often."""
+    """A waiter that is no future: what it received, and how often."""
 
     def __init__(self, *, is_over: bool = False, on_result: Callable[[], None] = lambda: None) -> None:
-        self.told: list[object] = []
+        self.reported: list[object] = []
         self.is_over = is_over
         self.on_result = on_result
 
     def done(self) -> bool:
-        return self.is_over or bool(self.told)
+        return self.is_over or bool(self.reported)
 
     cancelled = done
 
     def set_result(self, result: bytes, /) -> None:
-        self.told.append(result)
+        self.reported.append(result)
         self.on_result()
 
     def set_exception(self, exception: MansioError, /) -> None:
-        self.told.append(exception)
+        self.reported.append(exception)
 
 
 def heartbeat(connection: Connection, generation_id: int) -> tuple[bytes, int]:
@@ -307,12 +307,12 @@ def test_custom_waiter_is_completed_exactly_once(ending: str) -> None:
             if ending == "abort":
                 connection.abort()
             async with asyncio.timeout(scaled(10)):
-                while not listener.told:  # noqa: ASYNC110  # the test has a deadline
+                while not listener.reported:  # noqa: ASYNC110  # the test has a deadline
                     await asyncio.sleep(0.001)
             await connection.close()
             expected = {"answer": bytes, "silence": RequestTimedOut}.get(ending, ConnectionLost)
-            assert [type(told) for told in listener.told] == [expected]
-            assert gone.told == []
+            assert [type(reported) for reported in listener.reported] == [expected]
+            assert gone.reported == []
 
     asyncio.run(scenario())
 
@@ -335,7 +335,7 @@ def test_request_cancelled_while_queued_is_not_sent() -> None:
             gone.is_over = True
             gate.set()
             async with asyncio.timeout(scaled(10)):
-                while not last.told:  # noqa: ASYNC110  # the test has a deadline
+                while not last.reported:  # noqa: ASYNC110  # the test has a deadline
                     await asyncio.sleep(0.001)
             assert [request.generation_id for request in broker.asked(ApiKey.HEARTBEAT)] == [0, 2]
             assert connection.in_flight == 0
@@ -359,7 +359,7 @@ def test_request_sent_by_a_response_handler_does_not_overtake_queued_requests() 
             for number in range(1, 4):
                 begin(number, Listener())
             async with asyncio.timeout(scaled(10)):
-                while not last.told:  # noqa: ASYNC110  # the test has a deadline
+                while not last.reported:  # noqa: ASYNC110  # the test has a deadline
                     await asyncio.sleep(0.001)
             asked = [request.generation_id for request in broker.asked(ApiKey.HEARTBEAT)]
             assert asked == [0, 1, 2, 3, 9]

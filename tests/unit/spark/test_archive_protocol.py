@@ -35,7 +35,7 @@ FAULTS = ("none", "none", "dead", "lost", "landed", "conflict")
 
 @dataclass
 class Archive:
-    """One running query: what its checkpoint says, and how far it is with the batch."""
+    """One running query: what its checkpoint has, and how far it is with the batch."""
 
     query: str
     table: ArchiveTable
@@ -46,7 +46,7 @@ class Archive:
 
 
 class ArchiveProtocol(RuleBasedStateMachine):
-    """Two archives of one topic, of which nobody says that only one may run."""
+    """Two archives of one topic, of which either may run."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def logs(draw: st.DrawFn) -> bytes:
 
 
 def rows_of(log: bytes) -> list[Row]:
-    """What the general reader says."""
+    """What the general reader returns."""
     rows: list[Row] = []
     for position, header in iterate_batches(log):
         batch = log[position : position + header.size]
@@ -199,7 +199,7 @@ def resealed(header: BatchHeader, body: bytes) -> bytes:
     return encode_batch(header, body)
 
 
-def said(read: Any, log: bytes) -> Any:
+def result(read: Any, log: bytes) -> Any:
     """Rows, or that they were refused."""
     try:
         return read(log)
@@ -244,7 +244,7 @@ def test_damage_is_refused_where_rows_are_refused(
     before = build_batch(given) * sound[0]
     after = build_batch(given, base_offset=200) * sound[1]
     log = before + resealed(changed, bytes(body)) + after
-    assert said(read_columns, log) == said(rows_of, log) or changed.last_offset_delta < 0
+    assert result(read_columns, log) == result(rows_of, log) or changed.last_offset_delta < 0
 
 
 def test_every_cut_byte_and_every_changed_byte_is_a_typed_error_or_other_records() -> None:
@@ -259,8 +259,8 @@ def test_every_cut_byte_and_every_changed_byte_is_a_typed_error_or_other_records
     for place in range(len(body)):
         for change in (0x01, 0x02, 0x80):
             damaged = resealed(header, body[:place] + bytes([body[place] ^ change]) + body[place + 1 :])
-            assert said(read_columns, damaged) == said(rows_of, damaged), (place, change)
-            said(lambda log: decode(log, "t", 3, columns=["key", "value"]), damaged)  # headers are not read
+            assert result(read_columns, damaged) == result(rows_of, damaged), (place, change)
+            result(lambda log: decode(log, "t", 3, columns=["key", "value"]), damaged)  # headers are not read
 
 
 @pytest.mark.parametrize("named", ["key", "value"])

@@ -30,6 +30,6 @@ def test_chosen_columns_keep_their_order_and_types() -> None:
     ("names", "words"),
     [(["key", "Value"], "no column 'Value'"), (["key", "key"], "twice"), ([], "no columns")],
 )
-def test_wrong_choice_says_what_there_is(names: list[str], words: str) -> None:
+def test_wrong_choice_lists_what_there_is(names: list[str], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         select_columns(names)

@@ -66,7 +66,7 @@ def test_files_of_a_run_take_the_place_of_those_before_and_an_empty_run_empties_
         assert opened(source).iceberg.properties[COMPACTED_OFFSETS_PROPERTY] == f'{{"0":{number}}}'
 
 
-def test_run_that_was_overtaken_says_so_and_changes_nothing(source: ArchiveTable) -> None:
+def test_run_that_was_overtaken_reports_it_and_changes_nothing(source: ArchiveTable) -> None:
     slow, fast = opened(source), opened(source)
     replace_rows(fast, written(fast, 4), {0: 4})
     with pytest.raises(CommitConflict, match="run it again"):

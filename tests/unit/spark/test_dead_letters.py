@@ -124,7 +124,7 @@ def test_commit_of_unknown_outcome_is_looked_up(
     assert held(archive) == [(0, 2, 2, b"a")]
 
 
-def test_whole_batch_is_told_from_a_record(archive: ArchiveTable) -> None:
+def test_whole_batch_is_distinguished_from_a_record(archive: ArchiveTable) -> None:
     batch = build_batch([(0, None, b"v", ())] * 3, base_offset=3)
     table = opened(archive)
     append_dead_letters(

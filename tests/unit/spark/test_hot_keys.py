@@ -64,7 +64,7 @@ def test_even_keys_are_no_alarm(keys: int, partitions: int) -> None:
     assert assessment.advice == ()
 
 
-def test_few_keys_are_told_from_a_hot_one() -> None:
+def test_few_keys_are_distinguished_from_a_hot_one() -> None:
     place = {b"%d" % number: number % 3 for number in range(24)}
     assessment = assess_skew(counted([b"%d" % (number % 24) for number in range(2_400)], 12, place))
     assert assessment.is_skewed
@@ -72,7 +72,7 @@ def test_few_keys_are_told_from_a_hot_one() -> None:
     assert "finer keys" in assessment.advice[0]
 
 
-def test_records_that_are_not_placed_by_key_are_told_apart() -> None:
+def test_records_that_are_not_placed_by_key_are_distinguished() -> None:
     keys = [b"%d" % (number % 5_000) for number in range(20_000)]
     place = dict.fromkeys(keys[:2500], 0)
     assessment = assess_skew(counted(keys, 4, place))

@@ -59,10 +59,10 @@ def writer(table: ArchiveTable, tmp_path: Path, start: dict[int, int] | None = N
 
 def messages(table: ArchiveTable, wanted: BatchPlan) -> list[WriterCommitMessage | None]:
     """A task without rows, and one with all of them."""
-    return [WrittenFiles((), ()), WrittenFiles(stretches(wanted), tuple(write_parts(table, wanted)))]
+    return [WrittenFiles((), ()), WrittenFiles(ranges(wanted), tuple(write_parts(table, wanted)))]
 
 
-def stretches(wanted: BatchPlan) -> tuple[TaskRange, ...]:
+def ranges(wanted: BatchPlan) -> tuple[TaskRange, ...]:
     """One for each partition."""
     return tuple(
         TaskRange("t", partition, wanted.start[partition], end)
@@ -90,10 +90,10 @@ def test_batch_that_spark_repeats_after_a_crash_is_in_the_table_once(
 
 
 def test_offsets_without_a_record_are_archived_too(table: ArchiveTable, tmp_path: Path) -> None:
-    """The end is what Spark noted, not what the last row says: control records have offsets and no row."""
+    """The end is what Spark noted, not what the last row has: control records have offsets and no row."""
     note(tmp_path / "checkpoint", 0, {0: 9})
     parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 5})))
-    writer(table, tmp_path).commit([WrittenFiles(stretches(plan(0, {0: 0}, {0: 9})), parts)], 0)
+    writer(table, tmp_path).commit([WrittenFiles(ranges(plan(0, {0: 0}, {0: 9})), parts)], 0)
     table.refresh()
     committed = table.last_commit()
     assert committed is not None
@@ -159,14 +159,14 @@ def test_sink_refuses_what_it_cannot_do() -> None:
 def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
     table: ArchiveTable, tmp_path: Path
 ) -> None:
-    said = {3: unreadable_offsets_text(3, 5, "CRC"), 8: "any text"}
+    reasons = {3: unreadable_offsets_text(3, 5, "CRC"), 8: "any text"}
     rows = pa.RecordBatch.from_pylist(
         [
             {
                 "partition": 1,
                 "offset": offset,
                 "value": b"offsets 0 to 9 cannot be read: ",
-                ERROR_COLUMN: said.get(offset),
+                ERROR_COLUMN: reasons.get(offset),
             }
             for offset in (1, 2, 3, 6, 7, 8)
         ],

@@ -24,7 +24,7 @@ def parse(*, streaming: bool = False, **options: str) -> SourceOptions:
 
 
 def test_options_of_sparks_kafka_source_mean_the_same_here() -> None:
-    """In any case of letters, as Spark hands them over in lower case."""
+    """In any letter case, as Spark hands them over in lower case."""
     parsed = SourceOptions.parse(
         {
             "kafka.bootstrap.servers": "a:1,b:2",
@@ -133,12 +133,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_a_wrong_option_is_refused_in_one_line(change: dict[str, str | None], said: str) -> None:
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_wrong_option_is_refused_in_one_line(change: dict[str, str | None], message: str) -> None:
     given = {name: text for name, text in {**BASE, **change}.items() if text is not None}
     with pytest.raises((ConfigError, RequestError)) as refused:
         SourceOptions.parse(given)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 500
 
@@ -155,7 +155,7 @@ def test_a_schema_of_the_users_own_chooses_columns_and_changes_no_types() -> Non
         "offset",
         "value",
     )
-    for wrong, said in (
+    for wrong, message in (
         (
             StructType().add("value", "string"),
             "column value is binary, not string: correct the schema, and cast",
@@ -163,7 +163,7 @@ def test_a_schema_of_the_users_own_chooses_columns_and_changes_no_types() -> Non
         (StructType().add("colour", "string"), "a topic has no column colour"),
         (StructType().add("error", "string"), "a topic has no column error"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             checked_columns(parse(), wrong)
     assert checked_columns(parse(onUnreadable="dead-letter"), StructType().add("error", "string")) == (
         "error",
@@ -184,7 +184,7 @@ def test_options_of_a_writer() -> None:
 SINK = {"kafka.bootstrap.servers": "a:1", "topic": "out"}
 
 
-def test_a_writer_is_exactly_once_unless_it_is_told_otherwise() -> None:
+def test_a_writer_is_exactly_once_unless_it_is_configured_otherwise() -> None:
     assert SinkOptions.parse(SINK).exactly_once
     assert SinkOptions.parse({**SINK, "acks": "-1"}).exactly_once
     assert not SinkOptions.parse({**SINK, "exactlyOnce": "false"}).exactly_once
@@ -193,7 +193,7 @@ def test_a_writer_is_exactly_once_unless_it_is_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"acks": "1", "exactlyOnce": "true"}, "exactlyOnce needs acks=all"),
         ({"queryId": "q"}, "needs option batchId"),
@@ -201,8 +201,8 @@ def test_a_writer_is_exactly_once_unless_it_is_told_otherwise() -> None:
         ({"queryId": "q", "batchId": "-1"}, "whole number of at least 0"),
     ],
 )
-def test_options_that_contradict_exactly_once_are_refused(options: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_options_that_contradict_exactly_once_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         SinkOptions.parse({**SINK, **options})
 
 

@@ -94,7 +94,7 @@ def test_files_of_a_batch_under_way_are_not_deleted(archive: Archive, table: Arc
     assert len(rows_of(scan(archive.open()))) == 61
 
 
-def test_a_file_that_is_needed_again_starts_its_grace_time_anew(
+def test_a_file_that_is_needed_again_starts_its_grace_time_again(
     archive: Archive, table: ArchiveTable
 ) -> None:
     written = archive.write(table, [row(0, 42)])
@@ -195,7 +195,7 @@ def test_expiry_keeps_the_newest_snapshots(table: ArchiveTable) -> None:
 def test_expiry_beside_another_that_expires_the_same_snapshots(
     archive: Archive, table: ArchiveTable, monkeypatch: pytest.MonkeyPatch, *, other_is_an_archive: bool
 ) -> None:
-    """Whoever is second sees it and looks again."""
+    """The second one sees it and looks again."""
     other, begin = archive.open(), table.transaction
     monkeypatch.setitem(commit_files.__kwdefaults__, "snapshots_max", 4)
 

@@ -9,10 +9,10 @@ from mansio.spark.source.read_plan import OffsetRange, limit_offsets, plan_range
 from mansio.wire.topic_partition import TopicPartition
 
 partitions = st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 5))
-stretches = st.tuples(st.integers(0, 1 << 40), st.integers(0, 2_000)).map(
+offset_ranges = st.tuples(st.integers(0, 1 << 40), st.integers(0, 2_000)).map(
     lambda s: OffsetRange(s[0], s[0] + s[1])
 )
-plans = st.dictionaries(partitions, stretches, max_size=8)
+plans = st.dictionaries(partitions, offset_ranges, max_size=8)
 
 
 @given(plans, st.none() | st.integers(1, 300), st.none() | st.integers(1, 500))
@@ -57,7 +57,7 @@ backlogs = st.dictionaries(
 
 
 @given(backlogs, st.integers(1, 50_000))
-def test_a_micro_batch_is_as_large_as_allowed_and_starves_nobody(
+def test_a_micro_batch_is_as_large_as_allowed_and_starves_no_partition(
     given_: dict[TopicPartition, tuple[int, int]], offsets_max: int
 ) -> None:
     start = {partition: first for partition, (first, _) in given_.items()}

@@ -50,7 +50,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("fail", SHAPES.values(), ids=SHAPES.keys())
-def test_job_restarts_after_a_late_worker_with_a_line_that_says_why(
+def test_job_restarts_after_a_late_worker_with_a_line_that_states_why(
     fail: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[int] = []

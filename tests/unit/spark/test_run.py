@@ -34,7 +34,7 @@ KNOWN = CheckpointBinding("p", {"a": "01", "b": "02"}, "topic out")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("def transform(frame):\n    return frame +\n", r"line 2: SyntaxError"),
         ("import json\n\njson.loads('')\n", r"line 3: JSONDecodeError"),
@@ -42,10 +42,10 @@ KNOWN = CheckpointBinding("p", {"a": "01", "b": "02"}, "topic out")
         ("def transform(f): ...\ndef pipeline(s, r): ...\n", "has to define either"),
     ],
 )
-def test_file_that_is_no_pipeline_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_file_that_is_no_pipeline_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
-    with pytest.raises(PipelineFileError, match=said) as caught:
+    with pytest.raises(PipelineFileError, match=message) as caught:
         load_pipeline_file(str(file))
     assert str(file) in str(caught.value)
 

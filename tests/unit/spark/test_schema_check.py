@@ -72,7 +72,7 @@ def test_bad_value_is_named_by_place_and_rule(value: bytes, place: str, rule: st
     ],
     ids=["deep", "large number", "half a character", "long name"],
 )
-def test_one_record_that_nobody_expected_does_not_end_the_check(
+def test_one_unexpected_record_does_not_end_the_check(
     schema: object, value: bytes, place: str, reason: str
 ) -> None:
     rows = [{"value": value}, {"value": b"no json"}]

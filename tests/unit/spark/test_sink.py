@@ -24,7 +24,7 @@ SCHEMA = StructType([StructField("value", StringType())])
 
 
 @pytest.mark.parametrize(
-    ("types", "topic", "said"),
+    ("types", "topic", "expected"),
     [
         ({}, "t", "needs the column value, and there are only none"),
         ({"key": "string"}, "t", "needs the column value, and there are only key"),
@@ -36,9 +36,9 @@ SCHEMA = StructType([StructField("value", StringType())])
     ],
 )
 def test_columns_that_would_be_lost_or_misread_are_refused(
-    types: dict[str, str], topic: str | None, said: str
+    types: dict[str, str], topic: str | None, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         check_columns(types, topic)
 
 
@@ -49,7 +49,7 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
 
 @pytest.mark.parametrize("sink", [BatchWriter, StreamWriter])
 @pytest.mark.parametrize(
-    ("options", "overwrite", "said"),
+    ("options", "overwrite", "expected"),
     [
         (OPTIONS, True, "cannot be overwritten"),
         ({**OPTIONS, "acks": "0"}, False, "option acks is 0"),
@@ -58,9 +58,9 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
     ],
 )
 def test_writers_refuse_modes_and_options_on_the_driver(
-    sink: type[BatchWriter | StreamWriter], options: dict[str, str], overwrite: bool, said: str
+    sink: type[BatchWriter | StreamWriter], options: dict[str, str], overwrite: bool, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         sink(options, SCHEMA, overwrite)
 
 

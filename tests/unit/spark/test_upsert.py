@@ -289,7 +289,7 @@ def test_rows_without_a_key_are_dead_letters_once(tmp_path: Path) -> None:
     assert any('"lost"' in row for _, row in found)
 
 
-def test_rows_without_a_key_end_the_batch_are_skipped_or_stored_once_as_the_option_says(
+def test_rows_without_a_key_end_the_batch_are_skipped_or_stored_once_by_the_option(
     tmp_path: Path,
 ) -> None:
     table = opened(tmp_path, "bucket(2, id)", ("id",))
@@ -299,8 +299,8 @@ def test_rows_without_a_key_end_the_batch_are_skipped_or_stored_once_as_the_opti
     def identify(_spark: object, _batch: int) -> QueryBatch:
         return batch
 
-    letters = pa.RecordBatch.from_pydict({"reason": ["no key"] * 2, "row": ["{}", "[]"]})
-    files = tuple(write(dead, letters))
+    unkeyed = pa.RecordBatch.from_pydict({"reason": ["no key"] * 2, "row": ["{}", "[]"]})
+    files = tuple(write(dead, unkeyed))
     reports = [StageReport((), 1, files), StageReport((), 0), StageReport((), 1)]
     UpsertSink(table, identify)._commit_null_keys([StageReport((), 0)], batch)
     with pytest.raises(NullKey, match=r"batch 3 contains 2 rows without a key \(id is null\)"):

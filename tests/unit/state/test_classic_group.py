@@ -256,7 +256,7 @@ def test_only_an_empty_group_takes_commits_from_outside() -> None:
         room.group.check_commit("", None, -1, room.now_ms)
 
 
-def test_a_member_of_a_stable_group_that_joins_again_disturbs_nobody() -> None:
+def test_a_member_of_a_stable_group_that_joins_again_disturbs_no_member() -> None:
     room = Room()
     leader, other = room.stable(None, None)
     room.join("again", other)
@@ -422,7 +422,7 @@ def test_a_member_whose_parked_sync_is_sent_back_has_a_whole_session_to_join_aga
     assert b in room.group.members.by_id
 
 
-def test_a_stable_group_stays_stable_as_long_as_its_members_are_heard_of() -> None:
+def test_a_stable_group_stays_stable_as_long_as_its_members_send_heartbeats() -> None:
     room = Room()
     ids = room.stable(None, "i")
     for _ in range(20):

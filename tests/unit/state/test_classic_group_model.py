@@ -1,4 +1,4 @@
-"""Classic group compared with a small model of what its members were told.
+"""Classic group compared with a small model of what its members received.
 
 The model does not know how rebalances run. It knows what a client may rely on: within a generation everyone has the
 same leader and protocol, only the leader is shown the members, assignments are the leader's and are given out only
@@ -133,7 +133,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def go_on(self, number: int) -> None:
-        """What a well-behaved client does next: join, sync, or a heartbeat; it obeys what it is told."""
+        """What a well-behaved client does next: join, sync, or a heartbeat; it does what it is asked."""
         client = self.clients[number]
         if any(each is client for _, each in self.waiting.values()):
             return
@@ -280,7 +280,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert (self.group.state is EMPTY) <= (len(members) == 0)
 
     @invariant()
-    def whoever_waits_is_known_to_the_group(self) -> None:
+    def every_waiting_member_is_known_to_the_group(self) -> None:
         parked = {each.join_waiter for each in self.group.members} | {
             each.sync_waiter for each in self.group.members
         }

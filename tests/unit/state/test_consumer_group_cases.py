@@ -131,7 +131,7 @@ def test_a_static_member_that_comes_back_has_what_it_had_and_the_old_id_is_fence
     assert list(group.members) == ["m"], "its place is kept for a session, not for ever"
 
 
-def test_a_member_that_missed_an_answer_is_told_again() -> None:
+def test_a_member_that_missed_an_answer_gets_it_again() -> None:
     group = new_group()
     beat(group, joining("m"))
     beat(group, joining("n"))
@@ -158,8 +158,8 @@ def test_a_partition_goes_to_another_only_when_who_had_it_has_let_go() -> None:
         assert beat(group, Heartbeat("n", group.members["n"].current.epoch)).assignment is None
         assert beat(group, Heartbeat("m", 1, owned=owned)).member_epoch == 1
     beat(group, Heartbeat("m", 1, owned=frozenset(revoking.assignment)))
-    told = beat(group, Heartbeat("n", group.members["n"].current.epoch))
-    assert frozenset(told.assignment) == had - frozenset(revoking.assignment)
+    beaten = beat(group, Heartbeat("n", group.members["n"].current.epoch))
+    assert frozenset(beaten.assignment) == had - frozenset(revoking.assignment)
 
 
 def test_topics_that_are_wanted_no_more_go_at_once_even_while_others_are_given_up() -> None:
@@ -272,7 +272,7 @@ def test_a_log_in_which_two_members_hold_one_partition_is_corrupt() -> None:
     ],
     ids=["to two", "twice", "not there", "not wanted", "a member left out"],
 )
-def test_what_a_foreign_assignor_says_is_believed_only_if_it_can_be(
+def test_what_a_foreign_assignor_returns_is_used_only_if_it_is_valid(
     wrong: dict[str, list[tuple[bytes, int]]],
 ) -> None:
     class Wrong:
@@ -333,18 +333,18 @@ def test_a_classic_member_that_does_not_fit_is_refused() -> None:
     assert list(group.members) == ["m"]
 
 
-def test_a_heartbeat_that_says_nothing_new_costs_less_than_twenty_microseconds() -> None:
+def test_a_heartbeat_without_news_costs_less_than_twenty_microseconds() -> None:
     world = World({"a": 1_000})
     group = new_group(size_max=200)
     epochs = {}
     for number in range(200):
         epochs[f"m{number}"] = beat(group, joining(f"m{number}"), world.topics).member_epoch
-    said = dict.fromkeys(epochs, NOTHING)
+    last_owned = dict.fromkeys(epochs, NOTHING)
     for _ in range(4):
         for member_id, epoch in epochs.items():
-            answer = beat(group, Heartbeat(member_id, epoch, owned=said[member_id]), world.topics)
+            answer = beat(group, Heartbeat(member_id, epoch, owned=last_owned[member_id]), world.topics)
             epochs[member_id] = answer.member_epoch
-            said[member_id] = NOTHING if answer.assignment is None else frozenset(answer.assignment)
+            last_owned[member_id] = NOTHING if answer.assignment is None else frozenset(answer.assignment)
     assert group.state is STABLE
     requests = [Heartbeat(member_id, epoch) for member_id, epoch in epochs.items()]
     best_us = 1e9

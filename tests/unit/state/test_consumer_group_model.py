@@ -97,7 +97,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.member_epochs: dict[str, int] = {}
         self.pending_since: dict[tuple[str, Any], float] = {}
         self.state_seen = self.group.state
-        self.twin = self.group  # built from the records before the last event, and then given it, too
+        self.copied = self.group  # built from the records before the last event, and then given it, too
 
     # ------------------------------------------------------------------ what the coordinator does
 
@@ -119,20 +119,20 @@ class GroupMachine(RuleBasedStateMachine):
     def perform(self, call: Any) -> Any:
         """One event. A group that is built from the records does the same with it."""
         outcomes = []
-        self.twin = self.rebuilt()
-        for group in (self.twin, self.group):
+        self.copied = self.rebuilt()
+        for group in (self.copied, self.group):
             before = dict(group.snapshot())
             try:
                 outcomes.append(call(group))
             except MansioError as error:
                 outcomes.append(error)
                 assert dict(group.snapshot()) == before, "a refused request has changed something"
-        twin, real = outcomes
+        copied, real = outcomes
         if isinstance(real, MansioError):
-            assert type(twin) is type(real)
+            assert type(copied) is type(real)
             raise real
         answer, records = real
-        assert (twin[0], dict(twin[1])) == (answer, dict(records)), "what is not stored has decided"
+        assert (copied[0], dict(copied[1])) == (answer, dict(records)), "what is not stored has decided"
         self.append(records)
         self.watch()
         return answer
@@ -202,7 +202,7 @@ class GroupMachine(RuleBasedStateMachine):
         busy = self.group.members[request.member_id].current.state != MemberState.STABLE
         assert answer.heartbeat_interval_ms == (HASTE_MS if awaited or busy else 5_000)
         bare = Heartbeat(request.member_id, answer.member_epoch, request.instance_id)
-        again = self.twin.heartbeat(bare, self.world.topics, self.now_ms)
+        again = self.copied.heartbeat(bare, self.world.topics, self.now_ms)
         assert again == (answer._replace(assignment=None), []), (
             "it says nothing new, and yet something changes"
         )
@@ -247,8 +247,8 @@ class GroupMachine(RuleBasedStateMachine):
         client.generation = answer.generation
         if lost:
             return
-        told: SyncResponse = self.group.sync(client.sync_request(), self.world.topics, self.now_ms)
-        client.hear(told.assignment)
+        response: SyncResponse = self.group.sync(client.sync_request(), self.world.topics, self.now_ms)
+        client.hear(response.assignment)
 
     def turn(self, number: int, **how: bool) -> None:
         client = self.clients[number]
@@ -283,7 +283,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 6))
     def dies(self, number: int) -> None:
-        """It is killed: it reads nothing from now on, and says nothing."""
+        """It is killed: it reads nothing from now on, and sends nothing."""
         self.active[number] = False
         self.clients[number].restart()
 
@@ -322,7 +322,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(survives_join_phase=st.booleans(), number=st.sampled_from([3, 6]))
     def static_member_comes_back(self, survives_join_phase: bool, number: int) -> None:
-        """Under another member id; its place is free only if it has said so, or was a classic member's."""
+        """Under another member id; its place is free only if it has announced that, or was a classic member's."""
         if survives_join_phase:
             self.leaves(number, survives_join_phase)
         else:
@@ -330,7 +330,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.start({number})
 
     @rule(number=st.integers(0, 3))
-    def joins_anew(self, number: int) -> None:
+    def joins_again(self, number: int) -> None:
         """Under the same member id."""
         if self.active[number]:
             self.clients[number].reset()
@@ -394,14 +394,14 @@ class GroupMachine(RuleBasedStateMachine):
         else:
             assert back == 0 or not self.group.members
 
-    @rule(name=st.sampled_from(["a", "b", "c"]), count=st.integers(0, 6), tells=st.booleans())
-    def topic_changes(self, name: str, count: int, tells: bool) -> None:
+    @rule(name=st.sampled_from(["a", "b", "c"]), count=st.integers(0, 6), notifies=st.booleans())
+    def topic_changes(self, name: str, count: int, notifies: bool) -> None:
         """The group hears of it at once, or with the next request."""
         readers = self.readers()
         before = self.group.topics  # it may not have seen those of the world, nor remember any
         epoch = self.group.group_epoch
         self.world.set(name, count) if count or name in self.world.ids else None
-        if tells and self.classic is None:
+        if notifies and self.classic is None:
             self.perform(lambda group: (None, group.handle_topic_change(self.world.topics, self.now_ms)))
             if (
                 before is not None
@@ -488,7 +488,8 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(change=st.sampled_from(["join", "leave", "grow", "none"]), number=st.integers(0, 6))
     def calm(self, change: str, number: int) -> None:
-        """Everybody behaves until the group is stable; then one thing changes, and few rounds settle it."""
+        """Everybody behaves until the group is stable; then one thing changes, and it is stable again after few
+        rounds."""
         if self.classic is not None:
             return
         for _ in range(20):
@@ -509,7 +510,7 @@ class GroupMachine(RuleBasedStateMachine):
         elif change == "leave" and self.active[number]:
             self.leaves(number)
         elif change == "grow":
-            self.topic_changes("a", self.world.counts.get("a", 0) + 2, tells=True)
+            self.topic_changes("a", self.world.counts.get("a", 0) + 2, notifies=True)
         for _ in range(ROUNDS):
             if self.classic is not None:
                 return
@@ -562,7 +563,7 @@ class GroupMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------ what must hold
 
     def watch(self) -> None:
-        """Epochs only grow, states follow each other as drawn, and nobody keeps a partition beyond its time."""
+        """Epochs only grow, states follow each other as drawn, and no member keeps a partition beyond its time."""
         epochs = (self.group.group_epoch, self.group.assignment_epoch)
         assert epochs[0] >= self.epochs_seen[0]
         assert epochs[1] >= self.epochs_seen[1] or self.epochs_seen[1] > epochs[0]
@@ -591,7 +592,7 @@ class GroupMachine(RuleBasedStateMachine):
                 assert other == client.name, f"{each} is read by {other} and {client.name}"
 
     @invariant()
-    def nobody_holds_what_another_holds(self) -> None:
+    def no_member_holds_what_another_holds(self) -> None:
         owned_or_revoking = [
             each for member in self.group.members.values() for each in member.owned_or_revoking()
         ]
@@ -632,7 +633,7 @@ def test_what_a_classic_member_reads_of_a_deleted_topic_is_revoked_after_the_gro
     for _ in range(3):
         machine.round()
     for name in ("a", "b"):  # no partition is left that it would have to join for
-        machine.topic_changes(name, 0, tells=True)
+        machine.topic_changes(name, 0, notifies=True)
     machine.leaves(0)
     assert machine.classic is not None
     assert machine.clients[6].owned

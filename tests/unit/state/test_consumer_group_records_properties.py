@@ -206,7 +206,7 @@ def test_keys_as_the_message_definitions_of_kafka_prescribe_them() -> None:
 
 
 def test_what_newer_brokers_add_is_skipped() -> None:
-    """Assignment epochs (tag 0 of a topic in kind 8), and a field nobody knows."""
+    """Assignment epochs (tag 0 of a topic in kind 8), and an unknown field."""
     raw = bytes.fromhex(
         f"0000 00000005 00000004 00 02 {HEX_A} 02 00000000 01 00 05 02 00000005 01 01 63 02 abcd"
     )

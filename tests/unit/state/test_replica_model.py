@@ -15,7 +15,7 @@ SETS = st.sets(st.sampled_from(OTHERS)).map(lambda others: frozenset({LEADER, *o
 
 
 class ReplicaModel(RuleBasedStateMachine):
-    """`told`: what each follower said last in this leader epoch, and in which session."""
+    """`reported`: what each follower sent last in this leader epoch, and in which session."""
 
     @initialize(in_sync=SETS, own=st.integers(0, 20), known=st.integers(0, 20), least=st.integers(1, 4))
     def begin(self, in_sync: frozenset[int], own: int, known: int, least: int) -> None:
@@ -29,7 +29,7 @@ class ReplicaModel(RuleBasedStateMachine):
         self.new_view(in_sync)
 
     def new_view(self, in_sync: frozenset[int]) -> None:
-        self.told: dict[int, tuple[int, int]] = {}
+        self.reported: dict[int, tuple[int, int]] = {}
         self.best: dict[int, int] = {}
         self.committed = in_sync
         self.pending: frozenset[int] = frozenset()
@@ -50,7 +50,7 @@ class ReplicaModel(RuleBasedStateMachine):
     def look(self) -> bool:
         """The rule: the lowest durable end of all who have to have a record, if anything may be committed at all."""
         members = (self.committed | self.pending) - {LEADER}
-        ends = [self.own_end, *(self.told.get(node, (0, -1))[1] for node in members)]
+        ends = [self.own_end, *(self.reported.get(node, (0, -1))[1] for node in members)]
         before = self.high_watermark
         if self.open and len(self.committed) >= self.least:
             self.high_watermark = max(before, min(ends))
@@ -70,15 +70,15 @@ class ReplicaModel(RuleBasedStateMachine):
         end = max(0, self.leader_end - back)
         self.now += 1
         moved = self.view.on_follower_fetch(node, session, end, self.leader_end, self.now)
-        if session >= self.told.get(node, (0, 0))[0]:
-            self.told[node] = (session, end)
+        if session >= self.reported.get(node, (0, 0))[0]:
+            self.reported[node] = (session, end)
             self.best[node] = max(self.best.get(node, -1), end)
         assert moved == self.look()
 
     @precondition(lambda self: not self.pending)
     @rule(wanted=SETS)
     def propose(self, wanted: frozenset[int]) -> None:
-        """As the keeper does: only those may come in who may join."""
+        """As the ISR manager does: only those may come in who may join."""
         joining = {node for node in wanted - self.committed if self.view.can_join_isr(node)}
         target = (wanted & self.committed) | joining | {LEADER}
         self.pending = target
@@ -86,8 +86,8 @@ class ReplicaModel(RuleBasedStateMachine):
 
     def forget(self, gone: frozenset[int]) -> None:
         """Who was taken out comes back only by asking again."""
-        for node in gone & self.told.keys():
-            self.told[node] = (self.told[node][0], -1)
+        for node in gone & self.reported.keys():
+            self.reported[node] = (self.reported[node][0], -1)
 
     @precondition(lambda self: self.pending)
     @rule(happened=st.booleans())
@@ -117,7 +117,7 @@ class ReplicaModel(RuleBasedStateMachine):
 
     @rule()
     def lead_again(self) -> None:
-        """A new epoch: nothing that was said in the one before counts."""
+        """A new epoch: nothing that was sent in the one before counts."""
         self.epoch += 1
         self.new_view(self.committed)
 
@@ -135,7 +135,7 @@ class ReplicaModel(RuleBasedStateMachine):
             return
         needed = max(self.high_watermark, self.epoch_start_offset)
         for node in OTHERS:
-            has_it = self.told.get(node, (0, -1))[1] >= needed
+            has_it = self.reported.get(node, (0, -1))[1] >= needed
             assert self.view.can_join_isr(node) == (has_it and node not in self.committed)
 
     @invariant()

@@ -29,7 +29,7 @@ SETTINGS = ConsumerGroupSettings(100, 10, 3)
     sizes=st.fixed_dictionaries({each: st.integers(0, 9) for each in IDS.values()}),
     data=st.data(),
 )  # fmt: skip
-def test_simple_leaves_nobody_idle_and_nothing_unread(
+def test_simple_leaves_no_member_idle_and_nothing_unread(
     subscriptions: dict, sizes: dict, data: st.DataObject
 ) -> None:
     every = [(topic, index) for topic, size in sizes.items() for index in range(size)]

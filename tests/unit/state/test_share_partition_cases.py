@@ -40,7 +40,7 @@ SETTINGS = ShareSettings(LOCK_MS, 3, 50, 100, 20, False, True, True, Backoff(0, 
 
 
 class Leases:
-    """A share partition whose updates are stored at once, unless said otherwise."""
+    """A share partition whose updates are stored at once, unless set otherwise."""
 
     def __init__(self, group: str = "g") -> None:
         self.group, self.store, self.now, self.sequence = group, Store(), 0.0, 0
@@ -76,8 +76,8 @@ class Leases:
         return reported
 
     def say(self, member: str, first: int, last: int, kind: int, count: int = -1) -> Update | None:
-        said = AcknowledgementBatch(first, last, bytes([kind]), delivery_count=count)
-        return self.state_machine.acknowledge(member, [said], self.now, round(WALL_MS + self.now), 0.5)
+        batch = AcknowledgementBatch(first, last, bytes([kind]), delivery_count=count)
+        return self.state_machine.acknowledge(member, [batch], self.now, round(WALL_MS + self.now), 0.5)
 
     def reserve(self) -> list[tuple[int, int, DeadLetterReservation]]:
         """Places for all that waits for its dead letter."""
@@ -180,7 +180,7 @@ def test_more_acknowledgements_than_there_can_be_leases_are_refused_unread() -> 
     before = leases.states()
     types = bytes([ACCEPT, RELEASE]) * (ACKNOWLEDGEMENT_TYPES_MAX // 2 + 1)
     half = len(types) // 2
-    for said in (
+    for batch in (
         [AcknowledgementBatch(0, len(types) - 1, types)],
         [
             AcknowledgementBatch(0, half - 1, types[:half]),
@@ -188,7 +188,7 @@ def test_more_acknowledgements_than_there_can_be_leases_are_refused_unread() -> 
         ],
     ):
         with pytest.raises(InvalidRequest):
-            leases.state_machine.acknowledge("a", said, leases.now, WALL_MS, 0.5)
+            leases.state_machine.acknowledge("a", batch, leases.now, WALL_MS, 0.5)
     assert leases.states() == before
 
 
@@ -269,7 +269,7 @@ def test_delivery_after_the_first_is_known_after_any_loss() -> None:
     assert leases.lease("c", 0, 0) == [(0, 0, 3)]
 
 
-def test_nothing_is_leased_at_or_above_a_horizon_that_is_not_stored() -> None:
+def test_nothing_is_leased_at_or_above_a_lease_bound_that_is_not_stored() -> None:
     leases = Leases()
     reported, update = leases.call_and_rearm("a", 0, 15)
     assert (reported, update.lease_bound, update.durable) == ([(0, 15, 1)], 40, True)
@@ -315,11 +315,11 @@ def test_what_waits_to_be_stored_can_neither_be_leased_nor_settled_again() -> No
 
 def test_two_groups_have_the_same_records_side_by_side() -> None:
     one, other = Leases("g"), Leases("h")
-    (reported, first), (told_too, second) = (
+    (reported, first), (reported_too, second) = (
         one.call_and_rearm("a", 0, 3),
         other.call_and_rearm("a", 0, 5),
     )
-    assert (reported, told_too) == ([(0, 3, 1)], [(0, 5, 1)])
+    assert (reported, reported_too) == ([(0, 3, 1)], [(0, 5, 1)])
     one.put(first)
     other.put(second)
     one.put(one.say("a", 0, 3, ACCEPT))

@@ -83,7 +83,7 @@ class Record:
 
 @dataclass
 class History:
-    """What members were told: who has what until when, which delivery that was, what is settled for ever."""
+    """What members received: who has what until when, which delivery that was, what is final."""
 
     has: dict[int, tuple[str, float]] = field(default_factory=dict)
     count: dict[int, int] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Side:
         if known is not None:
             state = with_known_state(state._replace(leader_epoch=known.leader_epoch), known)
             self.unresolved = False
-        self.start, self.lease_bound, self.horizon_asked = state.start_offset, state.lease_bound, None
+        self.start, self.lease_bound, self.bound_asked = state.start_offset, state.lease_bound, None
         self.dead = {o: each for each in state.dead_ranges for o in range(each.first, each.last + 1)}
         self.offered = {
             name: {o for first, last in ranges for o in range(first, last + 1)}
@@ -283,18 +283,18 @@ class Side:
     def leased(self) -> int:
         return sum(record.state == ACQUIRED for record in self.model.values())
 
-    def may_move_horizon(self, update: Update) -> None:
+    def may_move_bound(self, update: Update) -> None:
         if update.lease_bound > self.lease_bound:
             assert update.durable
-            assert self.horizon_asked is None
-            self.horizon_asked = (update.token, update.lease_bound)
+            assert self.bound_asked is None
+            self.bound_asked = (update.token, update.lease_bound)
 
     def fly(
         self, update: Update | None, acquired: list[AcquiredRange] | None = None, member: str = ""
     ) -> None:
         if update is None:
             return
-        self.may_move_horizon(update)
+        self.may_move_bound(update)
         start, token = self.start, 0 if update.is_snapshot else update.token
         while token and self.at(start).state in DONE and self.at(start).busy in (0, token):
             start += 1
@@ -313,8 +313,8 @@ class Side:
     def land(self, update: Update, acquired: list[AcquiredRange], member: str, now: float) -> None:
         self.store.append(update)
         archiving = self.state_machine.mark_persisted(update.token)
-        if self.horizon_asked and self.horizon_asked[0] == update.token:
-            self.lease_bound, self.horizon_asked = self.horizon_asked[1], None
+        if self.bound_asked and self.bound_asked[0] == update.token:
+            self.lease_bound, self.bound_asked = self.bound_asked[1], None
         fresh = []
         for o, record in self.model.items():
             if record.busy == update.token:
@@ -497,7 +497,7 @@ class ShareModel(RuleBasedStateMachine):
 
     def say(self, side: Side, member: str, batch: AcknowledgementBatch) -> None:
         first, last, types, delay, _, count, handed_out = batch
-        said = {
+        types_by_offset = {
             o: types[o - first if len(types) > 1 else 0] for o in range(first, last + 1) if o >= side.start
         }
         allowed = all(
@@ -507,7 +507,7 @@ class ShareModel(RuleBasedStateMachine):
                 or (side.at(o).state == WITHHELD and type_ != RENEW)
             )
             and count in (-1, side.at(o).n)
-            for o, type_ in said.items()
+            for o, type_ in types_by_offset.items()
         )
         try:
             update = side.state_machine.acknowledge(member, [batch], self.now, round(WALL + self.now), 0.5)
@@ -516,7 +516,7 @@ class ShareModel(RuleBasedStateMachine):
             return
         assert allowed
         token = update.token if update else 0
-        for o, type_ in said.items():
+        for o, type_ in types_by_offset.items():
             if side.at(o).state == WITHHELD:
                 side.at(o).f = 0
             side.at(o).holder = member
@@ -539,7 +539,7 @@ class ShareModel(RuleBasedStateMachine):
                 side.retry(o, token, self.now, delay)
             else:
                 side.end(o, {ACCEPT: ACKNOWLEDGED, GAP: ARCHIVED, REJECT: ARCHIVING}[type_], token)
-        assert (update is None) == (delay < 0 and set(said.values()) <= {RENEW})
+        assert (update is None) == (delay < 0 and set(types_by_offset.values()) <= {RENEW})
         side.fly(update)
 
     @rule(index=SIDES, member=st.sampled_from(MEMBERS), most=st.integers(1, 4))
@@ -651,11 +651,11 @@ class ShareModel(RuleBasedStateMachine):
         filled = [each for each in side.state_machine.archiving_ranges() if each.reservation.producer_id >= 0]
         if not filled:
             return
-        letters = [
+        dead_letters = [
             (each.first, max(each.first, each.last - truncated), each.reservation) for each in filled[:2]
         ]
-        update = side.state_machine.mark_archived(letters)
-        for first, last, reservation in letters:
+        update = side.state_machine.mark_archived(dead_letters)
+        for first, last, reservation in dead_letters:
             for o in range(first, last + 1):
                 assert side.at(o).sequence == reservation.sequence + o - first
                 if o >= side.log_start:
@@ -744,7 +744,7 @@ class ShareModel(RuleBasedStateMachine):
     @precondition(lambda self: any(len(side.held()) > 1 for side in self.sides))
     @rule(index=SIDES, really=st.sampled_from((False, False, True)))
     def log_is_trimmed_over_a_dead_letter(self, index: int, really: bool) -> None:
-        """It is not in its topic yet, and somebody has a lease above it."""
+        """It is not in its topic yet, and a member has a lease above it."""
         side = next(each for each in self.from_side(index) if len(each.held()) > 1)
         if not really:
             return
@@ -793,7 +793,7 @@ class ShareModel(RuleBasedStateMachine):
 
     @rule(index=SIDES, lost=st.integers(0, 4), really=st.sampled_from((False, True)))
     def state_lost(self, index: int, lost: int, really: bool) -> None:
-        """Whoever keeps the state loses what was not synced; the leader, and its members, live on."""
+        """The coordinator of the state loses what was not synced; the leader, and its members, live on."""
         if not really:
             return
         side = self.sides[index]

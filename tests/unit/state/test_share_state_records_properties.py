@@ -282,7 +282,7 @@ class Model:
             self.start, self.offsets = update.start_offset, {}
         for change in update.changes:
             for offset in range(change.first, change.last + 1):
-                self.offsets[offset] = said(change, offset)
+                self.offsets[offset] = as_stored(change, offset)
         self.start, self.lease_bound = (
             max(self.start, update.start_offset),
             max(self.lease_bound, update.lease_bound),
@@ -290,7 +290,7 @@ class Model:
         self.done = update.done_count
 
 
-def said(change: StateBatch, offset: int) -> StateBatch:
+def as_stored(change: StateBatch, offset: int) -> StateBatch:
     one = at_offset(change, offset)
     if change.reservation is not None and change.reservation.producer_id < 0:
         one = one._replace(reservation=change.reservation)  # nothing is reserved, so nothing counts up
@@ -305,18 +305,20 @@ def nothing(change: StateBatch) -> bool:
 @example(
     [Update(0, False, 0, 0, 0, (StateBatch(0, 9, 1, 1), StateBatch(3, 5, 1, 2), StateBatch(3, 5, 1, 1)))]
 )
-def test_folded_updates_say_of_every_offset_what_was_said_last(updates: list[Update]) -> None:
+def test_folded_updates_have_the_latest_state_of_every_offset(updates: list[Update]) -> None:
     model, folded = Model(), FoldedState()
     for update in updates:
         model.apply(update)
         folded.apply(update)
     assert (folded.start_offset, folded.lease_bound) == (model.start, model.lease_bound)
     expected = {o: c for o, c in model.offsets.items() if o >= model.start and not nothing(c)}
-    found = {o: said(c, o) for c in folded.changes for o in range(c.first, c.last + 1)}
+    found = {o: as_stored(c, o) for c in folded.changes for o in range(c.first, c.last + 1)}
     assert found == expected
     for before, after in zip(folded.changes, folded.changes[1:], strict=False):
         assert before.last < after.first
-        joined = before.last + 1 == after.first and said(before, after.first) == said(after, after.first)
+        joined = before.last + 1 == after.first and as_stored(before, after.first) == as_stored(
+            after, after.first
+        )
         assert not joined, "neighbours that say the same are one"
 
 

@@ -142,7 +142,7 @@ def test_search_by_timestamp_does_not_skip_missing_records(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["flip", "last", "missing", "empty", "half", "cut"])
 @pytest.mark.parametrize("interval_bytes", [1, 1 << 20], ids=["indexed", "not indexed"])
-def test_a_reader_of_headers_is_told_which_offsets_are_missing(kind: str, interval_bytes: int) -> None:
+def test_a_reader_of_headers_learns_which_offsets_are_missing(kind: str, interval_bytes: int) -> None:
     disk, stored, segments = built(LogSettings(segment_bytes=1200, index_interval_bytes=1))
     path = segments[2]
     data = disk.files()[path]

@@ -115,12 +115,12 @@ def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
     bench.disk.fail_when = lambda operation, path: (
         errno.EIO if operation == "sync" and path.startswith("/data/0/") else None
     )
-    told: list[StorageError] = []
-    bench.logs[0].on_failure = told.append
+    reported: list[StorageError] = []
+    bench.logs[0].on_failure = reported.append
     bench.group_commit.request_flush(bench.write(1))
     bench.background.run_all()
     bench.disk.fail_when = None
-    assert told == [bench.logs[0].failure]
+    assert reported == [bench.logs[0].failure]
     assert bench.logs[0].durable_end_offset == 0
     assert bench.logs[1].failure is None
     assert bench.logs[1].durable_end_offset == 1
@@ -235,10 +235,10 @@ def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_
 @pytest.mark.parametrize("logs", [3, 8])
 def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(logs)
-    heard: list[int] = []
+    received: list[int] = []
 
     def raising(_: object) -> None:
-        heard.append(1)
+        received.append(1)
         raise ZeroDivisionError("a listener's defect")
 
     for log in bench.logs[:2]:
@@ -248,7 +248,7 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
     bench.group_commit.request_flush(bench.logs[0])
     with pytest.raises(ZeroDivisionError):
         bench.background.run_one()
-    assert len(heard) == 2
+    assert len(received) == 2
     assert [record.levelname for record in caplog.records] == ["ERROR"]  # the second; the first was raised
     assert [log.durable_end_offset for log in bench.logs] == [1] * logs
     assert [log.unfinished_job_count for log in bench.logs] == [0] * logs

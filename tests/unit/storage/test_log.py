@@ -149,14 +149,14 @@ def test_failed_write_fails_the_log_for_appends_but_not_for_reads() -> None:
     log = open_log(disk)
     _, stored = append(log, make_batch([1]))
     disk.fail_when = lambda operation, path: errno.EIO if operation == "write" else None
-    told: list[StorageError] = []
-    log.on_failure = told.append
+    reported: list[StorageError] = []
+    log.on_failure = reported.append
     with pytest.raises(StorageError, match="Input/output error"):
         append(log, make_batch([2]))
     disk.fail_when = None
     with pytest.raises(StorageError):
         append(log, make_batch([2]))
-    assert told == [log.failure]
+    assert reported == [log.failure]
     piece = log.read(0, 1, 1)
     assert piece is not None
     assert piece.read() == stored
@@ -202,11 +202,11 @@ def test_the_durable_end_is_the_end_at_which_the_sync_started() -> None:
     work = log.prepare_flush()
     assert work is not None
     append(log, make_batch([2]))
-    told: list[int] = []
-    log.on_durable = told.append
+    reported: list[int] = []
+    log.on_durable = reported.append
     log.finish_flush(work, None)
     assert log.durable_end_offset == 1
-    assert told == [1]
+    assert reported == [1]
 
 
 def test_end_offset_for_epoch_follows_kip_279() -> None:
@@ -272,8 +272,8 @@ def test_sequential_readers_are_remembered_but_not_without_bound() -> None:
 
 
 def test_ranges_read_record_by_record_are_those_of_the_current_batches() -> None:
-    """A log remembers the batch that a reader wants record by record. Truncation, trimming, rolls and readers at other
-    places must not make it return a batch that is not there any more, or one that is not asked for."""
+    """A log remembers the batch that a reader wants record by record. Truncation, DeleteRecords, rolls and readers at
+    other places must not make it return a batch that is not there any more, or one that is not asked for."""
     rng = random.Random(17)
     for _ in range(20):
         log = open_log(settings=LogSettings(segment_bytes=1500, index_interval_bytes=200))

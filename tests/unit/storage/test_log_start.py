@@ -27,7 +27,7 @@ class World:
         self.scheduler = ManualScheduler()
         self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)
         self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", SETTINGS) for n in range(logs)]
-        self.told: list[StorageError | None] = []
+        self.reported: list[StorageError | None] = []
         for log in self.logs:
             self.group_commit.register(log)
 
@@ -38,7 +38,7 @@ class World:
 
     def trim(self, offset: int, index: int = 0) -> None:
         self.logs[index].trim_to(offset)
-        self.group_commit.persist_start_offset(self.logs[index], self.told.append)
+        self.group_commit.persist_start_offset(self.logs[index], self.reported.append)
 
     def start_after_crash(self, seed: int, index: int = 0) -> int:
         return Log.open(self.disk.crash(Random(seed)), ManualClock(), f"/data/{index}", SETTINGS).start_offset
@@ -52,9 +52,9 @@ def test_trimmed_records_stay_deleted_after_any_crash_once_reported(logs: int) -
     world.background.run_all()
     for index in range(logs):
         world.trim(4, index)
-    assert world.told == []
+    assert world.reported == []
     world.background.run_all()
-    assert world.told == [None] * logs, "at once, not at the next checkpoint interval"
+    assert world.reported == [None] * logs, "at once, not at the next checkpoint interval"
     for seed in range(50):
         assert world.start_after_crash(seed, logs - 1) == 4
 
@@ -68,11 +68,11 @@ def test_trim_during_a_swap_is_reported_when_it_is_on_disk() -> None:
     world.background.run_all()
     world.scheduler.fire()
     world.background.run_all()
-    assert world.told == []
+    assert world.reported == []
     world.logs[0].resume_after_compaction()
     world.scheduler.fire()
     world.background.run_all()
-    assert world.told == [None]
+    assert world.reported == [None]
     assert all(world.start_after_crash(seed) == 4 for seed in range(20))
 
 
@@ -83,10 +83,10 @@ def test_second_trim_during_the_first_is_reported_separately() -> None:
     world.trim(2)
     world.trim(4)
     world.background.run_one()
-    assert world.told == [None], "the job was prepared before the second"
+    assert world.reported == [None], "the job was prepared before the second"
     assert all(world.start_after_crash(seed) in (2, 4) for seed in range(20))
     world.background.run_all()
-    assert world.told == [None, None]
+    assert world.reported == [None, None]
     assert all(world.start_after_crash(seed) == 4 for seed in range(20))
 
 
@@ -96,8 +96,8 @@ def test_start_offset_already_on_disk_is_reported_at_once() -> None:
     world.background.run_all()
     world.trim(4)
     world.background.run_all()
-    world.group_commit.persist_start_offset(world.logs[0], world.told.append)
-    assert world.told == [None, None]
+    world.group_commit.persist_start_offset(world.logs[0], world.reported.append)
+    assert world.reported == [None, None]
 
 
 def test_full_disk_is_reported_and_retried() -> None:
@@ -109,7 +109,7 @@ def test_full_disk_is_reported_and_retried() -> None:
     )
     world.trim(4)
     world.background.run_all()
-    assert [type(error).__name__ for error in world.told] == ["StorageError"]
+    assert [type(error).__name__ for error in world.reported] == ["StorageError"]
     assert world.logs[0].failure is None
     world.disk.fail_when = None
     world.scheduler.fire()
@@ -127,12 +127,12 @@ def test_failed_disk_and_closed_log_are_reported() -> None:
     )
     world.trim(4, 0)
     world.background.run_all()
-    assert world.told == [world.logs[0].failure]
-    world.group_commit.persist_start_offset(world.logs[0], world.told.append)
-    assert world.told == [world.logs[0].failure] * 2
+    assert world.reported == [world.logs[0].failure]
+    world.group_commit.persist_start_offset(world.logs[0], world.reported.append)
+    assert world.reported == [world.logs[0].failure] * 2
     world.trim(4, 1)
     world.group_commit.unregister(world.logs[1])
-    assert "closed" in str(world.told[2])
+    assert "closed" in str(world.reported[2])
 
 
 def test_busy_broker_still_runs_maintenance() -> None:

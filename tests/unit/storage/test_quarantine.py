@@ -91,9 +91,9 @@ def test_batches_after_damage_are_quarantined_and_the_truncation_is_logged(
     assert all(batch in data for batch in stored[4:])
     (line,) = [record for record in caplog.records if record.message == "log_truncated"]
     assert line.levelno == logging.ERROR
-    told = getattr(line, FIELDS)
-    assert (told["batches"], told["first_offset"], told["last_offset"]) == (2, 4, 5)
-    assert (told["quarantine"], told["directory"]) == (path, DIRECTORY)
+    reported = getattr(line, FIELDS)
+    assert (reported["batches"], reported["first_offset"], reported["last_offset"]) == (2, 4, 5)
+    assert (reported["quarantine"], reported["directory"]) == (path, DIRECTORY)
     after = append(log, make_batch([50], 60, 50), leader_epoch=1)[1]
     log.close()
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)

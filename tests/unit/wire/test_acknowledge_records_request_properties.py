@@ -41,16 +41,16 @@ topics = st.lists(
 )
 
 
-@given(correlation_id=st.integers(0, 2**31 - 1), member=st.text(max_size=200), said=topics)
+@given(correlation_id=st.integers(0, 2**31 - 1), member=st.text(max_size=200), sent=topics)
 @few
-def test_a_request_says_what_the_schema_reads(correlation_id: int, member: str, said: list[Any]) -> None:
-    framed = encode_request(correlation_id, "us", "g", member, said)
+def test_a_request_contains_what_the_schema_reads(correlation_id: int, member: str, sent: list[Any]) -> None:
+    framed = encode_request(correlation_id, "us", "g", member, sent)
     assert int.from_bytes(framed[:4], "big") == len(framed) - 4
     header = read_request_header(framed[4:])
     assert (header.api_key, header.correlation_id, header.client_id) == (KEY, correlation_id, "us")
     found = messages.decode_request(KEY, 0, framed[4 + header.body_position :])
     assert (found.group_id, found.member_id) == ("g", member)
-    assert said == [
+    assert sent == [
         (
             bytes(topic.topic_id),
             [

@@ -51,23 +51,23 @@ def read(kind: str, version: int, data: bytes) -> Any:
 
 @given(subscriptions, st.integers(0, 3))
 def test_kio_decodes_our_subscription(subscription: Subscription, version: int) -> None:
-    told = Subscription(
+    reported = Subscription(
         *[getattr(subscription, name) for name in ("topics", "owned_partitions", "generation_id")],
         subscription.user_data,
         subscription.rack_id,
         version,
     )
-    data = encode_subscription(told)
+    data = encode_subscription(reported)
     found = read("subscription", version, data[2:])
-    assert tuple(found.topics) == told.topics
-    assert found.user_data == told.user_data
+    assert tuple(found.topics) == reported.topics
+    assert found.user_data == reported.user_data
     if version >= 1:
         owned = {(entry.topic, index) for entry in found.owned_partitions for index in entry.partitions}
-        assert owned == set(told.owned_partitions)
+        assert owned == set(reported.owned_partitions)
     if version >= 2:
-        assert found.generation_id == told.generation_id
+        assert found.generation_id == reported.generation_id
     if version >= 3:
-        assert found.rack_id == told.rack_id
+        assert found.rack_id == reported.rack_id
 
 
 @given(subscriptions)

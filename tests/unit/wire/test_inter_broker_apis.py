@@ -14,5 +14,5 @@ def test_every_request_of_brokers_is_forged_by_a_test() -> None:
     assert {ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH} < set(INTER_BROKER)
 
 
-def test_every_request_of_brokers_says_so_in_the_compatibility_document() -> None:
+def test_every_request_of_brokers_is_marked_in_the_compatibility_document() -> None:
     assert all("CLUSTER_AUTHORIZATION_FAILED" in SUPPORTED_APIS[key].note for key in INTER_BROKER)

@@ -16,7 +16,7 @@ from unit.wire.kio_oracle import random_message
 NATIVE = [api.key for api in SUPPORTED_APIS.values() if mansio_apis.is_mansio_api(api.key)]
 BOTH = [(key, direction) for key in NATIVE for direction in (REQUEST, RESPONSE)]
 
-SETTLE = {
+ACKNOWLEDGE = {
     "group_id": "g",
     "member_id": "m",
     "topics": [
@@ -47,8 +47,10 @@ GOLDEN = (
 )
 
 
-def test_the_bytes_of_a_request_to_settle_leases() -> None:
-    assert messages.encode_request(ApiKey.ACKNOWLEDGE_RECORDS, 0, 7, "c", SETTLE) == bytes.fromhex(GOLDEN)
+def test_the_bytes_of_a_request_to_acknowledge_leases() -> None:
+    assert messages.encode_request(ApiKey.ACKNOWLEDGE_RECORDS, 0, 7, "c", ACKNOWLEDGE) == bytes.fromhex(
+        GOLDEN
+    )
 
 
 def test_they_are_announced_with_numbers_of_their_own() -> None:

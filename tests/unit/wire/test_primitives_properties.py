@@ -206,8 +206,8 @@ def test_read_for_repair_is_a_fetch_with_one_more_tagged_field(version: int) -> 
 
 def diverging_of(part: dict[str, Any]) -> tuple[int, int] | None:
     """The diverging epoch of a partition; None where it is not sent, which is what its default stands for."""
-    told = part.get("diverging_epoch", {})
-    diverging = (told.get("epoch", -1), told.get("end_offset", -1))
+    reported = part.get("diverging_epoch", {})
+    diverging = (reported.get("epoch", -1), reported.get("end_offset", -1))
     return None if diverging == (-1, -1) else diverging
 
 
