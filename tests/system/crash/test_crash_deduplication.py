@@ -16,7 +16,7 @@ from mansio.state.deduplication import window as window_module
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.record_batch import build_batch
-from support.deduplicated_partition import DIRECTORY, WINDOW_MS, DeduplicatedPartition
+from support.partition_bench import DIRECTORY, WINDOW_MS, deduplicated
 
 if TYPE_CHECKING:
     from mansio.broker.partition.partition_hook import AppendResult
@@ -47,7 +47,7 @@ class Workload:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.live = DeduplicatedPartition(SimulatedDisk(can_sync_all=seed % 2 == 0), 1_000.0)
+        self.live = deduplicated(SimulatedDisk(can_sync_all=seed % 2 == 0))
         self.accepted: dict[int, list[Accepted]] = {}
         """Acceptances by id."""
         self.sent: dict[bytes, int] = {}
@@ -82,7 +82,7 @@ class Workload:
         chance, live = self.chance, self.live
         target = chance.randrange(live.partition.high_watermark + 1)
         if chance.random() < 0.7:
-            copying = live.manager.release_below(target)
+            copying = live.deduplicator.release_below(target)
             with contextlib.suppress(StopIteration):
                 for _ in range(chance.randrange(1, 6)):  # fewer steps: some copies are not committed yet
                     copying.send(None)
@@ -165,11 +165,11 @@ class Workload:
     def check_crash(self, chance: random.Random) -> None:
         """Check what a power failure at this moment leaves."""
         durable_end = self.live.log.durable_end_offset
-        after = DeduplicatedPartition(self.live.disk.crash(chance), self.live.clock.seconds)
+        after = deduplicated(self.live.disk.crash(chance), seconds=self.live.clock.seconds)
         if chance.random() < 0.5:  # another record follows whatever is the last one
             after.partition.append(build_batch([(1000, None, b"after", ())]))
             after.flush()
-            after = DeduplicatedPartition(after.disk, after.clock.seconds)
+            after = deduplicated(after.disk, seconds=after.clock.seconds)
         is_stored = self.last is not None and self.last.end_offset <= durable_end
         if (
             self.last is not None
@@ -255,27 +255,27 @@ def test_no_power_failure_loses_an_id_or_a_record_in_long_runs() -> None:
 
 @pytest.mark.row("P3")
 def test_a_damaged_control_batch_is_read_again_after_its_repair() -> None:
-    live = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
+    live = deduplicated()
     batch = build_batch([(1000, None, b"x", [(DEDUP_ID_HEADER, b"id")])])
     first = live.partition.append(batch).base_offset
     live.flush()
     position = 8 * 90
     live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", position)
-    live.view.on_truncate(live.log.end_offset)  # the view is loaded again
+    live.deduplication.on_truncate(live.log.end_offset)  # the view is loaded again
     live.scheduler.run()
-    assert not live.view.is_complete
-    assert live.partition.storage_health.damaged or live.view.retention_floor() == 0
+    assert not live.deduplication.is_complete
+    assert live.partition.storage_health.damaged or live.deduplication.retention_floor() == 0
     live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", position)  # as a repair does
     for _ in range(3):
         live.scheduler.fire()
         live.scheduler.run()
-    assert live.view.is_complete
+    assert live.deduplication.is_complete
     assert live.partition.append(batch).base_offset == first
 
 
 @pytest.mark.row("P3")
 def test_a_clock_that_is_set_back_shortens_no_window() -> None:
-    live = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
+    live = deduplicated()
 
     def append(dedup_id: bytes) -> int:
         return live.partition.append(

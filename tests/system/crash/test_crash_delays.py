@@ -9,81 +9,23 @@ import errno
 import itertools
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import pytest
 
 from mansio.broker.partition import delayed_records
-from mansio.broker.partition.append_validation import AppendRules
-from mansio.broker.partition.delay_manager import DelayManager
-from mansio.broker.partition.delayed_records import DelayedRecords
-from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
-from mansio.config import topic_config
 from mansio.errors import DiskFull
-from mansio.state.replica import ReplicationProgress
 from mansio.state.schedules import recurrence
-from mansio.storage.group_commit import GroupCommit
-from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.delay_headers import DELAY_HEADER
-from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
-from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
-from support.logs import ManualBackground, ManualClock, ManualScheduler
+from support.partition_bench import DIRECTORY, LARGE_RULES, SMALL_SEGMENTS, PartitionBench
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mansio.wire.batch.record_reader import Record
-
-ROOT = "/data"
-DIRECTORY = "/data/p"
-SETTINGS = LogSettings(
-    segment_bytes=3000, segment_ms=600_000, index_interval_bytes=1, index_snapshot_bytes=800
-)
-RULES = AppendRules(
-    1 << 20, TimestampType.CREATE, 1 << 60, 1 << 60, accepts_delays=True, inspects_records=True
-)
 FAR_S = 2.0
 UNKNOWN_OFFSET = 1 << 62
-
-
-class _Promise:
-    """As much of a promise as is used here. A coroutine that waits for it yields until it is done."""
-
-    def __init__(self) -> None:
-        self._is_done = False
-
-    def done(self) -> bool:
-        return self._is_done
-
-    def set_result(self, _: object) -> None:
-        self._is_done = True
-
-    def __await__(self) -> Iterator[None]:
-        while not self._is_done:
-            yield
-
-
-class _Scheduler(ManualScheduler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.soon: list[Callable[[], object]] = []
-
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        self.soon.append(lambda: callback(*args))
-
-    def promise(self) -> _Promise:
-        return _Promise()
-
-    async def sleep(self, delay_ms: float) -> None:
-        del delay_ms
-
-    def run(self) -> None:
-        while self.soon:
-            self.soon.pop(0)()
 
 
 class Fired(NamedTuple):
@@ -94,64 +36,26 @@ class Fired(NamedTuple):
     timestamp_ms: int
 
 
-class DelayedPartition:
+class DelayedPartition(PartitionBench):
     """A partition with delayed records and schedules on a simulated disk."""
 
-    def __init__(self, disk: SimulatedDisk, seconds: float) -> None:
-        self.disk = disk
-        self.clock = ManualClock()
-        self.clock.seconds = seconds
-        self.scheduler = _Scheduler()
-        self.background = ManualBackground()
-        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]
-        self.log = Log.open(disk, self.clock, DIRECTORY, SETTINGS)
-        self.group_commit.register(self.log)
-        epoch = self.log.leader_epochs.latest_epoch + 1
-        self.partition = Partition(
-            topic="t",
-            topic_id=UUID(int=1),
-            index=0,
-            broker_id=1,
-            log=self.log,
-            group_commit=self.group_commit,
-            replica=ReplicationProgress(1, epoch, frozenset({1}), self.log.durable_end_offset),
-            rules=RULES,
-            clock=self.clock,
-            scheduler=self.scheduler,  # type: ignore[arg-type]
-            settings=topic_config.resolve_topic_settings({"mansio.delay.enable": "true"}, {}, 1),
+    def __init__(self, disk: SimulatedDisk | None = None, seconds: float = 1_000.0) -> None:
+        super().__init__(
+            disk, features=("delays",), seconds=seconds, log_settings=SMALL_SEGMENTS, rules=LARGE_RULES
         )
-        self.view = DelayedRecords(disk, self.background, self.scheduler, self.log)  # type: ignore[arg-type]
-        self.partition.add_hook(self.view)
-        self.manager = DelayManager(self.partition, self.view)
-        self.partition.convert_delayed = self.manager.convert
-        self.scheduler.run()
-        assert self.view.is_complete
-
-    def flush(self) -> None:
-        self.partition.request_flush()
-        for _ in range(4):
-            self.scheduler.fire()
-            self.background.run_all()
-        self.scheduler.run()
-
-    def _records(self) -> Iterator[Record]:
-        """Each record that consumers see."""
-        for batch in self.log.batches(self.log.start_offset):
-            if not read_header(batch).is_control:
-                yield from read_records(batch, output_bytes_max=1 << 20)
 
     def visible(self) -> dict[int, bytes]:
         """Offset -> value of each record that consumers see, without those of schedules."""
         return {
             record.offset: record.value or b""
-            for record in self._records()
+            for record in self.records()
             if SCHEDULE_HEADER not in dict(record.headers)
         }
 
     def fired(self) -> dict[str, list[Fired]]:
         """Name -> records of each schedule that consumers see."""
         found: dict[str, list[Fired]] = {}
-        for record in self._records():
+        for record in self.records():
             headers = dict(record.headers)
             name = headers.get(SCHEDULE_HEADER)
             if name is not None:
@@ -162,18 +66,18 @@ class DelayedPartition:
     def pending(self) -> dict[int, bytes]:
         """Id -> value of each pending record."""
         return {
-            record.id: self.manager.read(record)[2] or b""
-            for record in self.view.pending.select(-(1 << 62), 1 << 62)
+            record.id: self.delay_manager.read(record)[2] or b""
+            for record in self.delayed_records.pending.select(-(1 << 62), 1 << 62)
         }
 
     def deliver_all(self) -> None:
         self.clock.seconds += FAR_S
         now_ms = self.clock.wall_ms()
         for _ in range(1_000):
-            wake_ms = self.view.next_wake_ms
+            wake_ms = self.delayed_records.next_wake_ms
             if wake_ms is None or wake_ms > now_ms:
                 return
-            self.manager.deliver_due(50, 4_000)
+            self.delay_manager.deliver_due(50, 4_000)
         raise AssertionError("what is due does not become less")
 
 
@@ -182,7 +86,7 @@ class Workload:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.live = DelayedPartition(SimulatedDisk(can_sync_all=seed % 2 == 0), 1_000.0)
+        self.live = DelayedPartition(SimulatedDisk(can_sync_all=seed % 2 == 0))
         self.accepted: dict[int, bytes] = {}
         self.cancelled: dict[int, int] = {}
         """Id -> offset below which the log is durable once the cancellation cannot be lost."""
@@ -218,7 +122,7 @@ class Workload:
             if chance.random() < 0.3:
                 self._deliver_on_full_disk()
             else:
-                live.manager.deliver_due(chance.randrange(1, 9), 300)
+                live.delay_manager.deliver_due(chance.randrange(1, 9), 300)
         elif name == "schedule":
             self._change_schedules()
         elif name in ("cancel", "move"):
@@ -226,10 +130,10 @@ class Workload:
             if ids:
                 chosen = chance.sample(ids, min(len(ids), 2))
                 if name == "move":
-                    live.manager.reschedule(chosen, live.clock.wall_ms() + chance.randrange(500))
+                    live.delay_manager.reschedule(chosen, live.clock.wall_ms() + chance.randrange(500))
                 else:
                     self.cancelled |= dict.fromkeys(chosen, UNKNOWN_OFFSET)
-                    _, end_offset = live.manager.cancel(chosen)
+                    _, end_offset = live.delay_manager.cancel(chosen)
                     self.cancelled |= dict.fromkeys(chosen, end_offset)
         elif name == "flush":
             live.flush()
@@ -239,7 +143,7 @@ class Workload:
         else:
             target = chance.randrange(live.partition.high_watermark + 1)
             if chance.random() < 0.7:
-                copying = live.manager.release_below(target)
+                copying = live.delay_manager.release_below(target)
                 with contextlib.suppress(StopIteration):
                     for _ in range(chance.randrange(1, 6)):  # fewer steps: some copies are not committed yet
                         copying.send(None)
@@ -254,7 +158,7 @@ class Workload:
 
     def _change_schedules(self) -> None:
         chance, live = self.chance, self.live
-        manager = live.manager.schedules
+        manager = live.delay_manager.schedules
         existing = [name for name in self.schedules if name not in self.deleted]
         if len(existing) < 3:
             name = f"s{len(self.schedules)}"
@@ -288,7 +192,7 @@ class Workload:
     def check_schedules(self, after: DelayedPartition, durable_end: int) -> None:
         """Each firing is in the log once, and the state of each schedule is that of the log."""
         fired = after.fired()
-        states = {one.name: one for one in after.view.schedules}
+        states = {one.name: one for one in after.delayed_records.schedules}
         for name, records in fired.items():
             every_ms, catch_up = self.schedules[name].every_ms, self.schedules[name].catch_up
             numbers = [one.number for one in records]
@@ -326,7 +230,7 @@ class Workload:
 
         self.live.disk.fail_when = refuse_second
         try:
-            self.live.manager.deliver_due(self.chance.randrange(1, 9), 300)
+            self.live.delay_manager.deliver_due(self.chance.randrange(1, 9), 300)
         except DiskFull:
             self.refused += 1
         finally:
@@ -437,53 +341,53 @@ def test_no_power_failure_loses_or_doubles_a_delayed_record_in_long_runs() -> No
 @pytest.mark.row("D6")
 @pytest.mark.parametrize("position", [8, 90], ids=["length", "content"])
 def test_a_damaged_batch_delays_only_its_own_records(position: int) -> None:
-    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    live = DelayedPartition()
     for value in (b"damaged", b"intact"):
         live.partition.append(build_batch([(1000, None, value, ((DELAY_HEADER, b"50"),))]))
     live.flush()
     live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * position)
     live.clock.seconds += 1
-    assert live.manager.deliver_due(10, 1 << 20) == 2
-    later = [record.id for record in live.view.pending.select(0, 1 << 62)]
+    assert live.delay_manager.deliver_due(10, 1 << 20) == 2
+    later = [record.id for record in live.delayed_records.pending.select(0, 1 << 62)]
     assert later == [0], "it is tried again later"
     assert live.partition.storage_health.damaged
     live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * position)  # as a repair does
     live.clock.seconds += 11
-    assert live.manager.deliver_due(10, 1 << 20) == 1
+    assert live.delay_manager.deliver_due(10, 1 << 20) == 1
     assert [*live.visible().values()] == [b"intact", b"damaged"]
 
 
 @pytest.mark.row("D6")
 def test_a_clock_that_is_set_back_makes_no_record_early() -> None:
-    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    live = DelayedPartition()
     live.partition.append(build_batch([(1000, None, b"later", ((DELAY_HEADER, b"50"),))]))
     live.clock.seconds -= 100
     live.clock.seconds += 1
-    assert live.manager.deliver_due(10, 1 << 20) == 0
+    assert live.delay_manager.deliver_due(10, 1 << 20) == 0
     live.clock.seconds += 99.1
-    assert live.manager.deliver_due(10, 1 << 20) == 1
+    assert live.delay_manager.deliver_due(10, 1 << 20) == 1
 
 
 @pytest.mark.row("D6")
 def test_deliveries_that_were_truncated_do_not_hold_up_later_ones() -> None:
-    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    live = DelayedPartition()
     for value in (b"one", b"two"):
         live.partition.append(build_batch([(1000, None, value, ((DELAY_HEADER, b"50"),))]))
     live.flush()
     end = live.log.end_offset
     live.clock.seconds += 1
-    assert live.manager.deliver_due(1, 1 << 20) == 1
+    assert live.delay_manager.deliver_due(1, 1 << 20) == 1
     live.flush()
     live.log.truncate_to(end)
-    live.view.on_truncate(end)
+    live.delayed_records.on_truncate(end)
     live.scheduler.run()
-    assert live.manager.uncommitted_end == 0, "it is not waited for"
+    assert live.delay_manager.uncommitted_end == 0, "it is not waited for"
     assert [*live.pending().values()] == [b"one", b"two"]
 
 
 @pytest.mark.row("D6")
 def test_a_record_without_delay_cannot_be_cancelled_while_its_delivery_fails() -> None:
-    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    live = DelayedPartition()
     writes = 0
 
     def refuse_later(operation: str, path: str) -> int | None:
@@ -497,23 +401,23 @@ def test_a_record_without_delay_cannot_be_cancelled_while_its_delivery_fails() -
     )
     live.disk.fail_when = None
     assert sorted(live.pending()) == [0, 1]
-    assert live.manager.cancel([0, 1])[0] == [1]
-    assert live.manager.reschedule([0], 1 << 40)[0] == []
+    assert live.delay_manager.cancel([0, 1])[0] == [1]
+    assert live.delay_manager.reschedule([0], 1 << 40)[0] == []
     live.deliver_all()
     assert [*live.visible().values()] == [b"now"]
 
 
 @pytest.mark.row("D6")
 def test_a_clock_that_is_set_back_makes_no_schedule_fire_early_or_twice() -> None:
-    live = DelayedPartition(SimulatedDisk(), 1_000.0)
+    live = DelayedPartition()
     new = Schedule(UUID(int=1), "s", "", 1_000, "", CatchUpMode.ALL, None, b"v", (), 0, 0)
-    live.manager.schedules.create(new)
+    live.delay_manager.schedules.create(new)
     live.clock.seconds += 1
-    assert live.manager.deliver_due(10, 1 << 20) == 1
+    assert live.delay_manager.deliver_due(10, 1 << 20) == 1
     live.clock.seconds -= 100
     for _ in range(101):
-        assert live.manager.deliver_due(10, 1 << 20) == 0
+        assert live.delay_manager.deliver_due(10, 1 << 20) == 0
         live.clock.seconds += 1
-    assert live.manager.deliver_due(10, 1 << 20) == 1
+    assert live.delay_manager.deliver_due(10, 1 << 20) == 1
     (one, other) = live.fired()["s"]
     assert (one.number, other.number, other.due_ms - one.due_ms) == (1, 2, 1_000)

@@ -9,11 +9,10 @@ import pytest
 
 from mansio.broker.partition import deduplication_view, deduplicator
 from mansio.state.deduplication import window as window_module
-from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.dedup_control_records import key_of
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.record_batch import build_batch
-from support.deduplicated_partition import DIRECTORY, WINDOW_MS, DeduplicatedPartition
+from support.partition_bench import DIRECTORY, WINDOW_MS, PartitionBench, deduplicated
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +24,12 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "MARK_MS", 100)
 
 
-def append(leader: DeduplicatedPartition, *ids: int) -> int:
+def append(leader: PartitionBench, *ids: int) -> int:
     batch = build_batch([(1000, None, b"%d" % one, [(DEDUP_ID_HEADER, b"%d" % one)]) for one in ids])
     return leader.partition.append(batch).base_offset
 
 
-def replicate(leader: DeduplicatedPartition, follower: DeduplicatedPartition, batches: int = 1 << 20) -> None:
+def replicate(leader: PartitionBench, follower: PartitionBench, batches: int = 1 << 20) -> None:
     """Copy batches that the follower does not have, flush them, and let its view read them."""
     if follower.log.end_offset < leader.log.start_offset:
         follower.flush()
@@ -45,16 +44,16 @@ def replicate(leader: DeduplicatedPartition, follower: DeduplicatedPartition, ba
     follower.scheduler.run()
 
 
-def live_ids(one: DeduplicatedPartition, ids: int, ahead_ms: int = 0) -> dict[int, tuple[int, int]]:
+def live_ids(one: PartitionBench, ids: int, ahead_ms: int = 0) -> dict[int, tuple[int, int]]:
     """Offset and time of each id that has not expired, also by a clock that is ahead so far."""
     until_ms = one.clock.wall_ms() + ahead_ms - WINDOW_MS
-    found = {number: one.view.window.find(key_of(b"%d" % number)) for number in range(ids)}
+    found = {number: one.deduplication.window.find(key_of(b"%d" % number)) for number in range(ids)}
     return {number: known for number, known in found.items() if known and known.accepted_ms > until_ms}
 
 
-def release(leader: DeduplicatedPartition, offset: int) -> None:
+def release(leader: PartitionBench, offset: int) -> None:
     """Delete the records below an offset, as retention does."""
-    copying = leader.manager.release_below(offset)
+    copying = leader.deduplicator.release_below(offset)
     try:
         while True:
             copying.send(None)
@@ -73,8 +72,8 @@ def release(leader: DeduplicatedPartition, offset: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_follower_that_becomes_leader_knows_every_id(seed: int) -> None:
     chance = random.Random(seed)
-    leader = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
-    follower = DeduplicatedPartition(SimulatedDisk(), 1_000.0, is_follower=True)
+    leader = deduplicated()
+    follower = deduplicated(is_follower=True)
     latest_ms = 0
     for _ in range(120):
         latest_ms = max(latest_ms, leader.clock.wall_ms())
@@ -96,11 +95,11 @@ def test_follower_that_becomes_leader_knows_every_id(seed: int) -> None:
         else:
             if chance.random() < 0.5:
                 follower.partition.close()
-            follower = DeduplicatedPartition(follower.disk, follower.clock.seconds, is_follower=True)
+            follower = deduplicated(follower.disk, seconds=follower.clock.seconds, is_follower=True)
     leader.flush()
     while follower.log.end_offset < leader.log.end_offset:
         replicate(leader, follower)
-    assert follower.view.is_complete
+    assert follower.deduplication.is_complete
     ahead_ms = max(0, latest_ms - leader.clock.wall_ms())  # the clock may have been set back
     known_ids = live_ids(leader, 40, ahead_ms)
     assert live_ids(follower, 40, ahead_ms) == known_ids
@@ -112,8 +111,8 @@ def test_follower_that_becomes_leader_knows_every_id(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_ids_of_records_that_were_truncated_are_not_known(seed: int) -> None:
     chance = random.Random(seed)
-    leader = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
-    follower = DeduplicatedPartition(SimulatedDisk(), 1_000.0, is_follower=True)
+    leader = deduplicated()
+    follower = deduplicated(is_follower=True)
     lost: list[int] = []
     for number in range(60):
         offset = append(leader, number)
@@ -125,7 +124,7 @@ def test_ids_of_records_that_were_truncated_are_not_known(seed: int) -> None:
     replicate(leader, follower)
     end = lost[chance.randrange(len(lost))]  # the control batch of this record stays, the record is truncated
     follower.log.truncate_to(end)
-    follower.view.on_truncate(end)
+    follower.deduplication.on_truncate(end)
     follower.scheduler.run()
     kept = {number: known for number, known in live_ids(leader, 60).items() if known[0] < end}
     assert live_ids(follower, 60) == kept
@@ -137,7 +136,7 @@ def test_ids_of_records_that_were_truncated_are_not_known(seed: int) -> None:
 
 
 def test_segments_older_than_any_window_are_not_read() -> None:
-    leader = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
+    leader = deduplicated()
     for number in range(100):
         append(leader, number)
     leader.flush()
@@ -145,16 +144,16 @@ def test_segments_older_than_any_window_are_not_read() -> None:
     assert len(bases) > 3
     for base in bases[:2]:
         leader.disk.modified_ms_by_path[f"{DIRECTORY}/{base:020d}.log"] = 1
-    for path in leader.view._snapshots.paths():
+    for path in leader.deduplication._snapshots.paths():
         leader.disk.remove(path)
-    again = DeduplicatedPartition(leader.disk, leader.clock.seconds)
+    again = deduplicated(leader.disk, seconds=leader.clock.seconds)
     offsets = [known[0] for known in live_ids(again, 100).values()]
     assert min(offsets) >= bases[2]
     assert max(offsets) == leader.log.end_offset - 1
 
 
 def test_repeat_is_acknowledged_when_the_first_record_is_committed() -> None:
-    leader = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
+    leader = deduplicated()
     batch = build_batch([(1000, None, b"x", [(DEDUP_ID_HEADER, b"id")])])
     first = leader.partition.append(batch, urgent=False)
     repeat = leader.partition.append(batch)
@@ -169,8 +168,8 @@ def test_repeat_is_acknowledged_when_the_first_record_is_committed() -> None:
 
 
 def test_snapshot_of_records_that_were_truncated_is_not_used() -> None:
-    leader = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
-    follower = DeduplicatedPartition(SimulatedDisk(), 1_000.0, is_follower=True)
+    leader = deduplicated()
+    follower = deduplicated(is_follower=True)
     append(leader, 0)
     replicate(leader, follower)
     base = leader.log.end_offset
@@ -178,15 +177,15 @@ def test_snapshot_of_records_that_were_truncated_is_not_used() -> None:
         append(leader, number)
     replicate(leader, follower)
     follower.partition.close()  # with a snapshot at its flushed end
-    follower = DeduplicatedPartition(follower.disk, follower.clock.seconds, is_follower=True)
+    follower = deduplicated(follower.disk, seconds=follower.clock.seconds, is_follower=True)
     assert sorted(live_ids(follower, 20)) == [0, 1, 2, 3, 4, 5]
     follower.log.truncate_to(base)
-    follower.view.on_truncate(base)
+    follower.deduplication.on_truncate(base)
     follower.scheduler.run()
-    other = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
+    other = deduplicated()
     append(other, 0)
     for number in range(10, 18):
         append(other, number)
     replicate(other, follower)
-    for again in (follower, DeduplicatedPartition(follower.disk, follower.clock.seconds, is_follower=True)):
+    for again in (follower, deduplicated(follower.disk, seconds=follower.clock.seconds, is_follower=True)):
         assert live_ids(again, 20) == live_ids(other, 20)

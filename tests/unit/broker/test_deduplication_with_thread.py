@@ -11,13 +11,12 @@ from mansio.broker.partition import append_validation, batch_processing
 from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.errors import MansioError, NotLeaderOrFollower, RequestTimedOut
-from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_control_records import AcceptedIds, decode_dedup_control, key_of
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
-from support.deduplicated_partition import WINDOW_MS, DeduplicatedPartition
+from support.partition_bench import WINDOW_MS, deduplicated
 from unit.broker.test_batch_processing import ManualThread
 from unit.broker.test_deduplication_replicas import replicate
 
@@ -54,8 +53,8 @@ class Model:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.leader = DeduplicatedPartition(SimulatedDisk(), 1_000.0)
-        self.other = DeduplicatedPartition(SimulatedDisk(), 1_000.0, is_follower=True)
+        self.leader = deduplicated()
+        self.other = deduplicated(is_follower=True)
         self.thread = ManualThread()
         self.processor = BatchProcessor(self.thread)
         self.sent: list[Sent] = []
@@ -74,7 +73,7 @@ class Model:
         elif name == "advance":
             self.leader.clock.seconds += self.chance.random()
         elif name == "count":  # removes ids that have expired
-            window = self.leader.view.window
+            window = self.leader.deduplication.window
             window.make_room(1, 0, self.leader.clock.wall_ms() - WINDOW_MS)
         else:
             self.change_leader()

@@ -36,7 +36,7 @@ from mansio.wire.batch.isolation_filter import visible_batches
 from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
-from support.simulated_partition import DIRECTORY, SimulatedPartition
+from support.partition_bench import DIRECTORY, PartitionBench, small_bench
 from unit.broker.test_batch_processing import ManualThread, rules
 
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ class Model:
         return sorted(offset for offset in found if self.start_offset <= offset < end_offset)
 
 
-class World:
+class CheckedPartition:
     """A partition and its model; a leader that may become a follower whose log is truncated."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.disk = SimulatedDisk()
-        self.bench = SimulatedPartition(self.disk, 1_000.0)
+        self.bench = small_bench(self.disk, "producers")
         self.model = Model()
         self.sequences: dict[int, int] = {}
 
@@ -149,7 +149,7 @@ class World:
             for name in self.disk.list_directory(DIRECTORY):
                 if name.endswith(".producers"):
                     self.disk.put_file(f"{DIRECTORY}/{name}", self.disk.read_file(f"{DIRECTORY}/{name}")[:-3])
-        self.bench = SimulatedPartition(self.disk, 1_000.0)
+        self.bench = small_bench(self.disk, "producers")
 
     def lag(self) -> None:
         """Begin an epoch in which another replica has to flush, too, so that nothing more is committed."""
@@ -224,35 +224,35 @@ class World:
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_readers_of_committed_records_see_exactly_those(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_hook, "SNAPSHOT_INTERVAL_BYTES", 400)
-    world = World(seed)
+    checked = CheckedPartition(seed)
     for _ in range(STEPS):
-        kind = world.random.choices(
+        kind = checked.random.choices(
             ("data", "plain", "commit", "abort", "flush", "trim", "lag", "truncate", "restart"),
             (12, 3, 4, 4, 6, 1, 2, 3, 1),
         )[0]
         if kind == "flush":
-            world.bench.flush()
+            checked.bench.flush()
         elif kind == "trim":
-            world.trim()
+            checked.trim()
         elif kind == "lag":
-            world.lag()
+            checked.lag()
         elif kind == "truncate":
-            world.truncate()
+            checked.truncate()
         elif kind == "restart":
-            world.restart(crash=world.random.random() < 0.5, damage=world.random.random() < 0.3)
+            checked.restart(crash=checked.random.random() < 0.5, damage=checked.random.random() < 0.3)
         else:
-            world.append(kind, world.random.choice(PRODUCERS))
-        world.check()
+            checked.append(kind, checked.random.choice(PRODUCERS))
+        checked.check()
 
 
 def test_a_follower_knows_open_and_aborted_transactions() -> None:
-    leader = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    leader = small_bench(None, "producers")
     for producer_id in (1, 2, 3):
         leader.partition.append(batch(producer_id, 0), transactional=True)
     leader.partition.append_marker(EndMarker(1, 0, False, 5))
     leader.partition.append_marker(EndMarker(2, 0, True, 5))
     leader.flush()
-    follower = SimulatedPartition(SimulatedDisk(), 1_000.0, is_follower=True)
+    follower = small_bench(None, "producers", is_follower=True)
     follower.partition.become_follower(2, leader.partition.leader_epoch)
     data = b"".join(leader.log.batches(0))
     follower.partition.append_from_leader(memoryview(data), 0)
@@ -263,7 +263,7 @@ def test_a_follower_knows_open_and_aborted_transactions() -> None:
 
 
 def test_readers_of_committed_records_are_woken_only_when_they_can_read_more() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     woken: list[str] = []
     bench.partition.append(batch(2, 0, transactional=False))
     bench.flush()
@@ -291,7 +291,7 @@ def test_readers_of_committed_records_are_woken_only_when_they_can_read_more() -
 
 
 def test_a_marker_of_an_older_epoch_or_coordinator_is_fenced() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     bench.partition.append(batch(1, 0, epoch=4), transactional=True)
     with pytest.raises(InvalidProducerEpoch):
         bench.partition.append_marker(EndMarker(1, 3, True, 7))
@@ -302,7 +302,7 @@ def test_a_marker_of_an_older_epoch_or_coordinator_is_fenced() -> None:
 
 
 def test_a_repeated_marker_does_not_end_the_next_transaction_of_its_producer() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     bench.partition.append(batch(1, 0, epoch=4), transactional=True)
     marker = EndMarker(1, 5, False, 7, bumps_epoch=True)
     bench.partition.append_marker(marker)
@@ -316,7 +316,7 @@ def test_a_repeated_marker_does_not_end_the_next_transaction_of_its_producer() -
 
 
 def test_no_marker_of_a_request_waits_for_the_commit_of_another_one() -> None:
-    slow, fast = (SimulatedPartition(SimulatedDisk(), 1_000.0) for _ in range(2))
+    slow, fast = (small_bench(None, "producers") for _ in range(2))
     for bench in (slow, fast):
         bench.partition.append(batch(1, 0, epoch=4), transactional=True)
         bench.flush()
@@ -339,7 +339,7 @@ def test_no_marker_of_a_request_waits_for_the_commit_of_another_one() -> None:
 
 @pytest.mark.parametrize("is_commit", [False, True])
 def test_a_transaction_is_undecided_until_all_replicas_have_its_marker(is_commit: bool) -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     partition, epoch = bench.partition, bench.partition.leader_epoch + 1
     partition.become_leader(epoch, in_sync={1, 2}, replicas={1, 2})
     partition.append(batch(1, 0), transactional=True)
@@ -357,7 +357,7 @@ def test_a_transaction_is_undecided_until_all_replicas_have_its_marker(is_commit
 
 
 def test_a_marker_is_answered_and_ends_the_transaction_of_offsets_only_after_its_commit() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     bench.partition.append(batch(1, 0, epoch=4), transactional=True)
     bench.flush()
     found: Any = SimpleNamespace(find=lambda *_: bench.partition, one_flush=nullcontext)
@@ -381,14 +381,14 @@ def test_a_marker_is_answered_and_ends_the_transaction_of_offsets_only_after_its
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_marker_with_a_bumped_epoch_fences_older_batches_and_sequences_start_again(restarts: bool) -> None:
     disk = SimulatedDisk()
-    bench = SimulatedPartition(disk, 1_000.0)
+    bench = small_bench(disk, "producers")
     bench.partition.append(batch(1, 0, epoch=4), transactional=True)
     bench.partition.append_marker(EndMarker(1, 5, False, 7))
     if restarts:
         bench.flush()
         bench.partition.close()
         bench.log.close()
-        bench = SimulatedPartition(disk, 1_000.0)
+        bench = small_bench(disk, "producers")
         with pytest.raises(TransactionCoordinatorFenced):
             bench.partition.append_marker(EndMarker(1, 5, False, 6))
     with pytest.raises(InvalidProducerEpoch):
@@ -399,7 +399,7 @@ def test_a_marker_with_a_bumped_epoch_fences_older_batches_and_sequences_start_a
 
 
 def test_a_batch_outside_of_the_open_transaction_of_its_producer_is_refused() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     with pytest.raises(TransactionalIdMissing):
         bench.partition.append(batch(1, 0))
     bench.partition.append(batch(1, 0), transactional=True)
@@ -408,7 +408,7 @@ def test_a_batch_outside_of_the_open_transaction_of_its_producer_is_refused() ->
 
 
 def test_records_of_an_open_transaction_cannot_be_deleted() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     bench.partition.append(build_batch([(1000, None, b"p", ())]))
     bench.partition.append(batch(1, 0), transactional=True)
     bench.partition.append(build_batch([(1000, None, b"p", ())]))
@@ -421,7 +421,7 @@ def test_records_of_an_open_transaction_cannot_be_deleted() -> None:
 
 
 def test_a_producer_with_an_open_transaction_neither_expires_nor_is_evicted() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     table = bench.producers.table
     table.producers_max = 2
     bench.partition.append(batch(1, 0), transactional=True)
@@ -433,7 +433,7 @@ def test_a_producer_with_an_open_transaction_neither_expires_nor_is_evicted() ->
 
 
 def test_an_open_transaction_takes_the_same_memory_for_any_number_of_records() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     bench.partition.append(batch(1, 0), transactional=True)
     size = len(bench.producers.transactions.to_bytes())
     for sequence in range(1, 201, 10):
@@ -552,9 +552,7 @@ def test_producers_with_open_transactions_are_not_read_at_each_eviction(others: 
     assert len(table) == 1020
 
 
-def damaged_and_restarted(
-    bench: SimulatedPartition, damage: Callable[[bytearray], None]
-) -> SimulatedPartition:
+def damaged_and_restarted(bench: PartitionBench, damage: Callable[[bytearray], None]) -> PartitionBench:
     """Damage the first segment of a partition, which has others, and open it again without snapshots."""
     disk = bench.disk
     bench.flush()
@@ -569,16 +567,16 @@ def damaged_and_restarted(
     data = bytearray(disk.read_file(path))
     damage(data)
     disk.put_file(path, bytes(data))
-    return SimulatedPartition(disk, 1_000.0)
+    return small_bench(disk, "producers")
 
 
-def append_plain(bench: SimulatedPartition) -> None:
+def append_plain(bench: PartitionBench) -> None:
     for _ in range(5):
         bench.partition.append(build_batch([(1000, None, b"x" * 900, ())]))
 
 
 def test_a_damaged_marker_neither_commits_nor_aborts_its_transaction() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     bench.partition.append(batch(1, 0), transactional=True)
     marker_at = bench.log.size_bytes
     bench.partition.append_marker(EndMarker(1, 0, False, 7))
@@ -602,7 +600,7 @@ def test_a_damaged_marker_neither_commits_nor_aborts_its_transaction() -> None:
 def test_no_later_marker_decides_a_transaction_whose_own_marker_is_damaged(
     damage: str, is_commit: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0)
+    bench = small_bench(None, "producers")
     bench.partition.append(batch(1, 0), transactional=True)
     marker_at = bench.log.size_bytes
     bench.partition.append_marker(EndMarker(1, 0, not is_commit, 7))
@@ -640,7 +638,7 @@ def test_no_later_marker_decides_a_transaction_whose_own_marker_is_damaged(
         assert again.partition.read(0, 1 << 20, READ_COMMITTED) is None
         again.partition.close()
         again.log.close()
-        again = SimulatedPartition(again.disk, 1_000.0)
+        again = small_bench(again.disk, "producers")
 
 
 def test_a_transaction_that_may_have_ended_in_damage_is_forgotten_with_its_records() -> None:
@@ -661,7 +659,7 @@ def test_a_transaction_that_may_have_ended_in_damage_is_forgotten_with_its_recor
 
 
 def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_another_one() -> None:
-    bench = SimulatedPartition(SimulatedDisk(), 1_000.0, rules=rules(Compression(Codec.GZIP, 9)))
+    bench = small_bench(None, "producers", rules=rules(Compression(Codec.GZIP, 9)))
     thread = ManualThread()
     started: list[Any] = []
     found: Any = SimpleNamespace(find=lambda *_: bench.partition, batch_processor=BatchProcessor(thread))

@@ -8,14 +8,13 @@ import random
 import pytest
 
 from mansio.broker.partition import priority_view
-from mansio.broker.partition.priority_view import PriorityView
 from mansio.errors import InvalidRecord
 from mansio.state.priorities import priority_index
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_HEADER, Priority, read_priorities
 from mansio.wire.batch.record_batch import build_batch, read_header
-from support.simulated_partition import DIRECTORY, RULES, SimulatedPartition
+from support.partition_bench import DIRECTORY, LARGE_RULES, SMALL_SEGMENTS, PartitionBench, small_bench
 
 
 @pytest.fixture(autouse=True)
@@ -25,29 +24,19 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priority_index, "CHUNK_OFFSETS", 16)
 
 
-class PrioritizedPartition(SimulatedPartition):
+class PrioritizedPartition(PartitionBench):
     """A partition with priorities on a simulated disk."""
 
-    def __init__(self, disk: SimulatedDisk, *, is_follower: bool = False, is_new: bool = False) -> None:
+    def __init__(
+        self, disk: SimulatedDisk | None = None, *, is_follower: bool = False, is_new: bool = False
+    ) -> None:
         super().__init__(
             disk,
-            1_000.0,
-            rules=RULES._replace(has_priorities=True),
+            features=("producers", "new priorities" if is_new else "priorities"),
             is_follower=is_follower,
-            mansio_priority_enable="true",
+            log_settings=SMALL_SEGMENTS,
+            rules=LARGE_RULES,
         )
-        self.view = PriorityView(
-            disk,
-            self.background,
-            self.scheduler,  # type: ignore[arg-type]
-            self.log,
-            is_leader=lambda: self.partition.is_leader,
-            is_new=is_new,
-        )
-        self.partition.add_hook(self.view)
-        self.partition.priorities = self.view
-        self.scheduler.run()
-        assert self.view.is_complete
 
     def append(self, *priorities: str, codec: Codec = Codec.NONE) -> int:
         batch = build_batch(
@@ -61,7 +50,7 @@ class PrioritizedPartition(SimulatedPartition):
 
     def known(self) -> list[Priority]:
         """The priority of each offset of the log."""
-        index = self.view.index
+        index = self.priorities.index
         assert index.end == self.log.end_offset
         parts = index.split(self.log.start_offset, index.end - 1)
         return [part.priority for part in parts for _ in range(part.first, part.last + 1)]
@@ -84,8 +73,8 @@ def replicate(leader: PrioritizedPartition, follower: PrioritizedPartition, batc
 @pytest.mark.parametrize("seed", range(20))
 def test_every_replica_knows_the_priorities_after_truncations_deletions_and_restarts(seed: int) -> None:
     chance = random.Random(seed)
-    leader = PrioritizedPartition(SimulatedDisk())
-    follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)
+    leader = PrioritizedPartition()
+    follower = PrioritizedPartition(is_follower=True)
     expected: dict[int, Priority] = {}
     names = {"none": Priority.NORMAL, **{each.name.lower(): each for each in PRIORITIES}}
     for _ in range(120):
@@ -124,8 +113,8 @@ def test_every_replica_knows_the_priorities_after_truncations_deletions_and_rest
 
 
 def test_offsets_that_another_leader_writes_again_have_its_priorities() -> None:
-    first, second = PrioritizedPartition(SimulatedDisk()), PrioritizedPartition(SimulatedDisk())
-    follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)
+    first, second = PrioritizedPartition(), PrioritizedPartition()
+    follower = PrioritizedPartition(is_follower=True)
     first.append("high", "high", "high")
     second.append("high")
     second.append("low", "low")
@@ -139,10 +128,10 @@ def test_offsets_that_another_leader_writes_again_have_its_priorities() -> None:
 
 
 def test_priorities_of_a_refused_batch_are_not_those_of_the_next_one() -> None:
-    leader = PrioritizedPartition(SimulatedDisk())
-    follower = PrioritizedPartition(SimulatedDisk(), is_follower=True)  # it led before
+    leader = PrioritizedPartition()
+    follower = PrioritizedPartition(is_follower=True)  # it led before
     refused = build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])])
-    follower.view.stage(read_header(refused).crc, read_priorities(refused, "p", strict=True))
+    follower.priorities.stage(read_header(refused).crc, read_priorities(refused, "p", strict=True))
     leader.append("low")
     leader.flush()
     replicate(leader, follower)
@@ -151,7 +140,7 @@ def test_priorities_of_a_refused_batch_are_not_those_of_the_next_one() -> None:
 
 def test_records_before_the_setting_keep_normal_priority_over_a_restart() -> None:
     disk = SimulatedDisk()
-    plain = SimulatedPartition(disk, 1_000.0)
+    plain = small_bench(disk, "producers")
     plain.partition.append(build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])]))
     plain.flush()
     plain.partition.close(save=False)
@@ -176,7 +165,7 @@ def test_damaged_snapshot_is_left_out() -> None:
 
 
 def test_rejected_batch_leaves_nothing_in_the_index() -> None:
-    one = PrioritizedPartition(SimulatedDisk())
+    one = PrioritizedPartition()
     one.append("high")
     with pytest.raises(InvalidRecord, match=r"mansio-priority is high, normal or low \(record 1"):
         one.append("low", "urgent")
@@ -185,7 +174,7 @@ def test_rejected_batch_leaves_nothing_in_the_index() -> None:
 
 
 def test_batches_that_the_broker_changes_are_read_from_the_log() -> None:
-    one = PrioritizedPartition(SimulatedDisk())
+    one = PrioritizedPartition()
     batch = build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])])
     one.partition.append_unchanged([batch])
     assert one.known() == [Priority.HIGH]
