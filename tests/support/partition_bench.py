@@ -212,6 +212,10 @@ class PartitionBench(LogBench):
             feature.attach(self, partition)
         return partition
 
+    def attach(self, feature: str) -> None:
+        """Attach a feature that the rules of the first partition need not know."""
+        FEATURES[feature].attach(self, self.partition)
+
     @property
     def partition(self) -> Partition:
         """The first or only partition."""

@@ -4,72 +4,53 @@ from __future__ import annotations
 
 import errno
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from mansio.broker.maintenance.log_cleaner import LogCleaner
-from mansio.broker.partition.append_validation import AppendRules
-from mansio.broker.partition.partition import Partition
-from mansio.config import topic_config
-from mansio.state.replica import ReplicationProgress
-from mansio.storage.group_commit import GroupCommit
-from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
-from mansio.testing.disk import SimulatedDisk
-from mansio.wire.batch.record_batch import TimestampType, build_batch
+from mansio.wire.batch.record_batch import build_batch
+from support.partition_bench import TOPIC_ID, PartitionBench
 from unit.broker.groups_fixtures import VirtualScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RULES = AppendRules(10_000, TimestampType.CREATE, 1 << 62, 1 << 62)
+    from mansio.broker.partition.partition import Partition
+
 INTERVAL_MS = 15_000
-TOPIC = UUID(int=1)
 
 
-class World:
-    """Some compacted partitions with much to do, and their compactor."""
+class CleanerBench(PartitionBench):
+    """Some compacted partitions with much to do, and their log cleaner."""
 
     def __init__(self, partitions: int = 1, **settings: str) -> None:
-        self.disk = SimulatedDisk()
-        self.scheduler = VirtualScheduler()
-        loop: Any = self.scheduler  # clock and worker as well
-        self.group_commit = GroupCommit(self.disk, loop, "data", scheduler=loop)
-        self.settings = topic_config.resolve_topic_settings(
-            {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", **settings}, {}, 1
-        )
-        self.partitions = [self._partition(n) for n in range(partitions)]
-        self.log_cleaner = LogCleaner(
-            self.partitions,
-            disk=self.disk,
+        loop = VirtualScheduler()  # clock and worker as well
+        compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", **settings}
+        super().__init__(
+            directory="data/t",
+            settings=[compacted] * partitions,
+            leader_epoch=3,
+            log_settings=LogSettings(segment_bytes=300),
             clock=loop,
             scheduler=loop,
             background=loop,
+        )
+        self.log_cleaner = LogCleaner(
+            self.partitions,
+            disk=self.disk,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            background=self.background,
             interval_ms=INTERVAL_MS,
             map_bytes_max=1 << 20,
             bytes_per_second=1 << 30,
         )
 
-    def _partition(self, index: int) -> Partition:
-        loop: Any = self.scheduler
-        log = Log.open(self.disk, loop, f"data/t-{index}", LogSettings(segment_bytes=300), leader_epoch=3)
-        self.group_commit.register(log)
-        partition = Partition(
-            topic="t",
-            topic_id=TOPIC,
-            index=index,
-            broker_id=1,
-            log=log,
-            group_commit=self.group_commit,
-            replica=ReplicationProgress(1, 3, frozenset({1}), log.durable_end_offset),
-            rules=RULES,
-            clock=loop,
-            scheduler=loop,
-            settings=self.settings,
-        )
+    def open_partition(self, *settings: Any, **options: Any) -> Partition:
+        partition = super().open_partition(*settings, **options)
         for number in range(12):
-            partition.append(build_batch([(loop.wall_ms(), b"a", b"%d" % number * 30, ())]))
-            log.sync()
-            loop.pass_time(1000)
+            partition.append(build_batch([(self.clock.wall_ms(), b"a", b"%d" % number * 30, ())]))
+            partition.log.sync()
+            self.scheduler.pass_time(1000)
         return partition
 
     def look(self, rounds: int = 1) -> None:
@@ -82,73 +63,73 @@ class World:
         self.fail(errno.ENOSPC, "rename", lambda path: directory in path and path.endswith(".compacted.tmp"))
 
 
-def started(world: World) -> World:
-    world.log_cleaner.start()
-    world.look(rounds=3)
-    return world
+def started(bench: CleanerBench) -> CleanerBench:
+    bench.log_cleaner.start()
+    bench.look(rounds=3)
+    return bench
 
 
 def test_the_world_is_compacted_when_nothing_fails() -> None:
-    world = started(World(2))
-    assert world.log_cleaner.counts.swaps >= 2
-    assert not world.log_cleaner.uncleanable
+    bench = started(CleanerBench(2))
+    assert bench.log_cleaner.counts.swaps >= 2
+    assert not bench.log_cleaner.uncleanable
 
 
 def test_it_stops_although_a_swap_finds_no_room() -> None:
-    world = World()
-    world.swap_finds_no_room()
-    started(world)
-    assert world.partitions[0].log.compaction.is_busy
-    world.scheduler.run(world.log_cleaner.stop(), limit_ms=1000)
+    bench = CleanerBench()
+    bench.swap_finds_no_room()
+    started(bench)
+    assert bench.partitions[0].log.compaction.is_busy
+    bench.scheduler.run(bench.log_cleaner.stop(), limit_ms=1000)
 
 
 def test_a_topic_can_be_left_although_a_swap_finds_no_room_and_is_not_taken_up_again() -> None:
-    world = World()
-    world.swap_finds_no_room()
-    started(world)
-    assert world.partitions[0].log.compaction.is_busy
-    world.scheduler.run(world.log_cleaner.abort(TOPIC), limit_ms=1000)
-    runs = world.log_cleaner.counts.runs
-    world.disk.fail_when = None
-    world.look(rounds=3)
-    assert world.log_cleaner.counts.runs == runs
+    bench = CleanerBench()
+    bench.swap_finds_no_room()
+    started(bench)
+    assert bench.partitions[0].log.compaction.is_busy
+    bench.scheduler.run(bench.log_cleaner.abort(TOPIC_ID), limit_ms=1000)
+    runs = bench.log_cleaner.counts.runs
+    bench.disk.fail_when = None
+    bench.look(rounds=3)
+    assert bench.log_cleaner.counts.runs == runs
 
 
 def test_a_swap_without_room_is_tried_now_and_then_only() -> None:
-    world = World()
+    bench = CleanerBench()
     tries = []
-    world.fail(
+    bench.fail(
         errno.ENOSPC, "rename", lambda path: path.endswith(".compacted.tmp") and not tries.append(path)
     )  # type: ignore[func-returns-value]  # it counts
-    started(world)
+    started(bench)
     tries.clear()
-    world.scheduler.pass_time(10_000)
+    bench.scheduler.pass_time(10_000)
     assert 1 <= len(tries) <= 40
 
 
 def test_a_partition_that_finds_no_room_holds_up_no_other() -> None:
-    world = World(2)  # the last one goes first
-    world.fail(errno.ENOSPC, "open", lambda path: "t-1" in path and path.endswith(".compacted.tmp"))
-    started(world)
-    assert world.partitions[1].log.compaction.state.cleaned_end_offset == 0
-    assert world.partitions[0].log.compaction.state.cleaned_end_offset > 0
-    world.disk.fail_when = None
-    world.look(rounds=2)
-    assert world.partitions[1].log.compaction.state.cleaned_end_offset > 0
+    bench = CleanerBench(2)  # the last one goes first
+    bench.fail(errno.ENOSPC, "open", lambda path: "t-1" in path and path.endswith(".compacted.tmp"))
+    started(bench)
+    assert bench.partitions[1].log.compaction.state.cleaned_end_offset == 0
+    assert bench.partitions[0].log.compaction.state.cleaned_end_offset > 0
+    bench.disk.fail_when = None
+    bench.look(rounds=2)
+    assert bench.partitions[1].log.compaction.state.cleaned_end_offset > 0
 
 
 def test_no_descriptor_to_close_a_segment_with_is_no_reason_to_give_a_partition_up() -> None:
-    world = World(1, **{"max.compaction.lag.ms": "60000", "min.cleanable.dirty.ratio": "1.0"})
-    log = world.partitions[0].log
-    started(world)
-    world.partitions[0].append(build_batch([(world.scheduler.wall_ms() - 1, b"b", b"1", ())]))
+    bench = CleanerBench(1, **{"max.compaction.lag.ms": "60000", "min.cleanable.dirty.ratio": "1.0"})
+    log = bench.partitions[0].log
+    started(bench)
+    bench.partitions[0].append(build_batch([(bench.scheduler.wall_ms() - 1, b"b", b"1", ())]))
     log.sync()
-    world.look(rounds=8)
-    world.partitions[0].append(build_batch([(world.scheduler.wall_ms(), b"b", b"2", ())]))
+    bench.look(rounds=8)
+    bench.partitions[0].append(build_batch([(bench.scheduler.wall_ms(), b"b", b"2", ())]))
     log.sync()
-    world.fail(errno.EMFILE, "open", lambda path: path.endswith(".log"))
-    world.look(rounds=8)
-    assert world.log_cleaner.uncleanable == {}
-    world.disk.fail_when = None
-    world.look(rounds=8)
+    bench.fail(errno.EMFILE, "open", lambda path: path.endswith(".log"))
+    bench.look(rounds=8)
+    assert bench.log_cleaner.uncleanable == {}
+    bench.disk.fail_when = None
+    bench.look(rounds=8)
     assert log.compaction.state.cleaned_end_offset == log.end_offset

@@ -7,13 +7,9 @@ import asyncio
 import errno
 import traceback
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import pytest
 
-from mansio.broker.partition.append_validation import AppendRules
-from mansio.broker.partition.partition import Partition
-from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import (
     DiskFull,
     FencedLeaderEpoch,
@@ -28,54 +24,19 @@ from mansio.errors import (
     TransactionalIdMissing,
     UnknownLeaderEpoch,
 )
-from mansio.state.replica import ReplicationProgress
-from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log
-from mansio.storage.settings import LogSettings
-from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import TimestampType, build_batch
 from mansio.wire.batch.record_reader import read_records
-from support.logs import ManualBackground, ManualClock, ManualScheduler
+from support.partition_bench import RULES, PartitionBench
 
 if TYPE_CHECKING:
+    from mansio.broker.partition.append_validation import AppendRules
+    from mansio.testing.disk import SimulatedDisk
     from mansio.wire.batch.record_batch import BatchHeader
 
-RULES = AppendRules(10_000, TimestampType.CREATE, 1 << 62, 1 << 62)
 
-
-class Bench:
-    """One partition with everything under it in the test's hand."""
-
-    def __init__(self, disk: SimulatedDisk | None = None, rules: AppendRules = RULES) -> None:
-        self.disk = disk or SimulatedDisk()
-        self.clock = ManualClock()
-        self.scheduler = ManualScheduler()
-        self.background = ManualBackground()
-        self.log = Log.open(self.disk, self.clock, "data/t-0", LogSettings(), leader_epoch=3)
-        self.group_commit = GroupCommit(self.disk, self.background, "data", scheduler=self.scheduler)
-        self.group_commit.register(self.log)
-        self.partition = Partition(
-            topic="t",
-            topic_id=UUID(int=1),
-            index=0,
-            broker_id=1,
-            log=self.log,
-            group_commit=self.group_commit,
-            replica=ReplicationProgress(1, 3, frozenset({1}), self.log.durable_end_offset),
-            rules=rules,
-            clock=self.clock,
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # enough of one
-        )
-
-    def plug_in_producers(self) -> ProducerHook:
-        hook = ProducerHook(
-            self.disk, self.clock, self.background, "data/t-0", self.log, expiration_ms=1 << 40
-        )
-        self.partition.add_hook(hook)
-        return hook
-
-    def sync(self) -> None:
-        self.background.run_all()
+def new_bench(disk: SimulatedDisk | None = None, rules: AppendRules = RULES) -> PartitionBench:
+    return PartitionBench(disk, directory="data/t", leader_epoch=3, rules=rules)
 
 
 def batch(*values: bytes, sequence: int = -1, producer_id: int = -1, timestamp_ms: int = 0) -> bytes:
@@ -84,7 +45,7 @@ def batch(*values: bytes, sequence: int = -1, producer_id: int = -1, timestamp_m
     return build_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
 
 
-def values(bench: Bench, offset: int = 0) -> list[bytes | None]:
+def values(bench: PartitionBench, offset: int = 0) -> list[bytes | None]:
     found: list[bytes | None] = []
     while (part := bench.partition.read(offset, 1)) is not None:
         found += [record.value for record in read_records(part.read(), output_bytes_max=1 << 20)]
@@ -93,18 +54,18 @@ def values(bench: Bench, offset: int = 0) -> list[bytes | None]:
 
 
 def test_nothing_is_readable_before_it_is_synced() -> None:
-    bench = Bench()
+    bench = new_bench()
     appended = bench.partition.append(batch(b"a", b"b"))
     assert (appended.base_offset, appended.end_offset, bench.partition.end_offset) == (0, 2, 2)
     assert bench.partition.high_watermark == 0
     assert bench.partition.read(0, 1 << 20) is None
-    bench.sync()
+    bench.background.run_all()
     assert bench.partition.high_watermark == 2
     assert values(bench) == [b"a", b"b"]
 
 
 def test_a_sync_that_began_before_an_append_does_not_cover_it() -> None:
-    bench = Bench()
+    bench = new_bench()
     bench.partition.append(batch(b"a"))
     reported: list[str] = []
     bench.partition.append(batch(b"b"))
@@ -112,65 +73,65 @@ def test_a_sync_that_began_before_an_append_does_not_cover_it() -> None:
     assert not bench.partition.when_committed(1, lambda error: reported.append(f"a {error}"))
     bench.background.run_one()
     assert reported == ["a None"], "the first sync was taken for a alone"
-    bench.sync()
+    bench.background.run_all()
     assert reported == ["a None", "b None"]
 
 
 def test_only_what_was_acknowledged_before_its_flush_is_waited_for() -> None:
-    bench = Bench()
+    bench = new_bench()
     bench.partition.append(batch(b"acks=all"))
     assert bench.partition.uncommitted_end == 0, "it is acknowledged when it is readable"
     bench.partition.append(batch(b"acks=1"), urgent=False)
     bench.partition.append(batch(b"acks=all"))
     assert bench.partition.uncommitted_end == 2
-    bench.sync()
+    bench.background.run_all()
     assert (bench.partition.high_watermark, bench.partition.uncommitted_end) == (3, 0)
 
 
 def test_a_log_that_failed_has_nothing_to_wait_for() -> None:
-    bench = Bench()
+    bench = new_bench()
     bench.partition.append(batch(b"a"), urgent=False)
     bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
     bench.partition.request_flush()
-    bench.sync()
+    bench.background.run_all()
     assert bench.partition.uncommitted_end == 0
 
 
 def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repeated() -> None:
-    bench = Bench()
+    bench = new_bench()
     reported: list[int] = []
     for _ in range(3):
         bench.partition.append(batch(b"x"))
     for end in (1, 3, 2):
         bench.partition.when_committed(end, lambda error, end=end: reported.append(end))
-    bench.sync()
+    bench.background.run_all()
     assert sorted(reported) == [1, 2, 3]
 
 
 def test_failed_sync_fails_every_wait_and_every_later_append_and_keeps_serving_what_was_durable() -> None:
-    bench = Bench()
+    bench = new_bench()
     bench.partition.append(batch(b"kept"))
-    bench.sync()
+    bench.background.run_all()
     bench.partition.append(batch(b"lost"))
     errors: list[MansioError | None] = []
     woken: list[int] = []
     bench.partition.when_committed(2, errors.append)
     bench.partition.park(lambda: woken.append(1))
     bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
-    bench.sync()
+    bench.background.run_all()
     bench.disk.fail_when = None
     assert len(errors) == 1
     assert isinstance(errors[0], StorageError)
     assert woken, "a parked fetch learns of it"
     with pytest.raises(StorageError):
         bench.partition.append(batch(b"later"))
-    bench.sync()
+    bench.background.run_all()
     assert bench.partition.high_watermark == 1, "a failed sync is not made good by a later one"
     assert values(bench) == [b"kept"]
 
 
 def test_closing_ends_all_waits_and_refuses_clients() -> None:
-    bench = Bench()
+    bench = new_bench()
     bench.partition.append(batch(b"a"))
     errors: list[MansioError | None] = []
     bench.partition.when_committed(1, errors.append)
@@ -181,7 +142,7 @@ def test_closing_ends_all_waits_and_refuses_clients() -> None:
 
 
 def test_parked_readers_are_woken_by_the_commit_and_not_after_they_left() -> None:
-    bench = Bench()
+    bench = new_bench()
     woken: list[str] = []
 
     def first() -> None:
@@ -196,7 +157,7 @@ def test_parked_readers_are_woken_by_the_commit_and_not_after_they_left() -> Non
     for _ in range(2):
         bench.partition.append(batch(b"a"), urgent=False)
         assert "second" not in woken or len(woken) == 2
-        bench.sync()
+        bench.background.run_all()
     assert woken == ["first", "second", "second"]
 
 
@@ -219,16 +180,16 @@ def test_parked_readers_are_woken_by_the_commit_and_not_after_they_left() -> Non
 def test_a_batch_that_breaks_a_rule_is_refused_and_leaves_no_trace(
     rules: AppendRules, sent: bytes, error: type[MansioError]
 ) -> None:
-    bench = Bench(rules=rules)
+    bench = new_bench(rules=rules)
     with pytest.raises(error):
         bench.partition.append(sent)
     assert bench.partition.end_offset == 0
 
 
 def test_log_append_time_is_stamped_and_checks_out() -> None:
-    bench = Bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
+    bench = new_bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
     appended = bench.partition.append(batch(b"a", b"b", timestamp_ms=5))
-    bench.sync()
+    bench.background.run_all()
     part = bench.partition.read(0, 1 << 20)
     assert part is not None
     stamps = {record.timestamp_ms for record in read_records(part.read(), output_bytes_max=1 << 20)}
@@ -236,7 +197,7 @@ def test_log_append_time_is_stamped_and_checks_out() -> None:
 
 
 def test_leader_epochs_fence_readers_that_know_another_one() -> None:
-    partition = Bench().partition
+    partition = new_bench().partition
     partition.check_leader_epoch(-1)
     partition.check_leader_epoch(3)
     with pytest.raises(FencedLeaderEpoch):
@@ -246,7 +207,7 @@ def test_leader_epochs_fence_readers_that_know_another_one() -> None:
 
 
 def test_reading_above_the_end_is_out_of_range_and_between_high_watermark_and_end_is_empty() -> None:
-    bench = Bench()
+    bench = new_bench()
     bench.partition.append(batch(b"a", b"b"))
     assert bench.partition.read(1, 100) is None
     assert bench.partition.read(2, 100) is None
@@ -255,7 +216,7 @@ def test_reading_above_the_end_is_out_of_range_and_between_high_watermark_and_en
 
 
 def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
-    bench = Bench()
+    bench = new_bench()
 
     class Bound:
         trimmed = -1
@@ -281,7 +242,7 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
     bench.partition.add_hook(bound)
     for value in (b"a", b"b"):
         bench.partition.append(batch(value))
-    bench.sync()
+    bench.background.run_all()
     assert bench.partition.readable_end(0) == 2
     assert bench.partition.readable_end(1) == 1
     assert bench.partition.read(1, 100, isolation_level=1) is None
@@ -293,11 +254,11 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
 
 
 def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
-    bench = Bench()
-    bench.plug_in_producers()
+    bench = new_bench()
+    bench.attach("producers")
     sent = batch(b"a", b"b", producer_id=9, sequence=0)
     first = bench.partition.append(sent)
-    bench.sync()
+    bench.background.run_all()
     again = bench.partition.append(sent)
     assert (again.base_offset, again.end_offset, again.duplicate) == (
         first.base_offset,
@@ -305,8 +266,8 @@ def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
         True,
     )
 
-    after = Bench(disk=bench.disk)  # no close: as after kill -9
-    after.plug_in_producers()
+    after = new_bench(disk=bench.disk)  # no close: as after kill -9
+    after.attach("producers")
     third = after.partition.append(sent)
     assert third.duplicate
     assert after.partition.end_offset == 2
@@ -317,11 +278,11 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mansio.broker.partition.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
-    bench = Bench()
-    bench.plug_in_producers()
+    bench = new_bench()
+    bench.attach("producers")
     for sequence in range(20):
         bench.partition.append(batch(b"v" * 40, producer_id=9, sequence=sequence))
-        bench.sync()
+        bench.background.run_all()
     bench.partition.close()
     names = sorted(path for path in bench.disk.files() if path.endswith(".producers"))
     assert len(names) == 2
@@ -334,8 +295,9 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
 
     monkeypatch.setattr(Log, "control_batches", counted)
     bench.disk.flip_bit(names[-1], 200)
-    after = Bench(disk=bench.disk)
-    hook = after.plug_in_producers()
+    after = new_bench(disk=bench.disk)
+    after.attach("producers")
+    hook = after.producers
     assert 0 < replayed[-1] < 20, "the older snapshot was used"
     assert hook.table.get(9) is not None
     assert after.partition.append(batch(b"v" * 40, producer_id=9, sequence=19)).duplicate
@@ -343,17 +305,17 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
 
 def test_committed_promise_is_kept_or_broken() -> None:
     async def work() -> None:
-        bench = Bench()
+        bench = new_bench()
         bench.scheduler.promise = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]  # as the real one
         bench.partition.append(batch(b"a"))
         promise = bench.partition.commit_promise(1)
         assert not promise.done()
-        bench.sync()
+        bench.background.run_all()
         await promise
         bench.partition.append(batch(b"b"))
         broken = bench.partition.commit_promise(2)
         bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
-        bench.sync()
+        bench.background.run_all()
         with pytest.raises(StorageError):
             await broken
         with pytest.raises(StorageError):
@@ -364,10 +326,10 @@ def test_committed_promise_is_kept_or_broken() -> None:
 
 def test_writers_that_keep_trying_a_failed_log_learn_why_and_leave_nothing_behind() -> None:
     """An error that is raised again and again keeps the frames, and with them the batches, of all who met it."""
-    bench = Bench()
+    bench = new_bench()
     bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
     bench.partition.append(batch(b"a"))
-    bench.sync()
+    bench.background.run_all()
     for _ in range(10):
         with pytest.raises(LogFailed, match="t-0: its log failed and accepts no writes") as refused:
             bench.partition.append(batch(b"b"))
@@ -378,7 +340,7 @@ def test_writers_that_keep_trying_a_failed_log_learn_why_and_leave_nothing_behin
 
 
 def test_full_disk_has_its_own_error_and_the_next_append_that_fits_ends_it() -> None:
-    bench = Bench()
+    bench = new_bench()
     bench.disk.fail_when = lambda operation, path: errno.ENOSPC if operation == "write" else None
     for _ in range(3):
         with pytest.raises(DiskFull, match="t-0: the broker's disk is full"):
@@ -390,25 +352,25 @@ def test_full_disk_has_its_own_error_and_the_next_append_that_fits_ends_it() -> 
 
 
 def test_a_repeat_after_a_failed_sync_is_refused_at_once_instead_of_waiting_for_what_cannot_come() -> None:
-    bench = Bench()
-    bench.plug_in_producers()
+    bench = new_bench()
+    bench.attach("producers")
     sent = batch(b"a", producer_id=9, sequence=0)
     bench.partition.append(sent)
     bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
-    bench.sync()
+    bench.background.run_all()
     with pytest.raises(StorageError):
         bench.partition.append(sent)
 
 
 def test_an_unreadable_producer_snapshot_costs_a_replay_and_not_the_partition() -> None:
-    bench = Bench()
-    bench.plug_in_producers()
+    bench = new_bench()
+    bench.attach("producers")
     sent = batch(b"a", producer_id=9, sequence=0)
     bench.partition.append(sent)
-    bench.sync()
+    bench.background.run_all()
     bench.partition.close()
     assert any(path.endswith(".producers") for path in bench.disk.files())
     bench.disk.fail_when = lambda operation, path: errno.EIO if path.endswith(".producers") else None
-    after = Bench(disk=bench.disk)
-    after.plug_in_producers()
+    after = new_bench(disk=bench.disk)
+    after.attach("producers")
     assert after.partition.append(sent).duplicate

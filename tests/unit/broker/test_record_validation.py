@@ -14,7 +14,8 @@ from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, Messa
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from support.logs import ManualClock
-from unit.broker.test_partition import RULES, Bench
+from support.partition_bench import RULES
+from unit.broker.test_partition import new_bench
 
 COMPACTED = RULES._replace(requires_keys=True, inspects_records=True, message_bytes_max=1 << 20)
 
@@ -25,7 +26,7 @@ def keyed(*keys: bytes | None, codec: Codec = Codec.NONE, timestamp_ms: int = 0,
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_a_record_without_a_key_is_named_and_its_batch_refused_whole(codec: Codec) -> None:
-    bench = Bench(rules=COMPACTED)
+    bench = new_bench(rules=COMPACTED)
     with pytest.raises(InvalidRecord, match=r"t-0: .* 2 of 4 in the batch have none") as caught:
         bench.partition.append(keyed(b"a", None, b"", None, codec=codec))
     assert caught.value.record_errors == ((1, MISSING_KEY_MESSAGE), (3, MISSING_KEY_MESSAGE))
@@ -41,30 +42,30 @@ def test_a_topic_that_is_not_compacted_takes_any_record_and_opens_no_batch(
 
     monkeypatch.setattr(append_validation, "inspect_records", opened)
     monkeypatch.setattr(partition, "inspect_records", opened)
-    bench = Bench()
+    bench = new_bench()
     assert bench.partition.append(keyed(None, None)).end_offset == 2
 
 
 def test_the_brokers_own_batches_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "inspect_records", None)
-    assert Bench(rules=COMPACTED).partition.append(keyed(b"k"), internal=True).end_offset == 1
+    assert new_bench(rules=COMPACTED).partition.append(keyed(b"k"), internal=True).end_offset == 1
 
 
 def test_as_many_records_are_named_as_an_answer_should_carry() -> None:
-    bench = Bench(rules=COMPACTED)
+    bench = new_bench(rules=COMPACTED)
     with pytest.raises(InvalidRecord, match="2000 of 2000") as caught:
         bench.partition.append(keyed(*[None] * 2000), is_checked=True)
     assert len(caught.value.record_errors) == REPORTED_RECORDS_MAX
 
 
 def test_a_batch_that_would_take_long_to_look_at_is_too_large() -> None:
-    bench = Bench(rules=COMPACTED)
+    bench = new_bench(rules=COMPACTED)
     with pytest.raises(MessageTooLarge, match="100001 records"):
         bench.partition.append(keyed(*[b"k"] * (DECODED_RECORDS_MAX + 1), codec=Codec.ZSTD), is_checked=True)
 
 
 def test_a_batch_that_grows_beyond_bounds_or_cannot_be_opened_is_refused() -> None:
-    bench = Bench(rules=COMPACTED)
+    bench = new_bench(rules=COMPACTED)
     bomb = build_batch([(0, b"k", bytes(DECOMPRESSED_BYTES_MAX + 1), ())], codec=Codec.ZSTD)
     assert len(bomb) < 100_000
     with pytest.raises(InvalidRecord, match="decompressed"):
@@ -80,7 +81,7 @@ def test_a_batch_that_grows_beyond_bounds_or_cannot_be_opened_is_refused() -> No
 
 
 def test_records_outside_the_accepted_time_are_named() -> None:
-    bench = Bench(rules=RULES._replace(timestamp_before_max_ms=1000, timestamp_after_max_ms=1000))
+    bench = new_bench(rules=RULES._replace(timestamp_before_max_ms=1000, timestamp_after_max_ms=1000))
     now = bench.clock.wall_ms()
     times = [now, now + 1001, now - 1000, now - 1001, now + 1000]
     batch = build_batch([(when, None, b"v", ()) for when in times])
@@ -90,8 +91,8 @@ def test_records_outside_the_accepted_time_are_named() -> None:
 
 
 def test_a_repeat_of_a_batch_on_log_append_time_is_answered_with_the_time_it_was_appended_at() -> None:
-    bench = Bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
-    bench.plug_in_producers()
+    bench = new_bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
+    bench.attach("producers")
     batch = keyed(b"k", producer_id=7, producer_epoch=0, base_sequence=0)
     first = bench.partition.append(batch)
     assert first.append_time_ms == bench.clock.wall_ms()
@@ -99,18 +100,18 @@ def test_a_repeat_of_a_batch_on_log_append_time_is_answered_with_the_time_it_was
     again = bench.partition.append(batch)
     assert again.duplicate
     assert again[:3] == first[:3]
-    bench.sync()
+    bench.background.run_all()
     bench.partition.close()
     bench.log.close()
-    reopened = Bench(bench.disk, rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
+    reopened = new_bench(bench.disk, rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
     reopened.clock = ManualClock()
-    reopened.plug_in_producers()
+    reopened.attach("producers")
     assert reopened.partition.append(batch)[:3] == first[:3], "also after a restart"
 
 
 def test_a_repeat_on_create_time_is_answered_without_a_time() -> None:
-    bench = Bench()
-    bench.plug_in_producers()
+    bench = new_bench()
+    bench.attach("producers")
     batch = keyed(b"k", producer_id=7, producer_epoch=0, base_sequence=0, timestamp_ms=5)
     assert bench.partition.append(batch).append_time_ms == -1
     assert bench.partition.append(batch).append_time_ms == -1
@@ -118,8 +119,8 @@ def test_a_repeat_on_create_time_is_answered_without_a_time() -> None:
 
 
 def test_a_duplicate_batch_is_recognized_before_its_records_are_validated() -> None:
-    bench = Bench()
-    bench.plug_in_producers()
+    bench = new_bench()
+    bench.attach("producers")
     batch = keyed(None, producer_id=7, producer_epoch=0, base_sequence=0)
     first = bench.partition.append(batch)
     bench.partition.rules = COMPACTED  # the topic became compacted while the answer was lost
