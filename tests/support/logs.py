@@ -1,16 +1,19 @@
-"""Fixtures of log tests: manual clock, scheduler and worker, batches, and a full check of a log's content."""
+"""Fixtures of log tests: manual clock, scheduler and worker, logs over them, batches, and a full check of a log's
+content."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mansio.storage.group_commit import GroupCommit
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
+from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mansio.storage.log import Log
+    from collections.abc import Callable, Iterator, Sequence
 
 OUTPUT_BYTES_MAX = 1 << 24
 
@@ -83,6 +86,97 @@ class ManualBackground:
 
     def close(self) -> None:
         self.run_all()
+
+
+class BenchScheduler(ManualScheduler):
+    """Timers and calls that the test runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.soon: list[Callable[[], object]] = []
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self.soon.append(lambda: callback(*args))
+
+    def promise(self) -> _Promise:
+        return _Promise()
+
+    async def sleep(self, delay_ms: float) -> None:
+        del delay_ms
+
+    def run(self) -> None:
+        while self.soon:
+            self.soon.pop(0)()
+
+
+class _Promise:
+    """As much of a promise as is used here. A coroutine that waits for it yields until it is done."""
+
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, _: object) -> None:
+        self._is_done = True
+
+    def set_exception(self, _: BaseException) -> None:
+        self._is_done = True
+
+    def __await__(self) -> Iterator[None]:
+        while not self._is_done:
+            yield
+
+
+class LogBench:
+    """Logs on a simulated disk, and their group commit."""
+
+    def __init__(
+        self,
+        disk: SimulatedDisk | None = None,
+        *,
+        root: str = "/data",
+        clock: Any = None,
+        scheduler: Any = None,
+        background: Any = None,
+        **group_commit: Any,
+    ) -> None:
+        """`group_commit`: options of `GroupCommit`."""
+        self.disk = disk or SimulatedDisk()
+        self.clock: Any = clock or ManualClock()
+        self.scheduler: Any = scheduler or BenchScheduler()
+        self.background: Any = background or ManualBackground()
+        self.group_commit = GroupCommit(
+            self.disk, self.background, root, scheduler=self.scheduler, **group_commit
+        )
+        self.logs: list[Log] = []
+
+    @property
+    def log(self) -> Log:
+        """The first or only log."""
+        return self.logs[0]
+
+    def open_log(
+        self,
+        directory: str,
+        settings: LogSettings | None = None,
+        *,
+        leader_epoch: int = -1,
+        registered: bool = True,
+    ) -> Log:
+        """Open or create a log. `registered`: the group commit looks after it also without requests."""
+        log = Log.open(self.disk, self.clock, directory, settings or LogSettings(), leader_epoch=leader_epoch)
+        if registered:
+            self.group_commit.register(log)
+        self.logs.append(log)
+        return log
+
+    def run_jobs(self) -> None:
+        """Run the worker, then the timers, then what they have given the worker."""
+        self.background.run_all()
+        self.scheduler.fire()
+        self.background.run_all()
 
 
 def make_batch(timestamps_ms: Sequence[int], value_bytes: int = 20, tag: int = 0) -> bytes:

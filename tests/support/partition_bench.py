@@ -1,6 +1,5 @@
-"""Logs and partitions on a simulated disk whose clock, timers and worker the test drives.
+"""Partitions of one topic on a simulated disk, as leader or follower, whose clock, timers and worker the test drives.
 
-`LogBench` has logs and their group commit, `PartitionBench` partitions of one topic over them, as leader or follower.
 The parts that a test does not name are manual ones; a test on virtual time passes its own. `FEATURES` is the one place
 that knows how a feature of partitions is attached.
 """
@@ -20,17 +19,15 @@ from mansio.broker.partition.priority_view import PriorityView
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.config import topic_config
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
-from mansio.storage.group_commit import GroupCommit
-from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
-from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import TimestampType, read_header
 from mansio.wire.batch.record_reader import read_records
-from support.logs import ManualBackground, ManualClock, ManualScheduler
+from support.logs import LogBench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from mansio.testing.disk import SimulatedDisk
     from mansio.wire.batch.record_reader import Record
 
 TOPIC_ID = UUID(int=1)
@@ -43,89 +40,6 @@ SMALL_SEGMENTS = LogSettings(
     segment_bytes=3000, segment_ms=600_000, index_interval_bytes=1, index_snapshot_bytes=800
 )
 FLUSH_ROUNDS = 4
-
-
-class BenchScheduler(ManualScheduler):
-    """Timers and calls that the test runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.soon: list[Callable[[], object]] = []
-
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        self.soon.append(lambda: callback(*args))
-
-    def promise(self) -> _Promise:
-        return _Promise()
-
-    async def sleep(self, delay_ms: float) -> None:
-        del delay_ms
-
-    def run(self) -> None:
-        while self.soon:
-            self.soon.pop(0)()
-
-
-class _Promise:
-    """As much of a promise as is used here. A coroutine that waits for it yields until it is done."""
-
-    def __init__(self) -> None:
-        self._is_done = False
-
-    def done(self) -> bool:
-        return self._is_done
-
-    def set_result(self, _: object) -> None:
-        self._is_done = True
-
-    def set_exception(self, _: BaseException) -> None:
-        self._is_done = True
-
-    def __await__(self) -> Iterator[None]:
-        while not self._is_done:
-            yield
-
-
-class LogBench:
-    """Logs on a simulated disk, and their group commit."""
-
-    def __init__(
-        self,
-        disk: SimulatedDisk | None = None,
-        *,
-        root: str = "/data",
-        clock: Any = None,
-        scheduler: Any = None,
-        background: Any = None,
-        **group_commit: Any,
-    ) -> None:
-        """`group_commit`: options of `GroupCommit`."""
-        self.disk = disk or SimulatedDisk()
-        self.clock: Any = clock or ManualClock()
-        self.scheduler: Any = scheduler or BenchScheduler()
-        self.background: Any = background or ManualBackground()
-        self.group_commit = GroupCommit(
-            self.disk, self.background, root, scheduler=self.scheduler, **group_commit
-        )
-        self.logs: list[Log] = []
-
-    @property
-    def log(self) -> Log:
-        """The first or only log."""
-        return self.logs[0]
-
-    def open_log(self, directory: str, settings: LogSettings | None = None, *, leader_epoch: int = -1) -> Log:
-        """Open or create a log, and have the group commit sync it."""
-        log = Log.open(self.disk, self.clock, directory, settings or LogSettings(), leader_epoch=leader_epoch)
-        self.group_commit.register(log)
-        self.logs.append(log)
-        return log
-
-    def run_jobs(self) -> None:
-        """Run the worker, then the timers, then what they have given the worker."""
-        self.background.run_all()
-        self.scheduler.fire()
-        self.background.run_all()
 
 
 class PartitionBench(LogBench):
@@ -153,11 +67,13 @@ class PartitionBench(LogBench):
         topic: str = "t",
         topic_id: UUID = TOPIC_ID,
         broker_id: int = BROKER_ID,
+        replicas: int = 1,
         internal: bool = False,
         **parts: Any,
     ) -> None:
         """`directory`: of a partition, without its index; `settings`: of the topic, one mapping for each partition;
-        `leader_epoch`: None for the one after the latest of the log; `seconds`: what the manual clock shows; `parts`:
+        `leader_epoch`: None for the one after the latest of the log; `replicas`: how many each partition has, which
+        settings may depend on; `seconds`: what the manual clock shows; `parts`:
         those of `LogBench`."""
         super().__init__(disk, root=directory.rpartition("/")[0], **parts)
         if seconds is not None:
@@ -165,6 +81,7 @@ class PartitionBench(LogBench):
         self.topic = topic
         self.topic_id = topic_id
         self.broker_id = broker_id
+        self.replicas = replicas
         self.internal = internal
         self.log_settings = log_settings
         self.is_follower = is_follower
@@ -203,7 +120,7 @@ class PartitionBench(LogBench):
             rules=self.rules,
             clock=self.clock,
             scheduler=self.scheduler,
-            settings=topic_config.resolve_topic_settings(texts, {}, 1),
+            settings=topic_config.resolve_topic_settings(texts, {}, self.replicas),
             internal=self.internal,
             **options,
         )

@@ -15,8 +15,6 @@ from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.batch_verifier import BatchVerifier
-from mansio.broker.partition.partition import Partition
-from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.partition.storage_health import StorageHealth
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
@@ -27,14 +25,10 @@ from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.statistics import Statistics
-from mansio.config import topic_config
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownTopicId
 from mansio.metadata.metadata_store import Compare, Keys, Put, decode, encode
 from mansio.metadata.model import BrokerChange, BrokerState, PartitionState, partition_document
 from mansio.state.broker_handshake import BrokerIdentity
-from mansio.state.replica import NO_LEADER, FollowerReplica
-from mansio.storage.group_commit import GroupCommit
-from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
@@ -43,9 +37,13 @@ from mansio.wire.batch.record_batch import TimestampType, build_batch
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.headers import read_request_header
 from support.no_transactions import NoCoordinator
+from support.partition_bench import PartitionBench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.storage.log import Log
 
 RULES = AppendRules(1 << 20, TimestampType.CREATE, 1 << 62, 1 << 62)
 TOPIC = UUID(int=7)
@@ -192,13 +190,28 @@ class Node:
         self.scheduler = simulation.scheduler(f"node {node_id}")
         self.background = SimulatedBackground(self.scheduler, lambda: simulation.random.uniform(0.5, 3))
         self.batch_processor = BatchProcessor(self.background)
-        self.group_commit = GroupCommit(disk, self.background, "data", scheduler=self.scheduler)
+        self.storage_health = StorageHealth(self.clock)
+        self.bench = PartitionBench(
+            disk,
+            directory="data/t",
+            settings=(),
+            features=("producers",),
+            is_follower=True,
+            leader_epoch=-1,
+            log_settings=cluster.log_settings,
+            rules=RULES,
+            topic_id=TOPIC,
+            broker_id=node_id,
+            replicas=len(cluster.node_ids),
+            clock=self.clock,
+            scheduler=self.scheduler,
+            background=self.background,
+        )
         self.store = SlowStore(cluster.store.store_client(), self)
         self.session_until_s = float("inf")
         self.broker_epoch = cluster.register(node_id)
         random = SimulatedRandom(simulation)
         self.partitions: dict[tuple[bytes, int], Partition] = {}
-        self.storage_health = StorageHealth(self.clock)
         self.verifier = BatchVerifier(self.background)
         self.fetcher_manager = ReplicaFetcherManager(
             node_id,
@@ -260,8 +273,8 @@ class Node:
         )
         self.replication.on_leader_elected = self.service.fetch.complete_follower_fetches
         cluster.network.nodes[node_id] = self
-        for index in range(cluster.partition_count):
-            self._open(index)
+        for _ in range(cluster.partition_count):
+            self._open()
         self.replication.start()
         self.repairer = LogRepairer(
             node_id,
@@ -281,32 +294,10 @@ class Node:
     def is_session_valid(self) -> bool:
         return self.clock.monotonic() < self.session_until_s
 
-    def _open(self, index: int) -> None:
-        log = Log.open(self.disk, self.clock, f"data/t-{index}", self.cluster.log_settings)
-        self.group_commit.register(log)
-        partition = Partition(
-            topic="t",
-            topic_id=TOPIC,
-            index=index,
-            broker_id=self.node_id,
-            log=log,
-            group_commit=self.group_commit,
-            replica=FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset),
-            rules=RULES,
-            clock=self.clock,
-            scheduler=self.scheduler,
-            settings=topic_config.resolve_topic_settings(
-                self.cluster.topic_configs, {}, len(self.cluster.node_ids)
-            ),
-            storage_health=self.storage_health,
-        )
-        partition.add_hook(
-            ProducerHook(
-                self.disk, self.clock, self.background, f"data/t-{index}", log, expiration_ms=1 << 40
-            )
-        )
-        self.partitions[TOPIC.bytes, index] = partition
-        self.verifier.attach(log, partition.on_verified)
+    def _open(self) -> None:
+        partition = self.bench.open_partition(self.cluster.topic_configs, storage_health=self.storage_health)
+        self.partitions[TOPIC.bytes, partition.index] = partition
+        self.verifier.attach(partition.log, partition.on_verified)
 
     def scrub(self) -> None:
         """Begin a round of a scrubber over all closed segments."""

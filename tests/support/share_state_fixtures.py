@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from random import Random
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareCoordinator
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.broker.partition.append_validation import AppendRules
-from mansio.broker.partition.partition import Partition
-from mansio.state.replica import ReplicationProgress
 from mansio.state.share_partition.types import ACQUIRED, ShareKey, StateBatch, Update
-from mansio.storage.group_commit import GroupCommit
-from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, Simulation
 from mansio.wire.batch.record_batch import TimestampType
+from support.partition_bench import PartitionBench
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    from mansio.broker.partition.partition import Partition
 
 RULES = AppendRules(1 << 20, TimestampType.CREATE, 1 << 62, 1 << 62)
 LOCK_MS = 30_000
@@ -71,10 +69,21 @@ class StateRoom:
             "share_partitions_max": share_partitions_max,
         }
         self.lock_ms = LOCK_MS
-        self.partitions: list[Partition] = []
-        self.background = SimulatedBackground(self.scheduler, lambda: 1.0)
+        self.bench = PartitionBench(
+            self.disk,
+            directory="data/s",
+            settings=(),
+            leader_epoch=0,
+            log_settings=LogSettings(segment_bytes=segment_bytes),
+            rules=RULES,
+            topic="__share_group_state",
+            internal=True,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            background=SimulatedBackground(self.scheduler, lambda: 1.0),
+        )
+        self.partitions, self.background = self.bench.partitions, self.bench.background
         self.disk.make_directory("data")
-        self.group_commit = GroupCommit(self.disk, self.background, "data", scheduler=self.scheduler)
         self.state = ShareCoordinator(
             settings=ShareStateSettings(
                 updates_per_snapshot=updates_per_snapshot, share_partitions_max=share_partitions_max
@@ -98,25 +107,8 @@ class StateRoom:
         return self.partitions
 
     def _open(self) -> None:
-        for index in range(PARTITIONS):
-            settings = LogSettings(segment_bytes=self.options["segment_bytes"])
-            log = Log.open(self.disk, self.clock, f"data/s-{index}", settings, leader_epoch=0)
-            self.group_commit.register(log)
-            self.partitions.append(
-                Partition(
-                    topic="__share_group_state",
-                    topic_id=UUID(int=1),
-                    index=index,
-                    broker_id=1,
-                    log=log,
-                    group_commit=self.group_commit,
-                    replica=ReplicationProgress(1, 0, frozenset({1}), log.durable_end_offset),
-                    rules=RULES,
-                    clock=self.clock,
-                    scheduler=self.scheduler,
-                    internal=True,
-                )
-            )
+        for _ in range(PARTITIONS):
+            self.bench.open_partition()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.simulation.run(work)

@@ -603,7 +603,7 @@ def test_gaps_of_a_compacted_leader_are_copied_also_at_the_end_of_its_log() -> N
     leader.log.end_offset = leader.log._active.end_offset = (
         50  # as if compaction had left nothing from here on
     )
-    leader.group_commit.request_flush(leader.log)
+    leader.bench.group_commit.request_flush(leader.log)
     cluster.run_until(lambda: cluster.settled() and cluster[2].log.end_offset == 50)
     assert committed(cluster, b"b").offset == 50
     for power in (False, True):

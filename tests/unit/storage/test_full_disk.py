@@ -10,11 +10,15 @@ import pytest
 
 from mansio.errors import StorageError
 from mansio.storage.checkpoint import load_checkpoint
-from mansio.storage.group_commit import GroupCommit
 from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogSettings
-from mansio.testing.disk import SimulatedDisk
-from support.logs import ManualBackground, ManualClock, ManualScheduler, append, check_contents, make_batch
+from support.logs import (
+    LogBench,
+    ManualClock,
+    append,
+    check_contents,
+    make_batch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,19 +26,14 @@ if TYPE_CHECKING:
 SETTINGS = LogSettings(segment_bytes=300, index_interval_bytes=100)
 
 
-class Bench:
+class FullDiskBench(LogBench):
     """Logs, their group commit, and a disk that is full for the operations in `full`."""
 
     def __init__(self, logs: int = 1) -> None:
-        self.disk = SimulatedDisk()
-        self.background = ManualBackground()
-        self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)
-        self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", SETTINGS) for n in range(logs)]
+        super().__init__()
+        for number in range(logs):
+            self.open_log(f"/data/{number}", SETTINGS).sync()
         self.stored: list[list[bytes]] = [[] for _ in self.logs]
-        for log in self.logs:
-            log.sync()
-            self.group_commit.register(log)
 
     def write(self, number: int = 0, leader_epoch: int = -1) -> Log:
         log = self.logs[number]
@@ -74,7 +73,7 @@ class Bench:
 )
 @pytest.mark.parametrize("logs", [1, 5])
 def test_maintenance_on_a_full_disk_is_retried(code: int, refused: tuple[str, str], logs: int) -> None:
-    bench = Bench(logs)
+    bench = FullDiskBench(logs)
     for _ in range(2):
         for number in range(logs):
             for _ in range(4):
@@ -110,7 +109,7 @@ def test_maintenance_on_a_full_disk_is_retried(code: int, refused: tuple[str, st
 
 
 def test_trimmed_segments_are_removed_on_a_full_disk() -> None:
-    bench = Bench()
+    bench = FullDiskBench()
     for _ in range(8):
         bench.write()
     bench.sync()
@@ -123,7 +122,7 @@ def test_trimmed_segments_are_removed_on_a_full_disk() -> None:
 
 def test_file_system_sync_that_fails_on_a_full_disk_is_the_last_one() -> None:
     """Its error may concern any log's records and is reported once: from then on every file is synced by itself."""
-    bench = Bench(6)
+    bench = FullDiskBench(6)
     for number in range(6):
         bench.write(number)
     bench.sync()
@@ -143,7 +142,7 @@ def test_file_system_sync_that_fails_on_a_full_disk_is_the_last_one() -> None:
 
 @pytest.mark.parametrize("logs", [2, 6])
 def test_no_end_is_durable_while_its_leader_epoch_cannot_be_written(logs: int) -> None:
-    bench = Bench(logs)
+    bench = FullDiskBench(logs)
     for number in range(logs):
         bench.write(number)
     bench.sync()
@@ -165,7 +164,7 @@ def test_no_end_is_durable_while_its_leader_epoch_cannot_be_written(logs: int) -
 
 
 def test_sync_of_records_on_a_full_disk_fails_the_log() -> None:
-    bench = Bench()
+    bench = FullDiskBench()
     log = bench.write()
     bench.full(lambda operation, path: operation == "sync" and path.endswith(".log"))
     bench.sync()
@@ -174,7 +173,7 @@ def test_sync_of_records_on_a_full_disk_fails_the_log() -> None:
 
 
 def test_blocking_sync_and_close_on_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+    bench = FullDiskBench()
     log = bench.write(leader_epoch=1)
     bench.full(lambda operation, path: operation == "write" and not path.endswith(".log"))
     for _ in range(2):

@@ -8,34 +8,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.storage.group_commit import GroupCommit
 from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
+from support.logs import LogBench, ManualClock, append, make_batch
 
 if TYPE_CHECKING:
     from mansio.errors import StorageError
 
 
-class Bench:
+class GroupCommitBench(LogBench):
     """A `GroupCommit` with logs, and a worker and timers that the test drives."""
 
     def __init__(self, logs: int = 1, *, can_sync_all: bool = True) -> None:
-        self.disk = SimulatedDisk(can_sync_all=can_sync_all)
-        self.background = ManualBackground()
-        self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(
-            self.disk,
-            self.background,
-            "/data",
-            scheduler=self.scheduler,
-            log_flush_offset_checkpoint_interval_ms=1000,
-        )  # type: ignore[arg-type]  # the methods that GroupCommit uses
-        self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", LogSettings()) for n in range(logs)]
-        for log in self.logs:
-            log.sync()
-            self.group_commit.register(log)
+        super().__init__(
+            SimulatedDisk(can_sync_all=can_sync_all), log_flush_offset_checkpoint_interval_ms=1000
+        )
+        for number in range(logs):
+            self.open_log(f"/data/{number}").sync()
 
     def write(self, number: int = 0) -> Log:
         log = self.logs[number]
@@ -44,7 +34,7 @@ class Bench:
 
 
 def test_first_request_starts_a_sync_and_later_ones_share_the_next() -> None:
-    bench = Bench()
+    bench = GroupCommitBench()
     log = bench.write()
     bench.group_commit.request_flush(log)
     assert len(bench.background.jobs) == 1
@@ -62,7 +52,7 @@ def test_first_request_starts_a_sync_and_later_ones_share_the_next() -> None:
 
 
 def test_requests_of_one_block_share_one_sync() -> None:
-    bench = Bench(3)
+    bench = GroupCommitBench(3)
     with bench.group_commit.one_job():
         for number in range(3):
             bench.group_commit.request_flush(bench.write(number))
@@ -76,7 +66,7 @@ def test_requests_of_one_block_share_one_sync() -> None:
 
 
 def test_a_block_of_requests_does_not_start_a_second_job_beside_a_running_one() -> None:
-    bench = Bench(2)
+    bench = GroupCommitBench(2)
     bench.group_commit.request_flush(bench.write(0))
     with bench.group_commit.one_job():
         bench.group_commit.request_flush(bench.write(1))
@@ -89,7 +79,7 @@ def test_a_block_of_requests_does_not_start_a_second_job_beside_a_running_one() 
 
 def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
     for logs, file_system_sync_count in [(2, 0), (20, 1)]:
-        bench = Bench(logs)
+        bench = GroupCommitBench(logs)
         bench.group_commit.request_flush(bench.write(0))
         bench.background.run_one()
         for number in range(logs):
@@ -101,7 +91,7 @@ def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
 
 
 def test_without_syncfs_every_file_is_synced() -> None:
-    bench = Bench(20, can_sync_all=False)
+    bench = GroupCommitBench(20, can_sync_all=False)
     for number in range(20):
         bench.group_commit._dirty_logs[bench.write(number)] = None
     bench.group_commit.request_flush(bench.logs[0])
@@ -110,7 +100,7 @@ def test_without_syncfs_every_file_is_synced() -> None:
 
 
 def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
-    bench = Bench(2)
+    bench = GroupCommitBench(2)
     bench.group_commit.request_flush(bench.write(0))
     bench.disk.fail_when = lambda operation, path: (
         errno.EIO if operation == "sync" and path.startswith("/data/0/") else None
@@ -134,7 +124,7 @@ def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
 
 
 def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
-    bench = Bench(8)
+    bench = GroupCommitBench(8)
     for number in range(8):
         bench.group_commit._dirty_logs[bench.write(number)] = None
     bench.disk.fail_when = lambda operation, path: errno.EIO if operation == "sync_all" else None
@@ -145,7 +135,7 @@ def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
 
 
 def test_defect_on_the_thread_fails_the_logs_and_is_reported() -> None:
-    bench = Bench()
+    bench = GroupCommitBench()
 
     def defect(_: str) -> bool:
         raise ZeroDivisionError
@@ -158,7 +148,7 @@ def test_defect_on_the_thread_fails_the_logs_and_is_reported() -> None:
 
 
 def test_background_request_is_delayed_and_shares_an_urgent_sync() -> None:
-    bench = Bench(2)
+    bench = GroupCommitBench(2)
     bench.group_commit.request_flush(bench.write(0), urgent=False)
     bench.group_commit.request_flush(bench.write(1), urgent=False)
     assert not bench.background.jobs
@@ -169,7 +159,7 @@ def test_background_request_is_delayed_and_shares_an_urgent_sync() -> None:
 
 
 def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:
-    bench = Bench()
+    bench = GroupCommitBench()
     bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
     assert bench.logs[0].needs_maintenance
@@ -183,7 +173,7 @@ def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:
 
 
 def test_a_forgotten_log_is_not_synced_again() -> None:
-    bench = Bench()
+    bench = GroupCommitBench()
     log = bench.write()
     bench.group_commit.request_flush(log)
     bench.group_commit.request_flush(bench.write())
@@ -196,7 +186,7 @@ def test_a_forgotten_log_is_not_synced_again() -> None:
 
 
 def test_trimmed_segments_are_removed_by_the_next_maintenance() -> None:
-    bench = Bench()
+    bench = GroupCommitBench()
     log = bench.logs[0]
     log.update_settings(LogSettings(segment_bytes=100))
     for _ in range(4):
@@ -211,7 +201,7 @@ def test_trimmed_segments_are_removed_by_the_next_maintenance() -> None:
 
 
 def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_index() -> None:
-    bench = Bench()
+    bench = GroupCommitBench()
     log = bench.logs[0]
     log.update_settings(LogSettings(segment_bytes=400, index_snapshot_bytes=1))
     bench.group_commit.request_flush(bench.write())
@@ -234,7 +224,7 @@ def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_
 
 @pytest.mark.parametrize("logs", [3, 8])
 def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(logs)
+    bench = GroupCommitBench(logs)
     received: list[int] = []
 
     def raising(_: object) -> None:
@@ -270,7 +260,7 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
 
 def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> None:
     """If the next job of a log were prepared before this one is finished, a closed segment could stay unsynced."""
-    bench = Bench(2, can_sync_all=False)
+    bench = GroupCommitBench(2, can_sync_all=False)
     first, second = bench.logs
     second.update_settings(LogSettings(segment_bytes=200))  # two batches each
     for _ in range(3):

@@ -8,25 +8,26 @@ import random
 import pytest
 
 from mansio.errors import StorageError
-from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
-from support.logs import ManualBackground, ManualClock, ManualScheduler, append, check_contents, make_batch
+from support.logs import (
+    LogBench,
+    ManualClock,
+    append,
+    check_contents,
+    make_batch,
+)
 
 DIRECTORY = "/data/p"
 SEGMENT = f"{DIRECTORY}/00000000000000000000.log"
 
 
-class Bench:
+class PreallocationBench(LogBench):
     """A log and its group commit, driven by the test; `stored` are the batches written so far."""
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        self.disk = SimulatedDisk(capacity_bytes=capacity_bytes)
-        self.background = ManualBackground()
-        self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what it uses
-        self.log = Log.open(self.disk, ManualClock(), DIRECTORY, LogSettings())
-        self.log.sync()
+        super().__init__(SimulatedDisk(capacity_bytes=capacity_bytes))
+        self.open_log(DIRECTORY, registered=False).sync()
         self.stored: list[bytes] = []
 
     def write(self, value_bytes: int, *, batches: int = 1, awaited: bool = True) -> None:
@@ -47,7 +48,7 @@ class Bench:
 
 
 def test_log_with_awaited_syncs_is_preallocated_with_zeros() -> None:
-    bench = Bench()
+    bench = PreallocationBench()
     for _ in range(40):
         bench.write(5000)
     length = len(bench.disk.files()[SEGMENT])
@@ -80,7 +81,7 @@ def test_log_with_awaited_syncs_is_preallocated_with_zeros() -> None:
 def test_other_logs_are_preallocated_with_holes(
     value_bytes: int, batches: int, awaited: bool, capacity_bytes: int
 ) -> None:
-    bench = Bench(capacity_bytes)
+    bench = PreallocationBench(capacity_bytes)
     while bench.log.size_bytes < 500_000:
         bench.write(value_bytes, batches=batches, awaited=awaited)
         assert bench.written_ahead_bytes == 0
@@ -88,7 +89,7 @@ def test_other_logs_are_preallocated_with_holes(
 
 def test_zeros_take_no_space_from_records_on_a_disk_that_others_fill() -> None:
     """Another program took the space after the free bytes were read."""
-    bench = Bench()
+    bench = PreallocationBench()
     for _ in range(12):
         bench.write(5000)
     bench.disk.available_bytes = lambda wanted_bytes: min(wanted_bytes, 20_000)  # type: ignore[method-assign]  # not for 256 KiB at once
@@ -99,7 +100,7 @@ def test_zeros_take_no_space_from_records_on_a_disk_that_others_fill() -> None:
 
 
 def test_a_failed_write_of_zeros_ends_the_service_and_loses_nothing() -> None:
-    bench = Bench()
+    bench = PreallocationBench()
     while bench.log.size_bytes <= 64_000:  # the next one finds no room
         bench.write(5000)
     failures = [errno.EIO]  # of the zeros; the batch itself could be written
@@ -116,7 +117,7 @@ def test_a_failed_write_of_zeros_ends_the_service_and_loses_nothing() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_power_failure_between_zeros_and_batches_loses_no_acknowledged_record(seed: int) -> None:
     """Crash images are taken after every change of the disk while the log is preallocated several times."""
-    bench = Bench()
+    bench = PreallocationBench()
     chance = random.Random(seed)
     durable = 0
     crashes = 0
@@ -151,16 +152,12 @@ def _opened(disk: SimulatedDisk) -> Log:
 
 
 def test_awaited_syncs_are_counted_beside_those_of_the_background() -> None:
-    disk, background, scheduler = SimulatedDisk(), ManualBackground(), ManualScheduler()
-    log = Log.open(disk, ManualClock(), "/data/p")
-    group_commit = GroupCommit(disk, background, "/data", scheduler=scheduler)  # type: ignore[arg-type]  # the part it uses
-    group_commit.register(log)
+    bench = LogBench()
+    log = bench.open_log(DIRECTORY)
     for number in range(5):
         append(log, make_batch([number], 80, number))
-        group_commit.request_flush(log, urgent=False)
+        bench.group_commit.request_flush(log, urgent=False)
         append(log, make_batch([number], 80, number))
-        group_commit.request_flush(log, urgent=True)
-        background.run_all()
-        scheduler.fire()
-        background.run_all()
+        bench.group_commit.request_flush(log, urgent=True)
+        bench.run_jobs()
     assert log._preallocation.awaited_syncs == 5
