@@ -14,13 +14,12 @@ import pytest
 
 from mansio.errors import ConcurrentChange, StorageError
 from mansio.storage.compaction_run import CompactionOutcome
-from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, check_batch, read_header
 from support.compaction import Kept, finish, records_of, start_compaction
-from support.logs import ManualBackground, ManualClock, ManualScheduler
+from support.logs import LogBench, ManualClock
 
 if TYPE_CHECKING:
     from mansio.storage.compaction_run import CompactionRun
@@ -57,16 +56,17 @@ class Workload:
         self.run: CompactionRun | None = None
 
     def open(self) -> None:
-        self.background = ManualBackground()
-        self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(
+        life = LogBench(
             self.disk,
-            self.background,
-            ROOT,
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # the methods that GroupCommit uses
+            clock=self.clock,
             sync_all_files_min=self.chance.choice([1, 99]),
         )
-        self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
+        self.background, self.scheduler, self.group_commit = (
+            life.background,
+            life.scheduler,
+            life.group_commit,
+        )
+        self.log = life.open_log(DIRECTORY, self.settings, registered=False)
         self.promised = self.log.durable_end_offset
         self.log.on_durable = self.reported
         self.group_commit.register(self.log)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 
 from mansio.storage.file_cache import FileCache
-from mansio.storage.group_commit import GroupCommit, flush_on_shutdown
+from mansio.storage.group_commit import flush_on_shutdown
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
-    ManualBackground,
+    LogBench,
     ManualClock,
-    ManualScheduler,
     append,
     as_stored,
     check_contents,
@@ -52,9 +51,12 @@ class ManyLogs:
 
     def open(self) -> None:
         self.close()
-        self.background = ManualBackground()
-        self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the methods that GroupCommit uses
+        life = LogBench(self.disk, root=ROOT, clock=self.clock)
+        self.background, self.scheduler, self.group_commit = (
+            life.background,
+            life.scheduler,
+            life.group_commit,
+        )
         self.logs = opened(self.disk, self.clock, len(self.written))
         for number, log in enumerate(self.logs):
             log.on_durable = lambda end, number=number: self.promised.__setitem__(number, end)  # type: ignore[misc]  # a default argument of a lambda has no type

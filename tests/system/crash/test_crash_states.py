@@ -14,14 +14,12 @@ import pytest
 
 from mansio.errors import MansioError, StorageError
 from mansio.storage.checkpoint import load_checkpoint
-from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.scan import scan
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
-    ManualBackground,
+    LogBench,
     ManualClock,
-    ManualScheduler,
     append,
     check_contents,
     last_offset,
@@ -62,16 +60,17 @@ class Workload:
         self.settings = chance.choice([SETTINGS, LARGE_SEGMENTS, RARE_SNAPSHOTS])
 
     def open(self) -> None:
-        self.background = ManualBackground()
-        self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(
+        life = LogBench(
             self.disk,
-            self.background,
-            ROOT,
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # the methods that GroupCommit uses
+            clock=self.clock,
             sync_all_files_min=self.chance.choice([1, 3, 99]),
         )
-        self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
+        self.background, self.scheduler, self.group_commit = (
+            life.background,
+            life.scheduler,
+            life.group_commit,
+        )
+        self.log = life.open_log(DIRECTORY, self.settings, registered=False)
         self.promised = self.log.durable_end_offset
         self.log.on_durable = self.reported
         self.group_commit.register(self.log)

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import MansioError, StorageError
-from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
-    ManualBackground,
+    LogBench,
     ManualClock,
-    ManualScheduler,
     append,
     as_stored,
     check_contents,
@@ -47,9 +45,13 @@ class Bench:
         self.log: Log | None = None
 
     def open(self) -> None:
-        self.background, self.scheduler = ManualBackground(), ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer needs
-        self.log = Log.open(self.disk, self.clock, DIRECTORY, SETTINGS)
+        life = LogBench(self.disk, clock=self.clock)
+        self.background, self.scheduler, self.group_commit = (
+            life.background,
+            life.scheduler,
+            life.group_commit,
+        )
+        self.log = life.open_log(DIRECTORY, SETTINGS, registered=False)
         self.promised = max(self.promised, self.log.durable_end_offset)
         self.log.on_durable = self.reported
         self.group_commit.register(self.log)

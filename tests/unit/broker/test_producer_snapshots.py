@@ -7,24 +7,21 @@ from random import Random
 import pytest
 
 from mansio.broker.partition.producer_hook import EXPIRY_INTERVAL_MS, ProducerHook
-from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import build_batch, check_batch
-from support.logs import ManualBackground, ManualClock, append, make_batch
+from support.logs import LogBench, append, make_batch
 
 DIRECTORY = "/data/p"
 DAY_MS = 86_400_000
 
 
-class Bench:
+class ProducerLog(LogBench):
     """A log with a producer hook, started as often as wanted."""
 
     def __init__(self, disk: SimulatedDisk, *, expiration_ms: int = 1 << 40, wall_offset_ms: int = 0) -> None:
-        self.disk = disk
-        self.clock = ManualClock()
+        super().__init__(disk)
         self.clock.wall_offset_ms = wall_offset_ms
-        self.background = ManualBackground()
-        self.log = Log.open(disk, self.clock, DIRECTORY, LogSettings())
+        self.open_log(DIRECTORY)
         self.hook = ProducerHook(
             disk, self.clock, self.background, DIRECTORY, self.log, expiration_ms=expiration_ms
         )
@@ -51,7 +48,7 @@ def test_snapshot_beyond_the_end_of_the_log_is_not_used(name_offset: int) -> Non
     """A batch that only the snapshot has would be answered as a duplicate, and never be stored. The end offset inside
     the file counts, whatever its name is."""
     disk = SimulatedDisk()
-    bench = Bench(disk)
+    bench = ProducerLog(disk)
     for sequence in range(2):
         bench.write(sequence)
     bench.log.sync()
@@ -64,7 +61,7 @@ def test_snapshot_beyond_the_end_of_the_log_is_not_used(name_offset: int) -> Non
         0,
     )
     disk.put_file(f"{DIRECTORY}/{name_offset:020d}.producers", ahead.to_bytes(3))
-    again = Bench(disk)
+    again = ProducerLog(disk)
     assert again.sequences() == [0, 1]
     again.write(2)
     assert again.log.end_offset == 3
@@ -72,7 +69,7 @@ def test_snapshot_beyond_the_end_of_the_log_is_not_used(name_offset: int) -> Non
 
 def test_a_snapshot_that_knows_more_than_the_log_does_not_outlast_the_log_growing_again() -> None:
     disk = SimulatedDisk()
-    bench = Bench(disk)
+    bench = ProducerLog(disk)
     for sequence in range(3):
         bench.write(sequence)
     bench.log.sync()
@@ -84,25 +81,25 @@ def test_a_snapshot_that_knows_more_than_the_log_does_not_outlast_the_log_growin
         f"{DIRECTORY}/checkpoint"
     )  # as if killed before it was written: the damage looks like a torn tail
     disk.put_file(f"{DIRECTORY}/somebody.producers", b"theirs")
-    cut = Bench(disk)
+    cut = ProducerLog(disk)
     assert (cut.log.end_offset, cut.sequences()) == (0, [])
     for _ in range(4):
         append(cut.log, make_batch([1000]))
     cut.log.sync()
-    again = Bench(disk.crash(Random(1)))
+    again = ProducerLog(disk.crash(Random(1)))
     assert (again.log.end_offset, again.sequences()) == (4, [])
 
 
 def test_batches_after_a_snapshot_are_known_from_the_log() -> None:
     disk = SimulatedDisk()
-    bench = Bench(disk)
+    bench = ProducerLog(disk)
     bench.write(0)
     bench.log.sync()
     bench.hook.close()
     for sequence in (1, 2):
         bench.write(sequence)
     bench.log.sync()
-    assert Bench(disk).sequences() == [0, 1, 2]
+    assert ProducerLog(disk).sequences() == [0, 1, 2]
 
 
 def test_a_snapshot_is_written_when_all_it_knows_is_durable_and_not_before(
@@ -110,7 +107,7 @@ def test_a_snapshot_is_written_when_all_it_knows_is_durable_and_not_before(
 ) -> None:
     monkeypatch.setattr("mansio.broker.partition.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
     disk = SimulatedDisk()
-    bench = Bench(disk)
+    bench = ProducerLog(disk)
     for sequence in range(3):
         bench.write(sequence)
     bench.hook.on_committed(1)
@@ -122,7 +119,7 @@ def test_a_snapshot_is_written_when_all_it_knows_is_durable_and_not_before(
 
 
 def test_a_clock_that_is_set_forward_makes_no_duplicate_possible() -> None:
-    bench = Bench(SimulatedDisk(), expiration_ms=DAY_MS)
+    bench = ProducerLog(SimulatedDisk(), expiration_ms=DAY_MS)
     bench.write(0)
     bench.clock.wall_offset_ms = 2 * DAY_MS
     bench.write(0, producer_id=8)
@@ -133,12 +130,12 @@ def test_a_clock_that_is_set_forward_makes_no_duplicate_possible() -> None:
 
 def test_a_clock_that_is_set_forward_makes_no_duplicate_possible_after_a_restart() -> None:
     disk = SimulatedDisk()
-    bench = Bench(disk, expiration_ms=DAY_MS)
+    bench = ProducerLog(disk, expiration_ms=DAY_MS)
     bench.write(0)
     bench.write(0, producer_id=8)
     bench.log.sync()
     bench.hook.close()
-    again = Bench(disk, expiration_ms=DAY_MS, wall_offset_ms=2 * DAY_MS)
+    again = ProducerLog(disk, expiration_ms=DAY_MS, wall_offset_ms=2 * DAY_MS)
     again.pass_time(EXPIRY_INTERVAL_MS)
     again.write(1, producer_id=8)
     assert again.sequences() == [0]
@@ -146,7 +143,7 @@ def test_a_clock_that_is_set_forward_makes_no_duplicate_possible_after_a_restart
 
 @pytest.mark.parametrize("jump_ms", [0, 5 * DAY_MS, -5 * DAY_MS])
 def test_producers_expire_by_the_time_that_has_passed(jump_ms: int) -> None:
-    bench = Bench(SimulatedDisk(), expiration_ms=DAY_MS)
+    bench = ProducerLog(SimulatedDisk(), expiration_ms=DAY_MS)
     bench.write(0)
     bench.pass_time(DAY_MS // 2)
     bench.write(0, producer_id=8)

@@ -14,11 +14,11 @@ import pytest
 
 from mansio.errors import StorageError
 from mansio.storage.file_cache import FileCache
-from mansio.storage.group_commit import MAINTENANCE_BATCH_LOGS_MAX, GroupCommit, flush_on_shutdown
+from mansio.storage.group_commit import MAINTENANCE_BATCH_LOGS_MAX, flush_on_shutdown
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
-from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
+from support.logs import LogBench, ManualClock, append, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,13 +70,11 @@ def crashed_with_tails(count: int, *, can_sync_all: bool = True) -> tuple[Simula
     return disk, written
 
 
-class Syncing:
-    """A `GroupCommit` and its worker, driven by the test."""
+class Syncing(LogBench):
+    """The group commit of logs that are open, driven by the test."""
 
     def __init__(self, disk: SimulatedDisk, logs: Sequence[Log]) -> None:
-        self.background = ManualBackground()
-        self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the methods that GroupCommit uses
+        super().__init__(disk, root=ROOT)
         for log in logs:
             self.group_commit.register(log)
 
