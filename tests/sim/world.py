@@ -178,11 +178,11 @@ class World:
         self.start(broker.node_id, broker.disk)
 
     def lose_power(self, broker: SimulatedBroker) -> None:
-        broker.die(event_log=False)
+        broker.die(ends_connections=False)
         broker.disk = broker.disk.crash(self.random)
 
     def lose_disk(self, broker: SimulatedBroker) -> None:
-        broker.die(event_log=False)
+        broker.die(ends_connections=False)
         broker.disk = SimulatedDisk()
 
     def is_last_in_sync(self, node_id: int) -> bool:
