@@ -11,34 +11,27 @@ them, the others one of `SHORT_WINDOW_MS`, measured by clocks that drift and jum
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
-from unittest.mock import patch
 
 from mansio.broker.partition import deduplication_view, deduplicator
-from mansio.broker.partition.partition import Partition
 from mansio.state.deduplication import window as window_module
-from mansio.wire.apis import produce as produce_wire
-from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_control_records import AcceptedIds, CopiedIds, decode_dedup_control
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
-from mansio.wire.batch.record_batch import build_batch, read_header
+from mansio.wire.batch.record_batch import read_header
 from mansio.wire.batch.record_reader import read_records
-from sim import delays
-from sim.clients import DUPLICATE_SEQUENCE, LOOK_AGAIN, OUT_OF_ORDER, PRODUCE_VERSION, TOPIC, Producer
 from sim.delays import DelayedReader
+from sim.feature import Feature, FeatureProducer, UnreadBatches, Until, ViewScene
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mansio.broker.partition.deduplicator import Deduplicator
+    from mansio.broker.partition.partition import Partition
     from sim.brokers import SimulatedBroker
     from sim.world import World
 
 FIRST_SEED: Final = 2_000_000
-"""Histories from this seed on are of deduplication only, up to those of transactions."""
-END_SEED: Final = 3_000_000
+"""Histories from this seed on are of deduplication only."""
 
 PARTITIONS: Final = 2
 LONG_WINDOW_MS: Final = 7 * 24 * 3_600_000
@@ -51,9 +44,6 @@ CONFIGS: Final = {
     "retention.bytes": "12000",
 }
 SETTINGS: Final = {"log_retention_check_interval_ms": 400}
-CLUSTER_FAULTS: Final = delays.CLUSTER_FAULTS
-SINGLE_FAULTS: Final = delays.SINGLE_FAULTS
-FAULTS: Final = {}
 CONSTANTS: Final = (
     (deduplication_view, "SNAPSHOT_INTERVAL_BYTES", 60_000),
     (deduplication_view, "SLICE_BATCHES", 20),
@@ -66,10 +56,6 @@ CONSTANTS: Final = (
 
 RECENT_IDS: Final = 25
 DRAIN_MS_MAX: Final = 120_000
-
-
-def is_deduplication_history(seed: int) -> bool:
-    return FIRST_SEED <= seed < END_SEED
 
 
 def window_ms_of(seed: int) -> int:
@@ -93,7 +79,7 @@ class DeduplicationHistory:
         """Partition and id -> offsets of its records."""
         self.accepted: dict[tuple[int, bytes], int] = {}
         """Partition and key -> time of the last acceptance, reduced where a clock was set back."""
-        self.read_to: dict[int, int] = {}
+        self._unread = UnreadBatches(broken)
         self.repeats = 0
         self._expected: dict[int, tuple[int, AcceptedIds]] = {}
 
@@ -103,17 +89,8 @@ class DeduplicationHistory:
 
     def read(self, partition: Partition) -> None:
         """Read what is committed in a replica's log and was not read before, and before it is deleted."""
-        index, log = partition.index, partition.log
-        begin, end = self.read_to.get(index, 0), partition.high_watermark
-        if begin >= end:
-            return
-        if log.start_offset > begin:
-            self._broken(f"{partition.name} begins at {log.start_offset}, read up to {begin}")
-        for batch in log.batches(begin):
-            header = read_header(batch)
-            if header.last_offset >= end:
-                break
-            self.read_to[index] = header.last_offset + 1
+        index = partition.index
+        for header, batch in self._unread.of(partition):
             expected = self._expected.pop(index, None)
             if header.is_control:
                 content = decode_dedup_control(batch)
@@ -198,18 +175,20 @@ def replay(partition: Partition, window_ms: int) -> dict[bytes, tuple[int, int]]
     return found
 
 
-class Deduplication:
+class Deduplication(ViewScene):
     """The clients of a history of deduplication, and its judge."""
 
-    has_schedules = False
+    constants = CONSTANTS
+    partitions = PARTITIONS
+    history: DeduplicationHistory
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.history = DeduplicationHistory(world.checker.broken, window_ms_of(world.seed))
+        super().__init__(world, DeduplicationHistory(world.checker.broken, window_ms_of(world.seed)))
         self.latest = [0] * PARTITIONS
         """Number of the newest id of each partition; producers share them."""
 
     def begin_clients(self) -> None:
+        super().begin_clients()
         world = self.world
         world.producers = [
             RepeatingProducer(world, f"{kind}{index}", index, idempotent=kind == "i", pace_ms=pace_ms)
@@ -217,74 +196,25 @@ class Deduplication:
             for index in range(PARTITIONS)
         ]
         world.readers = [DelayedReader(world, f"r{index}", index) for index in range(PARTITIONS)]
-        world.administrator = SimpleNamespace(done=True, made=0)
-        world.committers, world.members = [], []
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Smaller bounds, and everything is read before leaders delete it."""
-        history, trim = self.history, Partition.trim
+    def find_manager(self, broker: SimulatedBroker, partition: Partition) -> Deduplicator | None:
+        return broker.core.partitions.deduplicator(partition)
 
-        def trim_after_reading(partition: Partition, start_offset: int) -> None:
-            if partition.topic == TOPIC:
-                history.read(partition)
-            trim(partition, start_offset)
-
-        with ExitStack() as stack:
-            for module, name, value in CONSTANTS:
-                stack.enter_context(patch.object(module, name, value))
-            stack.enter_context(patch.object(Partition, "trim", trim_after_reading))
-            yield
-
-    def managers(self, index: int) -> list[Deduplicator]:
-        """Of the replicas of a partition on brokers that run."""
-        found = []
-        for broker in self.world.brokers():
-            manager = None if broker.closed or not broker.running else find_deduplicator(broker, index)
-            if manager is not None:
-                found.append(manager)
-        return found
-
-    def reasons(self) -> Iterator[str]:
-        """Why it is not all well: views that are being read."""
-        for index in range(PARTITIONS):
-            for manager in self.managers(index):
-                view, partition = manager.view, manager.partition
-                if not view.is_complete:
-                    yield (
-                        f"broker {partition.broker_id}, {partition.name}: the view ends at {view.applied_end} of"
-                        f" {partition.end_offset}"
-                    )
-
-    def drain(self, until: Callable[[Callable[[], bool], float, str], None]) -> None:
+    def drain(self, until: Until) -> None:
         until(lambda: not any(self.reasons()), DRAIN_MS_MAX, "rest of views")
 
-    def check_end(self) -> None:
-        for index in range(PARTITIONS):
-            for manager in self.managers(index):
-                self.history.check_view(manager)
-                self.history.repeats += manager.repeat_count
-                if manager.partition.is_leader:
-                    self.history.read(manager.partition)
-        self.history.finish()
+    def check_replica(self, manager: Deduplicator) -> None:
+        self.history.check_view(manager)
+        self.history.repeats += manager.repeat_count
 
 
-def find_deduplicator(broker: SimulatedBroker, index: int) -> Deduplicator | None:
-    """What knows the ids of a partition on a broker; None if it is not open there."""
-    if not hasattr(broker, "core"):
-        return None
-    partitions = broker.core.partitions
-    partition = partitions.get(TOPIC, index)
-    return None if partition is None or partition.closed else partitions.deduplicator(partition)
-
-
-class RepeatingProducer(Producer):
+class RepeatingProducer(FeatureProducer):
     """Sends ids, most of them several times and some that another producer sends, too; each until it is
     acknowledged."""
 
     def __init__(self, world: World, name: str, index: int, *, idempotent: bool, pace_ms: float) -> None:
-        assert world.delays is not None
-        self.deduplication = world.delays
+        assert isinstance(world.scene, Deduplication)
+        self.deduplication = world.scene
         self.batch: tuple[list[bytes], bytes] | None = None
         """Values of the attempts before, and the batch that is sent."""
         self.values: list[bytes] = []
@@ -299,39 +229,13 @@ class RepeatingProducer(Producer):
             records = [
                 (self.world.wall_ms(), None, value, [(DEDUP_ID_HEADER, value)]) for value in self.values
             ]
-            batch = build_batch(
-                records,
-                codec=self.random.choice((Codec.NONE, Codec.NONE, Codec.GZIP)),
-                producer_id=self.producer[0] if self.idempotent else -1,
-                producer_epoch=self.producer[1] if self.idempotent else -1,
-                base_sequence=self.sequence if self.idempotent else -1,
-            )
-            self.batch = (values, batch)
-        topics = [(TOPIC, None, [(self.index, self.batch[1])])]
-        frame = await self.ask(
-            lambda number: b"".join(
-                produce_wire.encode_request(PRODUCE_VERSION, number, self.name, -1, 2000, topics)
-            )
+            self.batch = (values, self.build(records))
+        return await self.send_once(
+            self.batch[1],
+            len(values),
+            lambda base_offset: history.acknowledge(self.index, base_offset, self.values),
+            repeats=True,
         )
-        if frame is None:
-            self.last_error = "no answer"
-            await self.find_leader(self.index)
-            return True
-        result = produce_wire.decode_response(PRODUCE_VERSION, frame).topics[0][2][0]
-        if result.error_code == DUPLICATE_SEQUENCE and self.idempotent:
-            self.sequence += len(values)
-            return False
-        if result.error_code == 0:
-            self.acknowledged += len(values)
-            history.acknowledge(self.index, result.base_offset, self.values)
-            self.sequence += len(values)
-            return False
-        self.last_error = result.error_code
-        if result.error_code in LOOK_AGAIN:
-            await self.find_leader(self.index)
-        if self.idempotent and result.error_code == OUT_OF_ORDER:
-            self.world.checker.broken(f"{self.name} sent the next sequence and was refused")
-        return True
 
     def _id(self) -> bytes:
         latest = self.deduplication.latest
@@ -342,3 +246,6 @@ class RepeatingProducer(Producer):
             latest[self.index] += 1
             number = latest[self.index]
         return b"%d-%d" % (self.index, number)
+
+
+FEATURE: Final = Feature(FIRST_SEED, PARTITIONS, configs_of, SETTINGS, Deduplication)

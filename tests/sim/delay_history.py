@@ -22,6 +22,7 @@ from mansio.wire.batch.delay_control_records import DelayControlType, decode_del
 from mansio.wire.batch.delay_headers import DELAYED_ID_HEADER, DUE_AT_HEADER
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.batch.record_reader import read_records
+from sim.feature import UnreadBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -163,7 +164,7 @@ class DelayHistory:
         """Where a delayed record was delivered."""
         self.values: dict[bytes, list[int]] = {}
         """Offsets of each value that consumers see."""
-        self.read_to: dict[int, int] = {}
+        self._unread = UnreadBatches(broken)
         self.cancelled = self.moved = self._changes = 0
 
     # Producers
@@ -233,21 +234,11 @@ class DelayHistory:
 
     def read(self, partition: Partition) -> None:
         """Read what is committed in a replica's log and was not read before, and before it is deleted."""
-        index, log = partition.index, partition.log
-        begin, end = self.read_to.get(index, 0), partition.high_watermark
-        if begin >= end:
-            return
-        if log.start_offset > begin:
-            self._broken(f"{partition.name} begins at {log.start_offset}, read up to {begin}")
-        for batch in log.batches(begin):
-            header = read_header(batch)
-            if header.last_offset >= end:
-                break
-            self.read_to[index] = header.last_offset + 1
+        for header, batch in self._unread.of(partition):
             if header.is_control:
                 continue
             for record in read_records(batch, output_bytes_max=1 << 24):
-                self._delivered(Delivered(index, record.offset, record))
+                self._delivered(Delivered(partition.index, record.offset, record))
 
     def _delivered(self, delivered: Delivered) -> None:
         for other in self.others:

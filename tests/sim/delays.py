@@ -12,8 +12,7 @@ has a `DeliveryChecker`, too.
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack, contextmanager, suppress
-from types import SimpleNamespace
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from unittest.mock import patch
 from uuid import NAMESPACE_OID, uuid5
@@ -24,24 +23,18 @@ from mansio.broker.partition.schedule_manager import FIRING_HEADER
 from mansio.errors import MansioError
 from mansio.state.delays import pending_records
 from mansio.wire.apis import fetch as fetch_wire
-from mansio.wire.apis import produce as produce_wire
-from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
-from mansio.wire.batch.record_batch import build_batch, iterate_batches
+from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Schedule
 from sim.clients import (
-    DUPLICATE_SEQUENCE,
     FETCH_VERSION,
-    LOOK_AGAIN,
     OFFSET_OUT_OF_RANGE,
-    OUT_OF_ORDER,
-    PRODUCE_VERSION,
     TOPIC,
     Client,
-    Producer,
 )
 from sim.delay_history import DelayHistory, Sent
+from sim.feature import Feature, FeatureProducer, Until, ViewScene
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -52,7 +45,6 @@ if TYPE_CHECKING:
 
 FIRST_SEED: Final = 1_000_000
 """Histories from this seed on are of delayed records only."""
-SINGLE_EVERY: Final = 4
 
 PARTITIONS: Final = 2
 CONFIGS: Final = {
@@ -88,28 +80,6 @@ DAY_MS: Final = 24 * 3_600_000
 LOOKS_MS: Final = delayed_delivery.TIMER_MS_MAX + delayed_delivery.RETRY_MS
 """In this time a broker looks at all its partitions, also after a jump of its clock."""
 
-CLUSTER_FAULTS: Final = {"clock jump": 4, "power loss of all": 4, "leader moved": 6, "full disk": 4}
-"""Faults that are drawn more often than in other histories."""
-SINGLE_FAULTS: Final = {
-    "kill": 4,
-    "power loss": 6,
-    "clean restart": 3,
-    "pause": 3,
-    "clock jump": 4,
-    "drop": 2,
-    "delay": 1,
-    "reorder": 2,
-    "duplicate": 3,
-    "failed sync": 2,
-    "full disk": 4,
-    "slow disk": 3,
-}
-"""The faults of a single node."""
-
-
-def is_delay_history(seed: int) -> bool:
-    return seed >= FIRST_SEED
-
 
 def configs_of(seed: int) -> dict[str, str]:
     """Settings of the topic."""
@@ -117,23 +87,22 @@ def configs_of(seed: int) -> dict[str, str]:
     return dict(CONFIGS)
 
 
-def is_single_node(seed: int) -> bool:
-    return is_delay_history(seed) and seed % SINGLE_EVERY == 0
-
-
-class Delays:
+class Delays(ViewScene):
     """The clients of a history of delayed records, and its judge."""
 
+    has_schedules = True
+    constants = CONSTANTS
+    partitions = PARTITIONS
+    history: DelayHistory
+
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.history = DelayHistory(world.checker.broken)
+        super().__init__(world, DelayHistory(world.checker.broken))
         self.changers: list[Changer] = []
-        self.has_schedules = True
-        """While schedules fire, logs do not come to rest."""
         self.halved: set[int] = set()
         """Brokers whose disks refuse the second batch of the next delivery."""
 
     def begin_clients(self) -> None:
+        super().begin_clients()
         world = self.world
         world.producers = [
             DelayedProducer(world, f"{kind}{index}", index, idempotent=kind == "i", pace_ms=pace_ms)
@@ -142,14 +111,11 @@ class Delays:
         ]
         world.readers = [DelayedReader(world, f"r{index}", index) for index in range(PARTITIONS)]
         self.changers = [Changer(world, f"changer {index}", index) for index in range(PARTITIONS)]
-        world.administrator = SimpleNamespace(done=True, made=0)
-        world.committers, world.members = [], []
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Smaller bounds, and everything that leaders deliver or delete is seen."""
-        history = self.history
-        append, trim = Partition.append_unchanged, Partition.trim
+        history, append = self.history, Partition.append_unchanged
 
         def append_unchanged(partition: Partition, batches: Sequence[bytes]) -> int:
             history.appends(partition, batches)
@@ -158,16 +124,7 @@ class Delays:
                     return append(partition, batches)
             return append(partition, batches)
 
-        def trim_after_reading(partition: Partition, start_offset: int) -> None:
-            if partition.topic == TOPIC:
-                history.read(partition)
-            trim(partition, start_offset)
-
-        with ExitStack() as stack:
-            for module, name, value in CONSTANTS:
-                stack.enter_context(patch.object(module, name, value))
-            stack.enter_context(patch.object(Partition, "append_unchanged", append_unchanged))
-            stack.enter_context(patch.object(Partition, "trim", trim_after_reading))
+        with super().watched(), patch.object(Partition, "append_unchanged", append_unchanged):
             yield
 
     @contextmanager
@@ -198,31 +155,18 @@ class Delays:
 
     # Brokers
 
-    def managers(self, index: int) -> list[DelayManager]:
-        """Of the replicas of a partition on brokers that run."""
-        found = []
-        for broker in self.world.brokers():
-            manager = None if broker.closed or not broker.running else find_manager(broker, index)
-            if manager is not None:
-                found.append(manager)
-        return found
+    def find_manager(self, broker: SimulatedBroker, partition: Partition) -> DelayManager | None:
+        return broker.core.partitions.delay_manager(partition)
 
-    def leader(self, index: int) -> DelayManager | None:
-        return next((one for one in self.managers(index) if one.partition.is_leader), None)
-
-    def reasons(self) -> Iterator[str]:
-        """Why it is not all well: views that are being read, and records that should have been delivered."""
-        for index in range(PARTITIONS):
-            for manager in self.managers(index):
-                partition, pending = manager.partition, manager.view.pending
-                name = f"broker {partition.broker_id}, {partition.name}:"
-                if not manager.view.is_complete:
-                    yield f"{name} the view ends at {manager.view.applied_end} of {partition.end_offset}"
-                due_ms = pending.next_due_ms
-                if partition.is_leader and due_ms is not None:
-                    late_ms = partition.clock.wall_ms() - due_ms
-                    if late_ms > OVERDUE_MS_MAX:
-                        yield f"{name} a record is {late_ms} ms late, {len(pending)} are pending"
+    def reasons_of(self, manager: DelayManager) -> Iterator[str]:
+        """Also records that should have been delivered."""
+        yield from super().reasons_of(manager)
+        partition, pending = manager.partition, manager.view.pending
+        due_ms = pending.next_due_ms
+        if partition.is_leader and due_ms is not None:
+            late_ms = partition.clock.wall_ms() - due_ms
+            if late_ms > OVERDUE_MS_MAX:
+                yield f"a record is {late_ms} ms late, {len(pending)} are pending"
 
     def undelivered(self) -> Iterator[str]:
         """What is pending yet, and what readers have not read."""
@@ -234,7 +178,7 @@ class Delays:
 
     # The end
 
-    def drain(self, until: Callable[[Callable[[], bool], float, str], None]) -> None:
+    def drain(self, until: Until) -> None:
         """Compare views and logs, set the clocks beyond all due times, and wait until all is delivered."""
         world = self.world
         until(lambda: not any(self._busy()), DRAIN_MS_MAX, "rest of changers")
@@ -254,7 +198,7 @@ class Delays:
             clock.wall_offset_ms += latest_ms + 1 - world.wall_ms()
         until(lambda: not any(self.undelivered()), DRAIN_MS_MAX, "delivery")
 
-    def _set_back_clocks_of_followers(self, until: Callable[[Callable[[], bool], float, str], None]) -> None:
+    def _set_back_clocks_of_followers(self, until: Until) -> None:
         """By the clocks of all followers of a partition its records are due for a while. Then the clocks are set back
         and the leader is killed: one of the followers has to deliver when they are due again."""
         world = self.world
@@ -291,41 +235,23 @@ class Delays:
                     found += 1
         return found
 
-    def check_end(self) -> None:
-        for index in range(PARTITIONS):
-            for manager in self.managers(index):
-                self.history.check_view(manager.partition, {})
-                if manager.partition.is_leader:
-                    self.history.read(manager.partition)
-        self.history.finish()
-
-
-def find_manager(broker: SimulatedBroker, index: int) -> DelayManager | None:
-    """What manages the delayed records of a partition on a broker; None if it is not open there."""
-    if not hasattr(broker, "core"):
-        return None
-    partitions = broker.core.partitions
-    partition = partitions.get(TOPIC, index)
-    return None if partition is None or partition.closed else partitions.delay_manager(partition)
+    def check_replica(self, manager: DelayManager) -> None:
+        self.history.check_view(manager.partition, {})
 
 
 def halve(world: World) -> bool:
     """A disk has no space for the second batch of a delivery, and the broker is killed soon after."""
-    assert world.delays is not None
-    world.delays.halved.add(world.random.choice(world.node_ids))
+    assert isinstance(world.scene, Delays)
+    world.scene.halved.add(world.random.choice(world.node_ids))
     return True
 
 
-FAULTS: Final[dict[str, tuple[Callable[[World], bool], int]]] = {"half a delivery": (halve, 5)}
-"""Faults that only these histories have."""
-
-
-class DelayedProducer(Producer):
+class DelayedProducer(FeatureProducer):
     """Writes batches of records with and without delay."""
 
     def __init__(self, world: World, name: str, index: int, *, idempotent: bool, pace_ms: float) -> None:
-        assert world.delays is not None
-        self.history = world.delays.history
+        assert isinstance(world.scene, Delays)
+        self.history = world.scene.history
         self.batch: list[bytes] = []
         """What is sent until it is acknowledged; an idempotent producer sends the same again."""
         self.delays: list[tuple[str, int] | None] = []
@@ -336,45 +262,20 @@ class DelayedProducer(Producer):
         if values != self.batch:
             self.batch, self.delays = values, [self._delay() for _ in values]
             self.first_ms = self.world.simulation.now_ms
-        batch = build_batch(
+        batch = self.build(
             [
                 (self.world.wall_ms(), None, value, () if delay is None else ((delay[0], b"%d" % delay[1]),))
                 for value, delay in zip(values, self.delays, strict=True)
-            ],
-            codec=self.random.choice((Codec.NONE, Codec.NONE, Codec.GZIP)),
-            producer_id=self.producer[0] if self.idempotent else -1,
-            producer_epoch=self.producer[1] if self.idempotent else -1,
-            base_sequence=self.sequence if self.idempotent else -1,
+            ]
         )
         self.history.sends(self.index, self._sent(until_ms=None))
         self.world.checker.sent(self.index, values, once=self.idempotent)
-        topics = [(TOPIC, None, [(self.index, batch)])]
-        frame = await self.ask(
-            lambda number: b"".join(
-                produce_wire.encode_request(PRODUCE_VERSION, number, self.name, -1, 2000, topics)
-            )
-        )
-        if frame is None:
-            self.last_error = "no answer"
-            await self.find_leader(self.index)
-            return self.idempotent
-        result = produce_wire.decode_response(PRODUCE_VERSION, frame).topics[0][2][0]
-        if result.error_code == DUPLICATE_SEQUENCE and self.idempotent:
-            self.sequence += len(values)
-            return False
-        if result.error_code == 0:
-            self.acknowledged += len(values)
-            sent = self._sent(until_ms=self.world.simulation.now_ms if self.idempotent else None)
-            self.history.sends(self.index, sent)
-            self.history.acknowledged(self.index, result.base_offset, sent)
-            self.sequence += len(values)
-            return False
-        self.last_error = result.error_code
-        if result.error_code in LOOK_AGAIN:
-            await self.find_leader(self.index)
-        if self.idempotent and result.error_code == OUT_OF_ORDER:
-            self.world.checker.broken(f"{self.name} sent the next sequence and was refused")
-        return self.idempotent
+        return await self.send_once(batch, len(values), self._acknowledge, repeats=self.idempotent)
+
+    def _acknowledge(self, base_offset: int) -> None:
+        sent = self._sent(until_ms=self.world.simulation.now_ms if self.idempotent else None)
+        self.history.sends(self.index, sent)
+        self.history.acknowledged(self.index, base_offset, sent)
 
     def _delay(self) -> tuple[str, int] | None:
         """A header that delays a record; None for no delay."""
@@ -458,8 +359,8 @@ class DelayedReader(Client):
         return True
 
     def _log_start(self) -> int:
-        assert self.world.delays is not None
-        return max((one.partition.start_offset for one in self.world.delays.managers(self.index)), default=0)
+        assert isinstance(self.world.scene, ViewScene)
+        return max((one.partition.start_offset for one in self.world.scene.managers(self.index)), default=0)
 
 
 class Operation(NamedTuple):
@@ -474,9 +375,9 @@ class Changer(Client):
 
     def __init__(self, world: World, name: str, index: int) -> None:
         super().__init__(world, name)
-        assert world.delays is not None
-        self.delays = world.delays
-        self.history = world.delays.history
+        assert isinstance(world.scene, Delays)
+        self.delays = world.scene
+        self.history = world.scene.history
         self.index = index
         self.done = False
         self.created = 0
@@ -572,3 +473,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "move": Operation(move, 6),
     "schedule": Operation(change_schedule, 3),
 }
+
+
+FEATURE: Final = Feature(
+    FIRST_SEED, PARTITIONS, configs_of, SETTINGS, Delays, faults={"half a delivery": (halve, 5)}
+)

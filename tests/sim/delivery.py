@@ -21,7 +21,7 @@ from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from sim import key_order, priorities, workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
-from sim.delays import is_delay_history
+from sim.features import feature_of
 from sim.key_order import EXTENSIONS_MS, LEASES_MS, Answer, KeyChecker
 from support.share_history import Breach, Place, ShareHistory
 
@@ -60,7 +60,7 @@ DEAD_LETTERS: Final = f"dlq.{TOPIC}"
 
 
 def has_share_group(seed: int) -> bool:
-    return seed >= FIRST_SEED and not is_delay_history(seed)
+    return seed >= FIRST_SEED and feature_of(seed) is None
 
 
 def lock_ms_of(world: World) -> int:

@@ -96,7 +96,7 @@ def run_seed(seed: int, *, more: bool = False) -> Outcome:
         report = "".join(traceback.format_exception(error))
     finally:
         logging.disable(logging.NOTSET)
-    judge = world.delivery or world.delays
+    judge = world.delivery or world.scene
     return Outcome(
         seed,
         world.simulation.trace,

@@ -15,10 +15,7 @@ transaction; the network makes none there.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
-from unittest.mock import patch
 
 from mansio.broker.coordinator.transaction import marker_sender
 from mansio.broker.partition import producer_hook
@@ -33,10 +30,11 @@ from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
 from sim import workload_clients
 from sim.clients import DUPLICATE_SEQUENCE, FETCH_VERSION, LOOK_AGAIN, OUT_OF_ORDER, TOPIC, Client, Producer
+from sim.feature import Feature, FeatureScene, Until
 from sim.transaction_history import Consumed, LoggedRecord, TransactionHistory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.wire.batch.record_batch import BatchHeader
@@ -56,7 +54,6 @@ DRAIN_MS_MAX: Final = 60_000
 
 CONFIGS: Final = {"segment.bytes": "4096"}
 SETTINGS: Final = {"transaction_state_log_num_partitions": 2}
-FAULTS: Final = {}
 CLUSTER_FAULTS: Final = {
     "kill": 8,
     "power loss": 8,
@@ -90,10 +87,6 @@ ATTEMPTS_MAX: Final = 8
 TIMEOUTS_MS: Final = (800, 2000, 5000)
 
 
-def is_transaction_history(seed: int) -> bool:
-    return seed >= FIRST_SEED
-
-
 def configs_of(seed: int) -> dict[str, str]:
     """Settings of the topic."""
     del seed
@@ -112,14 +105,13 @@ class Restarts(Exception):
     """The outcome is unknown: the producer initializes itself again."""
 
 
-class Transactions:
+class Transactions(FeatureScene):
     """The clients of a history of transactions, and its judge."""
 
-    has_schedules = False
+    history: TransactionHistory
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.history = TransactionHistory(world.checker.broken)
+        super().__init__(world, TransactionHistory(world.checker.broken))
         self.transactors: list[Transactor] = []
         self.watchers: list[OffsetWatcher] = []
         self.instances: dict[str, int] = {}
@@ -130,6 +122,7 @@ class Transactions:
         world.network.is_faithful = self._is_faithful
 
     def begin_clients(self) -> None:
+        super().begin_clients()
         world = self.world
         world.producers = [PlainProducer(world, "i2", INPUT, idempotent=True, pace_ms=250)]
         world.readers = [
@@ -140,8 +133,6 @@ class Transactions:
         for transactional_id in (*WRITERS, *MOVERS):
             self.succeed(transactional_id)
         self.watchers = [OffsetWatcher(world, group_of(each), self) for each in MOVERS]
-        world.administrator = SimpleNamespace(done=True, made=0)
-        world.committers, world.members = [], []
 
     def succeed(self, transactional_id: str) -> None:
         """Begin another producer with this transactional id."""
@@ -158,16 +149,11 @@ class Transactions:
     def _is_faithful(self, request: bytes) -> bool:
         return self.is_mixed and int.from_bytes(request[4:6], "big") == ApiKey.WRITE_TXN_MARKERS
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    @property
+    def constants(self) -> Sequence[tuple[Any, str, int]]:
         """Smaller bounds."""
-        constants = list(CONSTANTS)
-        if self.world.seed % 3 == 0:
-            constants.append((machine, "EPOCH_MAX", SOON_EXHAUSTED_EPOCH))
-        with ExitStack() as stack:
-            for module, name, value in constants:
-                stack.enter_context(patch.object(module, name, value))
-            yield
+        soon_exhausted = (machine, "EPOCH_MAX", SOON_EXHAUSTED_EPOCH)
+        return [*CONSTANTS, soon_exhausted] if self.world.seed % 3 == 0 else CONSTANTS
 
     # The end
 
@@ -190,7 +176,7 @@ class Transactions:
             if max(watcher.offset, 0) != mover.committed_position:
                 yield f"{watcher.name} is at {watcher.offset} of {mover.committed_position}"
 
-    def drain(self, until: Callable[[Callable[[], bool], float, str], None]) -> None:
+    def drain(self, until: Until) -> None:
         until(lambda: not any(self.reasons()), DRAIN_MS_MAX, "end of transactions")
 
     def check_end(self) -> None:
@@ -246,7 +232,7 @@ class PlainProducer(Producer):
     """An idempotent producer without transactions."""
 
     async def _send(self, values: list[bytes]) -> bool:
-        history = self.world.delays.history
+        history = self.world.scene.history
         history.send_plain(self.index, values)
         before = self.acknowledged
         again = await super()._send(values)
@@ -772,7 +758,7 @@ async def fetch_committed(
     if answer.error_code:
         client.forget(("leader", index))
         return None
-    history = world.delays.history
+    history = world.scene.history
     link = client._links[client.node_id]
     where = f"{reader} at {link.served_by.name}"
     if is_committed:
@@ -800,3 +786,16 @@ async def fetch_committed(
 def _check_bound(world: World, reader: str, header: BatchHeader, bound: int) -> None:
     if header.last_offset >= bound:
         world.checker.broken(f"{reader} reads {header.last_offset}, and the end is {bound}")
+
+
+FEATURE: Final = Feature(
+    FIRST_SEED,
+    PARTITIONS,
+    configs_of,
+    SETTINGS,
+    Transactions,
+    single_every=0,
+    cluster_faults=CLUSTER_FAULTS,
+    faults_ms=FAULTS_MS,
+    fault_every_ms_max=FAULT_EVERY_MS_MAX,
+)

@@ -125,7 +125,7 @@ def reasons(world: World) -> Iterator[str]:
         yield f"topics half made or half deleted: {sorted(state.unfinished_topics)}"
     if not world.administrator.done:
         yield "the administrator is at work"
-    is_at_rest = world.delays is None or not world.delays.has_schedules
+    is_at_rest = world.scene is None or not world.scene.has_schedules
     if is_at_rest:
         yield from unlike(world, TOPIC)  # the other topic goes on, because groups do
     for producer in world.producers:
@@ -139,8 +139,8 @@ def reasons(world: World) -> Iterator[str]:
             yield f"{reader.name} is at {reader.position} of {end}: {reader.last_error}"
     if world.delivery is not None:
         yield from world.delivery.reasons()
-    if world.delays is not None:
-        yield from world.delays.reasons()
+    if world.scene is not None:
+        yield from world.scene.reasons()
     for client in (*world.committers, *world.members):
         if client.good_at_ms < world.healed_ms:
             yield f"{client.name} got through last at {client.good_at_ms:.0f}: {client.last_error}"
@@ -177,6 +177,6 @@ def check_end(world: World) -> None:
             batches = [list(log.batches(start)) for log in logs]
             if any(one != batches[0] for one in batches):
                 world.checker.broken(f"{topic.name}-{index} is not the same everywhere")
-            if topic.name == TOPIC and world.delays is None:
+            if topic.name == TOPIC and world.scene is None:
                 records = [read_records(batch, output_bytes_max=1 << 24) for batch in batches[0]]
                 world.checker.finish(index, [one.value.strip() for batch in records for one in batch])

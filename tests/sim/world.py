@@ -17,7 +17,7 @@ from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.metadata import InMemoryStore
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import deduplication, delays, delivery, priorities, transactions, workload_clients
+from sim import delivery, priorities, workload_clients
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker, SingleNode
 from sim.checker import Checker
@@ -25,6 +25,8 @@ from sim.clients import TOPIC, Committer, Producer, Reader
 from sim.consumer_members import FIRST_SEED, NextMember
 from sim.etcd import EtcdModel, SimulatedEtcdClient
 from sim.faults import DOWN_MS_MAX, FAULTS
+from sim.feature import SINGLE_FAULTS
+from sim.features import feature_of
 from sim.members import GroupChecker, Member
 from sim.more_faults import More
 from sim.network import Network
@@ -60,13 +62,10 @@ class World:
         self.delivery: delivery.Delivery | None = None
         self.settings: dict[str, int] = {}
         """Of brokers, beside those of all histories."""
-        self.feature: Any = deduplication if deduplication.is_deduplication_history(seed) else delays
-        """Module with what is of one feature only, if this is a history of one: `delays`, `deduplication` or
-        `transactions`."""
-        if transactions.is_transaction_history(seed):
-            self.feature = transactions
-        if delays.is_delay_history(seed):
-            self.settings = dict(self.feature.SETTINGS)
+        self.feature = feature_of(seed)
+        """The feature that this history is of, if it is of only one."""
+        if self.feature is not None:
+            self.settings = dict(self.feature.settings)
         elif seed >= delivery.FIRST_SEED:
             self.settings = {
                 "share_coordinator_state_topic_num_partitions": delivery.STATE_PARTITIONS,
@@ -74,9 +73,9 @@ class World:
                 "share_coordinator_state_topic_prune_interval_ms": 3000,
             }
         self.only = only
-        if faults_ms is None:
-            faults_ms = transactions.FAULTS_MS if self.feature is transactions else FAULTS_MS
-        self.faults_ms = faults_ms
+        if faults_ms is None and self.feature is not None:
+            faults_ms = self.feature.faults_ms
+        self.faults_ms = FAULTS_MS if faults_ms is None else faults_ms
         self.simulation = Simulation(seed)
         self.random = self.simulation.random
         self.network = Network(self.simulation)
@@ -85,8 +84,8 @@ class World:
         self.etcd = EtcdModel(self.simulation, SimulatedClock(self.simulation), self.etcd_scheduler)
         self.driver = self.simulation.scheduler("driver")
         self.node_ids = tuple(range(1, self.random.choice((3, 3, 4, 5)) + 1))
-        self.is_single_node = delays.is_single_node(seed) and self.feature is not transactions
-        if delays.is_delay_history(seed) and self.feature is not transactions:
+        self.is_single_node = self.feature is not None and self.feature.is_single_node(seed)
+        if self.feature is not None and self.feature.single_every:
             self.node_ids = (1,) if self.is_single_node else (1, 2, 3)
         self.metadata = InMemoryStore(SimulatedClock(self.simulation), self.etcd_scheduler)
         """What a single node has instead of etcd."""
@@ -99,29 +98,24 @@ class World:
             for node_id in self.node_ids
         }
         self.pace_ms = self.random.choice(FAULT_EVERY_MS)
-        if self.feature is transactions:
-            self.pace_ms = min(self.pace_ms, transactions.FAULT_EVERY_MS_MAX)
+        if self.feature is not None and self.feature.fault_every_ms_max is not None:
+            self.pace_ms = min(self.pace_ms, self.feature.fault_every_ms_max)
         self.lives: list[SimulatedBroker] = []
         self.no_etcd: set[int] = set()
         self.faults: dict[str, int] = {}
         self.disk_ms = delivery.disk_ms_of(seed)
         self.shares_of_faults = delivery.shares_of_faults(seed)
-        if delays.is_delay_history(seed):
-            feature = self.feature
-            self.shares_of_faults = feature.SINGLE_FAULTS if self.is_single_node else feature.CLUSTER_FAULTS
+        if self.feature is not None:
+            self.shares_of_faults = dict(
+                SINGLE_FAULTS if self.is_single_node else self.feature.cluster_faults
+            )
         self.event_log: list[str] = []
         self.writes_end = self.over = False
         self.clients: list[Any] = []
         self.producers: list[Producer] = []
         self.readers: list[Any] = []
-        self.delays: Any = None
+        self.scene = None if self.feature is None else self.feature.scene(self)
         """The clients and the judge of a history of one feature."""
-        if self.feature is transactions:
-            self.delays = transactions.Transactions(self)
-        elif deduplication.is_deduplication_history(seed):
-            self.delays = deduplication.Deduplication(self)
-        elif delays.is_delay_history(seed):
-            self.delays = delays.Delays(self)
         self.healed_ms = self.recovered_ms = 0.0
 
     # The parts
@@ -249,7 +243,7 @@ class World:
         gc.collect()
         gc.disable()
         try:
-            with nullcontext() if self.delays is None else self.delays.watched():
+            with nullcontext() if self.scene is None else self.scene.watched():
                 self._run()
         except BaseException as error:
             for line in self.event_log[-40:]:
@@ -273,8 +267,8 @@ class World:
         self.healed_ms = self.simulation.now_ms
         self._until(lambda: not any(workload_clients.reasons(self)), HEALED_MS_MAX, "recovery")
         self.recovered_ms = self.simulation.now_ms - self.healed_ms
-        if self.delays is not None:
-            self.delays.drain(self._until)
+        if self.scene is not None:
+            self.scene.drain(self._until)
             self._until(lambda: not any(workload_clients.reasons(self)), HEALED_MS_MAX, "recovery")
         self.over = True
         self._until(lambda: not any(workload_clients.unlike(self)), HEALED_MS_MAX, "rest")
@@ -283,8 +277,8 @@ class World:
             self.more.check()
         if self.delivery is not None:
             self.delivery.check_end()
-        if self.delays is not None:
-            self.delays.check_end()
+        if self.scene is not None:
+            self.scene.check_end()
 
     def _until(self, condition: Callable[[], bool], within_ms: float, what: str) -> None:
         end_ms = self.simulation.now_ms + within_ms
@@ -298,8 +292,8 @@ class World:
     def _make_topic(self) -> None:
         broker = self.brokers()[0]
         replicas, configs, partitions = 1 if self.is_single_node else 3, CONFIGS, PARTITIONS
-        if self.delays is not None:
-            own, partitions = self.feature.configs_of(self.seed), self.feature.PARTITIONS
+        if self.feature is not None:
+            own, partitions = self.feature.configs(self.seed), self.feature.partitions
             configs = own if self.is_single_node else {**CONFIGS, **own}
         elif delivery.has_priorities(self.seed):
             configs = {**CONFIGS, **priorities.CONFIGS}
@@ -321,8 +315,8 @@ class World:
         self._until(lambda: TOPIC in broker.core.state.topics, READY_MS_MAX, "topic")
 
     def _begin_clients(self) -> None:
-        if self.delays is not None:
-            self.delays.begin_clients()
+        if self.scene is not None:
+            self.scene.begin_clients()
             return
         producers = [
             Producer(self, f"i{index}", index, idempotent=True, pace_ms=60) for index in range(PARTITIONS)
@@ -351,9 +345,9 @@ class World:
         if self.writes_end:
             return
         faults = FAULTS
-        if self.delays is not None:
-            allowed = self.feature.SINGLE_FAULTS if self.is_single_node else FAULTS
-            faults = {**{name: FAULTS[name] for name in allowed}, **self.feature.FAULTS}
+        if self.feature is not None:
+            allowed = SINGLE_FAULTS if self.is_single_node else FAULTS
+            faults = {**{name: FAULTS[name] for name in allowed}, **self.feature.faults}
         names = [self.only] if self.only else list(faults)
         weights = [self.shares_of_faults.get(name, faults[name][1]) for name in names]
         name = self.random.choices(names, weights)[0]
@@ -423,12 +417,12 @@ class World:
     @property
     def committed(self) -> int:
         """Offsets of groups that were acknowledged."""
-        if self.delays is not None or not hasattr(self, "group"):
+        if self.scene is not None or not hasattr(self, "group"):
             return 0
         return self.group.acknowledged + sum(one.acknowledged for one in self.committers)
 
     @property
     def acknowledged(self) -> int:
-        if self.delays is not None:
+        if self.scene is not None:
             return sum(producer.acknowledged for producer in self.producers)
         return len(self.checker.acks)
