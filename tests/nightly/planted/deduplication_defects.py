@@ -9,7 +9,7 @@ REPLICAS = "tests/unit/broker/test_deduplication_replicas.py"
 CRASH = "tests/system/crash/test_crash_deduplication.py"
 SOCKETS = "tests/component/test_deduplication.py"
 FOLLOWER = f"{REPLICAS}::test_follower_that_becomes_leader_knows_every_id"
-POWER = f"{CRASH}::test_no_power_failure_loses_an_id_or_a_record"
+POWER = "tests/system/crash/test_crash_features.py::test_no_power_failure_breaks_a_feature[deduplication]"
 RESTART = f"{SOCKETS}::TestDurability::test_no_repeat_is_stored_whenever_the_broker_restarts"
 
 THREAD = "tests/unit/broker/test_deduplication_with_thread.py"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from nightly.planted.planted import Defect
 
-CRASH = ("tests/system/crash/test_crash_delays.py",)
+CRASH = (
+    "tests/system/crash/test_crash_features.py::test_no_power_failure_breaks_a_feature[delays]",
+    "tests/system/crash/test_crash_features.py::test_no_power_failure_breaks_a_feature_in_long_runs[delays]",
+    "tests/system/crash/test_crash_delays.py",
+)
 OWNERS = ("tests/unit/broker/test_schedule_owners.py",)
 RECURRENCE = ("tests/unit/state/schedules/test_recurrence.py",)
 

@@ -141,12 +141,12 @@ def test_the_leader_syncs_with_its_followers_and_without_them_soon() -> None:
     that nobody waits for."""
     cluster, asked = running()
     leader = cluster[1]
-    before = leader.group_commit.sync_count
+    before = leader.bench.group_commit.sync_count
     producer = Producer(cluster, again=True)
     for number in range(WINDOW):  # not in one turn of the loop
         leader.scheduler.call_later(number * 0.05, producer.send)
     cluster.run_until(lambda: len(producer.waited_ms) == BATCHES, 60_000)
-    assert leader.group_commit.sync_count - before < 1.2 * asked.count(2)
+    assert leader.bench.group_commit.sync_count - before < 1.2 * asked.count(2)
     for node_id in (2, 3):
         cluster.network.isolate(node_id)
     cluster.run_for(1000)

@@ -30,13 +30,13 @@ from mansio.wire.internal_records.hold_metadata import (
 from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 from support.logs import ManualBackground, ManualScheduler
 from support.tiers import examples
-from unit.broker.test_retention import MINUTE_MS, World
+from unit.broker.test_retention import MINUTE_MS, RetentionBench
 
 EVERYTHING_GOES = {"retention.ms": "1"}
 PIPELINE = "archive"
 
 
-class HeldWorld(World):
+class HeldBench(RetentionBench):
     """One partition whose retention lets go of everything, and the holds on it."""
 
     def __init__(self, **settings: str) -> None:
@@ -68,162 +68,162 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
 
 
 def test_what_a_pipeline_has_not_read_stays_and_leaves_when_it_has() -> None:
-    world = HeldWorld()
-    world.fill(6)
-    world.commit(2)
-    assert world.start_after_check() == 2
-    world.commit(5)
-    assert world.start_after_check() == 5
-    world.commit(6)
-    assert world.start_after_check() == 6
+    bench = HeldBench()
+    bench.fill(6)
+    bench.commit(2)
+    assert bench.start_after_check() == 2
+    bench.commit(5)
+    assert bench.start_after_check() == 5
+    bench.commit(6)
+    assert bench.start_after_check() == 6
 
 
 def test_the_slowest_pipeline_counts_until_it_is_released() -> None:
-    world = HeldWorld()
-    world.fill(6)
-    world.commit(4)
-    world.commit(1, pipeline="slow")
-    assert world.start_after_check() == 1
-    world.release("slow")
-    assert world.start_after_check() == 4
+    bench = HeldBench()
+    bench.fill(6)
+    bench.commit(4)
+    bench.commit(1, pipeline="slow")
+    assert bench.start_after_check() == 1
+    bench.release("slow")
+    assert bench.start_after_check() == 4
 
 
 @pytest.mark.parametrize(
     "metadata", ["", "{}", '{"hold":2}', '{"hold":true}', '["hold"]', '{"hold":1', "x" * 5000]
 )
 def test_a_commit_without_the_mark_holds_nothing_and_takes_back_one_with_it(metadata: str) -> None:
-    world = HeldWorld()
-    world.fill(3)
-    world.commit(0)
-    world.commit(0, metadata=metadata)
-    assert world.start_after_check() == 3
-    assert len(world.holds) == 0
+    bench = HeldBench()
+    bench.fill(3)
+    bench.commit(0)
+    bench.commit(0, metadata=metadata)
+    assert bench.start_after_check() == 3
+    assert len(bench.holds) == 0
 
 
 def test_only_groups_with_the_prefix_hold() -> None:
-    world = HeldWorld()
-    world.fill(3)
+    bench = HeldBench()
+    bench.fill(3)
     for group in ("mansio.pipeline.", "mansio.pipelin.x", "x"):
-        world.holds.record_commit(
-            group, "t", 0, CommittedOffset(0, -1, encode_hold_metadata(""), world.clock.wall_ms())
+        bench.holds.record_commit(
+            group, "t", 0, CommittedOffset(0, -1, encode_hold_metadata(""), bench.clock.wall_ms())
         )
-    assert world.start_after_check() == 3
+    assert bench.start_after_check() == 3
 
 
 def test_a_topic_may_refuse_retention_holds() -> None:
-    world = HeldWorld(mansio_hold_enable="false")
-    world.fill(3)
-    world.commit(0)
-    world.loaded = False
-    assert world.start_after_check() == 3
+    bench = HeldBench(mansio_hold_enable="false")
+    bench.fill(3)
+    bench.commit(0)
+    bench.loaded = False
+    assert bench.start_after_check() == 3
 
 
 def test_nothing_is_deleted_before_the_retention_holds_are_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    world = HeldWorld()
-    world.loaded = False
-    world.fill(4)
+    bench = HeldBench()
+    bench.loaded = False
+    bench.fill(4)
     with caplog.at_level(logging.ERROR):
-        assert world.start_after_check() == world.start_after_check() == 0
-    assert world.holds.has_blocked_retention
+        assert bench.start_after_check() == bench.start_after_check() == 0
+    assert bench.holds.has_blocked_retention
     assert [one.message for one in caplog.records] == ["retention_blocked_offsets_not_loaded"]
     with pytest.raises(PolicyViolation, match="not known yet"):
-        world.hook.check_deletion(2)
-    world.commit(3)
-    world.loaded = True
-    assert world.start_after_check() == 3
-    assert not world.holds.has_blocked_retention
+        bench.hook.check_deletion(2)
+    bench.commit(3)
+    bench.loaded = True
+    assert bench.start_after_check() == 3
+    assert not bench.holds.has_blocked_retention
 
 
 def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_logs_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = HeldWorld(mansio_hold_bytes_max="3000")
-    world.fill(3)
-    world.commit(1)
-    assert world.start_after_check() == 1
-    world.fill(3)
+    bench = HeldBench(mansio_hold_bytes_max="3000")
+    bench.fill(3)
+    bench.commit(1)
+    assert bench.start_after_check() == 1
+    bench.fill(3)
     with caplog.at_level(logging.INFO):
-        assert world.start_after_check() == 3, "three segments of about 970 bytes fit"
-        world.fill(1)
-        assert world.start_after_check() == 4
+        assert bench.start_after_check() == 3, "three segments of about 970 bytes fit"
+        bench.fill(1)
+        assert bench.start_after_check() == 4
     (line,) = lines(caplog, "hold_released")
     assert (line["pipeline"], line["topic"], line["partition"]) == (PIPELINE, "t", 0)
     assert (line["offset"], line["start"], line["reason"]) == (1, 3, RELEASED_BY_BYTES)
-    assert world.holds.released_counts == {RELEASED_BY_BYTES: 1, RELEASED_BY_TIME: 0, RELEASED_BY_DISK: 0}
-    (broken,) = world.holds.released_holds()
+    assert bench.holds.released_counts == {RELEASED_BY_BYTES: 1, RELEASED_BY_TIME: 0, RELEASED_BY_DISK: 0}
+    (broken,) = bench.holds.released_holds()
     assert (broken.offset, broken.start) == (1, 4)
     with caplog.at_level(logging.INFO):
-        world.commit(3)
-        assert list(world.holds.released_holds()), "still behind the start of the log"
-        world.commit(4)
-        assert not list(world.holds.released_holds())
+        bench.commit(3)
+        assert list(bench.holds.released_holds()), "still behind the start of the log"
+        bench.commit(4)
+        assert not list(bench.holds.released_holds())
     assert len(lines(caplog, "hold_restored")) == 1
 
 
 def test_a_pipeline_that_is_silent_for_too_long_holds_only_what_is_young(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = HeldWorld(mansio_hold_ms_max=str(60 * MINUTE_MS))
-    world.fill(3)
-    world.commit(1)
-    world.pass_time(59 * MINUTE_MS)
-    assert world.start_after_check() == 1
-    world.fill(2)
-    world.pass_time(2 * MINUTE_MS)
+    bench = HeldBench(mansio_hold_ms_max=str(60 * MINUTE_MS))
+    bench.fill(3)
+    bench.commit(1)
+    bench.pass_time(59 * MINUTE_MS)
+    assert bench.start_after_check() == 1
+    bench.fill(2)
+    bench.pass_time(2 * MINUTE_MS)
     with caplog.at_level(logging.ERROR):
-        assert world.start_after_check() == 3, "two are younger than an hour"
+        assert bench.start_after_check() == 3, "two are younger than an hour"
     (line,) = lines(caplog, "hold_released")
     assert line["reason"] == RELEASED_BY_TIME
 
 
 def test_a_slow_pipeline_that_commits_keeps_old_records() -> None:
-    world = HeldWorld(mansio_hold_ms_max=str(60 * MINUTE_MS))
-    world.fill(4)
-    world.pass_time(120 * MINUTE_MS)
-    world.commit(1)
-    assert world.start_after_check() == 1
+    bench = HeldBench(mansio_hold_ms_max=str(60 * MINUTE_MS))
+    bench.fill(4)
+    bench.pass_time(120 * MINUTE_MS)
+    bench.commit(1)
+    assert bench.start_after_check() == 1
 
 
 def test_no_limit_means_none() -> None:
-    world = HeldWorld(mansio_hold_bytes_max="-1", mansio_hold_ms_max="-1")
-    world.fill(20)
-    world.commit(0)
-    world.pass_time(1 << 40)
-    assert world.start_after_check() == 0
+    bench = HeldBench(mansio_hold_bytes_max="-1", mansio_hold_ms_max="-1")
+    bench.fill(20)
+    bench.commit(0)
+    bench.pass_time(1 << 40)
+    assert bench.start_after_check() == 0
 
 
 def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = HeldWorld()
+    bench = HeldBench()
     free = [200]
     scheduler, background = ManualScheduler(), ManualBackground()
     checks: list[None] = []
     limit = HoldDiskLimit(
-        world.holds,
+        bench.holds,
         scheduler=scheduler,  # type: ignore[arg-type]  # enough of one
         background=background,
         free_bytes=lambda: free[0],
         free_bytes_min=100,
         on_low=lambda: checks.append(None),
     )
-    world.fill(4)
-    world.commit(1)
+    bench.fill(4)
+    bench.commit(1)
     limit.start()
     background.run_all()
-    assert world.start_after_check() == 1
-    assert not world.holds.is_disk_nearly_low
+    assert bench.start_after_check() == 1
+    assert not bench.holds.is_disk_nearly_low
     free[0] = 199
     scheduler.fire()
     background.run_all()
-    assert (world.holds.is_disk_nearly_low, world.holds.is_disk_low) == (True, False)
-    assert world.start_after_check() == 1
+    assert (bench.holds.is_disk_nearly_low, bench.holds.is_disk_low) == (True, False)
+    assert bench.start_after_check() == 1
     with caplog.at_level(logging.INFO):
         free[0] = 99
         scheduler.fire()
         background.run_all()
         assert len(checks) == 1
-        assert world.start_after_check() == 4
+        assert bench.start_after_check() == 4
         free[0] = 100
         scheduler.fire()
         background.run_all()
@@ -232,28 +232,28 @@ def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
         "hold_released",
         "holds_enforced",
     ]
-    world.fill(2)
-    world.commit(5)
-    assert world.start_after_check() == 5
+    bench.fill(2)
+    bench.commit(5)
+    assert bench.start_after_check() == 5
     limit.stop()
     scheduler.fire()
     assert not background.jobs
 
 
 def test_deleting_records_that_a_pipeline_needs_is_refused_and_names_it() -> None:
-    world = HeldWorld()
-    world.fill(4)
-    world.commit(2, pipeline="daily")
-    world.commit(3, pipeline="other")
-    world.hook.check_deletion(2)
+    bench = HeldBench()
+    bench.fill(4)
+    bench.commit(2, pipeline="daily")
+    bench.commit(3, pipeline="other")
+    bench.hook.check_deletion(2)
     for before in (3, 4, -1):
         with pytest.raises(
             PolicyViolation, match=r"t-0: pipeline 'daily' still needs .* offset 2 .*release daily"
         ):
-            world.hook.check_deletion(before)
-    world.release("daily")
-    world.release("other")
-    world.hook.check_deletion(-1)
+            bench.hook.check_deletion(before)
+    bench.release("daily")
+    bench.release("other")
+    bench.hook.check_deletion(-1)
 
 
 def test_the_mark_names_who_committed_within_the_room_that_offsets_have() -> None:
@@ -275,47 +275,47 @@ class HoldModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = HeldWorld(mansio_hold_bytes_max=str(self.BYTES_MAX), mansio_hold_ms_max=str(self.MS_MAX))
+        self.bench = HeldBench(mansio_hold_bytes_max=str(self.BYTES_MAX), mansio_hold_ms_max=str(self.MS_MAX))
         self.commits: dict[str, tuple[int, int]] = {}
         self.written: list[int] = []  # when each record, which fills a segment, was written
         self.low = self.checked = False
 
     @rule(count=st.integers(1, 4))
     def append(self, count: int) -> None:
-        self.written += [self.world.clock.wall_ms()] * count
-        self.world.fill(count)
+        self.written += [self.bench.clock.wall_ms()] * count
+        self.bench.fill(count)
         self.checked = False
 
     @rule(pipeline=st.sampled_from("abc"), data=st.data())
     def commit(self, pipeline: str, data: st.DataObject) -> None:
         offset = data.draw(st.integers(0, len(self.written)))
-        self.world.commit(offset, pipeline=pipeline)
-        self.commits[pipeline] = (offset, self.world.clock.wall_ms())
+        self.bench.commit(offset, pipeline=pipeline)
+        self.commits[pipeline] = (offset, self.bench.clock.wall_ms())
         self.checked = False
 
     @rule(pipeline=st.sampled_from("abc"))
     def release(self, pipeline: str) -> None:
-        self.world.release(pipeline)
+        self.bench.release(pipeline)
         self.commits.pop(pipeline, None)
         self.checked = False
 
     @rule(minutes=st.integers(1, 25))
     def wait(self, minutes: int) -> None:
-        self.world.pass_time(minutes * MINUTE_MS)
+        self.bench.pass_time(minutes * MINUTE_MS)
         self.checked = False
 
     @rule(low=st.booleans(), loaded=st.booleans())
     def change(self, low: bool, loaded: bool) -> None:
-        self.low = self.world.holds.is_disk_low = low
-        self.world.loaded = loaded
+        self.low = self.bench.holds.is_disk_low = low
+        self.bench.loaded = loaded
         self.checked = False
 
     @precondition(lambda self: not self.checked)
     @rule()
     def check(self) -> None:
-        before = self.world.partition.start_offset
+        before = self.bench.partition.start_offset
         allowed = self.allowed(before)
-        start = self.world.start_after_check()
+        start = self.bench.start_after_check()
         assert start == max(before, min(allowed, len(self.written)))
         self.checked = True
 
@@ -323,15 +323,15 @@ class HoldModel(RuleBasedStateMachine):
         """How far deletion may come: as far as each pipeline allows. The check comes 10 ms later."""
         if self.low:
             return len(self.written)
-        if not self.world.loaded:
+        if not self.bench.loaded:
             return before
-        now_ms = self.world.clock.wall_ms() + 10
+        now_ms = self.bench.clock.wall_ms() + 10
         return min(
             (self.kept_from(*each, now_ms) for each in self.commits.values()), default=len(self.written)
         )
 
     def kept_from(self, offset: int, commit_ms: int, now_ms: int) -> int:
-        batch_bytes = self.world.partition.log.active_segment().size_bytes
+        batch_bytes = self.bench.partition.log.active_segment().size_bytes
         for candidate in range(offset, len(self.written)):
             fits = (len(self.written) - candidate) * batch_bytes <= self.BYTES_MAX
             silent = now_ms - commit_ms > self.MS_MAX
@@ -341,8 +341,8 @@ class HoldModel(RuleBasedStateMachine):
 
     @invariant()
     def broken_means_behind_the_start(self) -> None:
-        start = self.world.partition.start_offset
-        for one in self.world.holds.released_holds():
+        start = self.bench.partition.start_offset
+        for one in self.bench.holds.released_holds():
             assert self.commits[one.pipeline][0] < one.start <= start
 
 
