@@ -23,7 +23,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.state.share_partition.types import ACCEPT, RELEASE, RENEW, AcknowledgementBatch
-from unit.broker.share_fixtures import Room, run
+from unit.broker.share_fixtures import ShareBench, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mansio.state.consumer_group.types import TopicPartition
 
 
-def acknowledgements(room: Room, *batches: tuple[int, int, int]) -> PartitionAcknowledgements:
+def acknowledgements(room: ShareBench, *batches: tuple[int, int, int]) -> PartitionAcknowledgements:
     return PartitionAcknowledgements(
         room.partition.topic_id.bytes,
         0,
@@ -42,7 +42,7 @@ def acknowledgements(room: Room, *batches: tuple[int, int, int]) -> PartitionAck
 
 
 async def receive(
-    room: Room,
+    room: ShareBench,
     member: str = "m1",
     *,
     max_records: int = 10,
@@ -67,7 +67,7 @@ async def receive(
 
 
 def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         await receive(room, max_wait_ms=200)  # a new group starts at the end of the log
         await room.write(5)
         share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
@@ -90,7 +90,7 @@ def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_
 
 
 def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         await receive(room, max_wait_ms=200)
         await room.write(6)
         share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
@@ -108,7 +108,7 @@ def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Pat
 
 
 def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
         (unread,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 0, ACCEPT))])
         assert isinstance(unread.error, InvalidRecordState)
@@ -153,7 +153,7 @@ def test_duplicate_partitions_are_rejected() -> None:
 def test_unreadable_sector_that_a_receive_meets_is_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         await receive(room, max_wait_ms=200)  # a new group starts at the end of the log
         await room.write(5)
 

@@ -47,7 +47,7 @@ SETTINGS = ShareSettings(
 class Live:
     """One share partition that is led here."""
 
-    def __init__(self, room: Room, key: ShareKey) -> None:
+    def __init__(self, room: DeadLetterBench, key: ShareKey) -> None:
         self.room = room
         self.key = key
         self.state_machine: SharePartition
@@ -118,7 +118,7 @@ class Live:
         await self.persist(update)
 
 
-class Room:
+class DeadLetterBench:
     """A running broker with a topic "t" and what looks after its dead letters."""
 
     def __init__(self, broker: Broker, persister: MemoryPersister) -> None:
@@ -210,12 +210,14 @@ def expected_ids(key: ShareKey, offsets: Sequence[int], deliveries: int = 1) -> 
 
 
 @asynccontextmanager
-async def room_in(directory: Path, persister: MemoryPersister | None = None) -> AsyncIterator[Room]:
+async def room_in(
+    directory: Path, persister: MemoryPersister | None = None
+) -> AsyncIterator[DeadLetterBench]:
     """A broker on this directory; the state of share partitions is the persister's."""
     settings = Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(directory))
     broker = Broker(settings)
     await broker.start()
     try:
-        yield Room(broker, persister or MemoryPersister())
+        yield DeadLetterBench(broker, persister or MemoryPersister())
     finally:
         await broker.stop()

@@ -44,7 +44,7 @@ CONFIGS = {
 class Peer:
     """One connection, and one member of a share group on it."""
 
-    def __init__(self, room: Room, member: str, group: str, version: int) -> None:
+    def __init__(self, room: ShareBench, member: str, group: str, version: int) -> None:
         self.room = room
         self.member = member
         self.group = group
@@ -124,7 +124,7 @@ class Peer:
         return messages.decode_response_frame(key, version, await self.send(frame))[1]
 
 
-class Room:
+class ShareBench:
     """See the module."""
 
     def __init__(self, broker: Broker) -> None:
@@ -202,10 +202,10 @@ def offsets(part: SharePartitionData) -> list[int]:
 
 
 @asynccontextmanager
-async def room_in(directory: Path) -> AsyncIterator[Room]:
+async def room_in(directory: Path) -> AsyncIterator[ShareBench]:
     broker = Broker(Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(directory)))
     await broker.start()
-    room = Room(broker)
+    room = ShareBench(broker)
     try:
         if "t" not in broker.service.topics.state.topics:
             await broker.service.topics.create(NewTopic("t", 1, 1))
@@ -216,7 +216,7 @@ async def room_in(directory: Path) -> AsyncIterator[Room]:
         await broker.stop()
 
 
-def run(check: Callable[[Room], Awaitable[None]], directory: Path) -> None:
+def run(check: Callable[[ShareBench], Awaitable[None]], directory: Path) -> None:
     async def main() -> None:
         async with asyncio.timeout(scaled(DEADLINE_S)), room_in(directory) as room:
             await check(room)

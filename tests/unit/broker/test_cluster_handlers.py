@@ -48,7 +48,7 @@ def partition(leader: int, *, isr: tuple[int, ...] = (1, 2, 3), epoch: int | Non
     return PartitionState((1, 2, 3), leader, 7, isr, leader_broker_epoch=max(session, 0), **more)
 
 
-class World:
+class ClusterNode:
     """Node 1 of a cluster of three, as its view shows it."""
 
     def __init__(
@@ -104,7 +104,7 @@ class World:
 class PlanController:
     """Elects as the controller does, by the same plan, and has it at once."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ClusterNode) -> None:
         self._world = world
         self.asked: list[int] = []
         self.fail: Exception | None = None
@@ -144,7 +144,7 @@ class PlanController:
 
 @each_version(ApiKey.METADATA)
 def test_metadata_names_the_brokers_that_have_a_session_and_no_others_as_leaders(version: int) -> None:
-    world = World([partition(2), partition(3), partition(-1)], alive=(1, 2))
+    world = ClusterNode([partition(2), partition(3), partition(-1)], alive=(1, 2))
     world.state.controller = ControllerState(2, 99)
     answer = world.ask(ApiKey.METADATA, version, topics=[] if version == 0 else None)
     assert [(one.node_id, one.host, one.port) for one in answer.brokers] == [
@@ -162,7 +162,7 @@ def test_metadata_names_the_brokers_that_have_a_session_and_no_others_as_leaders
 
 
 def test_when_a_broker_comes_back_metadata_show_it_at_once() -> None:
-    world = World([partition(3)], alive=(1, 2))
+    world = ClusterNode([partition(3)], alive=(1, 2))
     assert world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0].leader_id == -1
     world.state.brokers[3] = BrokerState(3, "host3", 9003, None, 30)
     shown = world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0]
@@ -173,25 +173,25 @@ def test_when_a_broker_comes_back_metadata_show_it_at_once() -> None:
     ("controller", "reported"), [(None, -1), (ControllerState(3, 9), -1), (ControllerState(2, 9), 2)]
 )
 def test_no_controller_is_named_that_is_not_there(controller: ControllerState | None, reported: int) -> None:
-    world = World([partition(1)], alive=(1, 2))
+    world = ClusterNode([partition(1)], alive=(1, 2))
     world.state.controller = controller
     assert world.ask(ApiKey.DESCRIBE_CLUSTER, 2, endpoint_type=1).controller_id == reported
 
 
-def named_controller(world: World) -> int:
+def named_controller(world: ClusterNode) -> int:
     return int(world.ask(ApiKey.METADATA, 12, topics=[]).controller_id)
 
 
 @pytest.mark.parametrize("controller", [None, 1, 2, 3])
 def test_clients_are_sent_to_the_broker_that_answers_which_is_surely_there(controller: int | None) -> None:
-    world = World([partition(1)])
+    world = ClusterNode([partition(1)])
     world.state.controller = None if controller is None else ControllerState(controller, 9)
     assert named_controller(world) == OWN
 
 
 @pytest.mark.parametrize("unfit", ["its session may have ended", "it is stopping", "it is fenced"])
 def test_a_broker_that_can_change_nothing_sends_clients_to_one_that_can(unfit: str) -> None:
-    world = World([partition(1)])
+    world = ClusterNode([partition(1)])
     world.holds = unfit != "its session may have ended"
     state = {"it is stopping": BROKER_DRAINING, "it is fenced": BROKER_FENCED}.get(unfit, BROKER_ACTIVE)
     world.state.registrations[OWN] = Registration(state, 5)
@@ -203,13 +203,13 @@ def test_a_broker_that_can_change_nothing_sends_clients_to_one_that_can(unfit: s
 
 
 def test_where_no_broker_can_change_anything_the_one_that_answers_states_why() -> None:
-    world = World([partition(1)], alive=(1,))
+    world = ClusterNode([partition(1)], alive=(1,))
     world.holds = False
     assert named_controller(world) == OWN
 
 
 def test_a_broker_whose_session_ended_points_to_the_others_and_alone_to_itself() -> None:
-    world = World([partition(2)], alive=(2, 3))
+    world = ClusterNode([partition(2)], alive=(2, 3))
     assert [one.node_id for one in world.ask(ApiKey.METADATA, 12, topics=[]).brokers] == [2, 3]
     world.state.brokers.clear()
     answer = world.ask(ApiKey.METADATA, 12, topics=None)
@@ -219,7 +219,7 @@ def test_a_broker_whose_session_ended_points_to_the_others_and_alone_to_itself()
 
 @each_version(ApiKey.DESCRIBE_CLUSTER)
 def test_describe_cluster_shows_fenced_brokers_to_who_asks(version: int) -> None:
-    world = World([partition(1)], alive=(1, 3))
+    world = ClusterNode([partition(1)], alive=(1, 3))
     fields = {"endpoint_type": 1, "include_fenced_brokers": True} if version >= 2 else {}
     answer = world.ask(ApiKey.DESCRIBE_CLUSTER, version, **fields)
     shown = [(one.broker_id, one.host, one.port, one.rack) for one in answer.brokers]
@@ -233,7 +233,7 @@ def test_describe_cluster_shows_fenced_brokers_to_who_asks(version: int) -> None
 
 @each_version(ApiKey.DESCRIBE_QUORUM)
 def test_the_active_controller_stands_for_the_members_of_etcd(version: int) -> None:
-    world = World([partition(1)], alive=(1, 2))
+    world = ClusterNode([partition(1)], alive=(1, 2))
     topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
 
     def described() -> Any:
@@ -251,13 +251,13 @@ def test_the_active_controller_stands_for_the_members_of_etcd(version: int) -> N
 
 
 def test_a_broker_that_is_stopping_is_there_until_its_session_ends() -> None:
-    world = World([partition(2)])
+    world = ClusterNode([partition(2)])
     world.state.registrations[2] = Registration(BROKER_DRAINING, 5)
     assert world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0].leader_id == 2
 
 
 def test_describe_topic_partitions_agrees_with_metadata() -> None:
-    world = World([partition(2), partition(3, isr=(3,))], alive=(1, 2))
+    world = ClusterNode([partition(2), partition(3, isr=(3,))], alive=(1, 2))
     answer = world.ask(
         ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, topics=[], response_partition_limit=10, cursor=None
     )
@@ -272,7 +272,7 @@ def test_describe_topic_partitions_agrees_with_metadata() -> None:
 
 
 def test_a_preferred_election_moves_what_the_first_replica_can_lead() -> None:
-    world = World([partition(2), partition(1), partition(3, isr=(2, 3))])
+    world = ClusterNode([partition(2), partition(1), partition(3, isr=(2, 3))])
     assert world.elect(0, [0, 1, 2, 3]) == [
         (0, OK),
         (1, NOT_NEEDED),
@@ -284,38 +284,38 @@ def test_a_preferred_election_moves_what_the_first_replica_can_lead() -> None:
 
 
 def test_asked_for_all_partitions_those_that_need_no_election_are_left_out() -> None:
-    world = World([partition(2), partition(1), partition(3, isr=(2, 3))])
+    world = ClusterNode([partition(2), partition(1), partition(3, isr=(2, 3))])
     assert world.elect(0, ALL_LEFT_OUT) == [(0, OK), (2, PREFERRED_AWAY)]
     assert world.elect(1, ALL_LEFT_OUT) == []
 
 
 def test_an_unclean_election_is_held_only_where_no_replica_in_sync_can_lead() -> None:
     partitions = [partition(-1, isr=(3,)), partition(2), partition(-1, isr=(2,))]
-    world = World(partitions, alive=(1, 2))
+    world = ClusterNode(partitions, alive=(1, 2))
     assert world.elect(1, [0, 1, 2]) == [(0, OK), (1, NOT_NEEDED), (2, NOT_NEEDED)]
     elected = world.state.topics["t"].partitions[0]
     assert (elected.leader, elected.isr, elected.leader_epoch) == (1, (1,), 8)
 
 
 def test_an_unclean_election_without_a_replica_that_is_there_elects_none() -> None:
-    world = World([partition(-1, isr=(3,))], alive=())
+    world = ClusterNode([partition(-1, isr=(3,))], alive=())
     assert world.elect(1, [0]) == [(0, NONE_ELIGIBLE)]
     assert world.controller.asked == []
 
 
 def test_a_leader_of_an_earlier_session_is_not_one() -> None:
-    world = World([partition(1, epoch=3)])  # broker 1 was started anew since
+    world = ClusterNode([partition(1, epoch=3)])  # broker 1 was started anew since
     assert world.elect(0, [0]) == [(0, OK)]
 
 
 def test_elections_end_with_the_time_of_the_request() -> None:
-    world = World([partition(2), partition(2), partition(2), partition(1)])
+    world = ClusterNode([partition(2), partition(2), partition(2), partition(1)])
     world.controller.takes_ms = 600
     assert world.elect(0, [0, 1, 2, 3]) == [(0, OK), (1, OK), (2, TIMED_OUT), (3, NOT_NEEDED)]
 
 
 def test_what_others_change_meanwhile_and_what_makes_no_sense_has_its_own_error() -> None:
-    world = World([partition(2)])
+    world = ClusterNode([partition(2)])
     assert world.elect(2, [0]) == [(0, BAD_REQUEST)]
     world.controller.fail = ConcurrentChange("others")
     assert world.elect(0, [0]) == [(0, BROKER_NOT_AVAILABLE)]
@@ -323,7 +323,7 @@ def test_what_others_change_meanwhile_and_what_makes_no_sense_has_its_own_error(
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_every_version_of_elect_leaders_can_ask_for_the_preferred(version: int) -> None:
-    world = World([partition(2)])
+    world = ClusterNode([partition(2)])
     fields = {"topic_partitions": [{"topic": "t", "partitions": [0]}], "timeout_ms": 1000}
     answer = world.ask(ApiKey.ELECT_LEADERS, version, **fields, **({"election_type": 0} if version else {}))
     result = answer.replica_election_results[0].partition_result[0]
@@ -335,7 +335,7 @@ def test_every_version_of_elect_leaders_can_ask_for_the_preferred(version: int) 
 
 def test_what_is_being_moved_is_listed_and_nothing_else() -> None:
     moving = partition(1, adding=(3,), removing=(2,))
-    world = World([partition(1), moving])
+    world = ClusterNode([partition(1), moving])
     for topics in (
         None,
         [{"name": "t", "partition_indexes": [0, 1, 9]}, {"name": "u", "partition_indexes": [0]}],
@@ -352,7 +352,7 @@ def test_what_is_being_moved_is_listed_and_nothing_else() -> None:
 
 
 def test_a_move_is_refused_with_where_the_partition_stays() -> None:
-    world = World([partition(1)])
+    world = ClusterNode([partition(1)])
     plans = [[1, 2, 3], [2, 1, 3], None]
     answers = []
     for replicas in plans:
@@ -368,7 +368,7 @@ def test_a_move_is_refused_with_where_the_partition_stays() -> None:
 
 def test_a_group_is_coordinated_by_the_leader_in_the_session_it_was_chosen_in() -> None:
     partitions = [partition(2), partition(3), partition(1, epoch=3), partition(-1)]
-    world = World(partitions, alive=(1, 2), name="__consumer_offsets")
+    world = ClusterNode(partitions, alive=(1, 2), name="__consumer_offsets")
     places = ClusterCoordinatorLookup(world.state)
     assert places.partition_count() == 4
     leaders = [places.leader(index) for index in range(5)]

@@ -98,7 +98,7 @@ class FakeCluster:
         self.released.append(node_id)
 
 
-class World:
+class ClusterReceiveBench:
     def __init__(self, seed: int = 1) -> None:
         self.simulation = Simulation(seed)
         self.scheduler = self.simulation.scheduler()
@@ -129,7 +129,7 @@ class World:
 
 
 def test_records_of_all_leaders_are_received_up_to_the_limit() -> None:
-    world = World()
+    world = ClusterReceiveBench()
     for node_id in (1, 2, 3):
         world.cluster.records[node_id] = [record(node_id, offset) for offset in range(4)]
     assert len(world.receive(0, max_records=10).records) == 10
@@ -140,7 +140,7 @@ def test_records_of_all_leaders_are_received_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize("node_id", [1, 2, 3])
 def test_waiting_call_gets_a_record_of_any_leader_at_once(node_id: int) -> None:
-    world = World()
+    world = ClusterReceiveBench()
     world.scheduler.call_later(3_000, lambda: world.cluster.records[node_id].append(record(node_id, 7)))
     result = world.receive(20_000)
     assert [each.offset for each in result.records] == [7]
@@ -148,7 +148,7 @@ def test_waiting_call_gets_a_record_of_any_leader_at_once(node_id: int) -> None:
 
 
 def test_time_of_a_call_without_records_is_kept() -> None:
-    world = World()
+    world = ClusterReceiveBench()
     assert world.receive(12_345).records == []
     assert 12.3 < world.elapsed_s < 12.5
     deadline = world.clock.monotonic() + 2
@@ -157,7 +157,7 @@ def test_time_of_a_call_without_records_is_kept() -> None:
 
 
 def test_records_do_not_age_while_another_leader_is_hung() -> None:
-    world = World()
+    world = ClusterReceiveBench()
     world.cluster.hung = {2, 3}
     world.cluster.records[1] = [record(1, 0)]
     result = world.receive(20_000)
@@ -167,7 +167,7 @@ def test_records_do_not_age_while_another_leader_is_hung() -> None:
 
 
 def test_hung_leaders_are_in_the_errors_and_their_leases_are_released() -> None:
-    world = World()
+    world = ClusterReceiveBench()
     world.cluster.hung = {2, 3}
     result = world.receive(0)
     assert {index for _, index in result.errors} == {2, 3}
@@ -177,7 +177,7 @@ def test_hung_leaders_are_in_the_errors_and_their_leases_are_released() -> None:
 
 
 def test_error_that_stays_ends_the_call() -> None:
-    world = World()
+    world = ClusterReceiveBench()
     world.cluster.errors[2] = CorruptLog("damaged")
     result = world.receive(20_000)
     assert world.elapsed_s < 1
@@ -185,14 +185,14 @@ def test_error_that_stays_ends_the_call() -> None:
 
 
 def test_records_that_cannot_be_leased_cost_fewer_and_fewer_rounds() -> None:
-    world = World()
+    world = ClusterReceiveBench()
     world.cluster.promises_too_much = True
     world.receive(20_000)
     assert len(world.cluster.asked) < 3 * 60  # 20 s, two rounds each second after the first ones
 
 
 def test_cancelled_call_releases_what_it_has_leased() -> None:
-    world = World()
+    world = ClusterReceiveBench()
     world.cluster.records[1] = [record(1, 0)]
     world.cluster.hung = {2, 3}
     task = world.scheduler.spawn(world.call().run(20_000), name="call")

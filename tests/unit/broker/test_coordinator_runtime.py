@@ -39,7 +39,7 @@ class DictView:
         self.ready.add(index)
 
 
-class Room:
+class RuntimeBench:
     def __init__(
         self,
         partitions: list[MemoryPartition] | None = None,
@@ -72,7 +72,7 @@ class Room:
         self.partitions = [MemoryPartition(self.scheduler), MemoryPartition(self.scheduler)]
         return self.partitions
 
-    def begin(self) -> Room:
+    def begin(self) -> RuntimeBench:
         self.scheduler.run(self.topic.start(self.partitions))
         return self
 
@@ -83,14 +83,14 @@ class Room:
 
         self.scheduler.run(work())
 
-    def restarted(self, **options: object) -> Room:
+    def restarted(self, **options: object) -> RuntimeBench:
         scheduler = VirtualScheduler()
         kept = [each.after_power_loss(scheduler) for each in self.partitions]
-        return Room(kept, scheduler=scheduler, **options).begin()  # type: ignore[arg-type]  # the test knows its own types
+        return RuntimeBench(kept, scheduler=scheduler, **options).begin()  # type: ignore[arg-type]  # the test knows its own types
 
 
 def test_the_topic_is_created_once_by_the_first_writer() -> None:
-    room = Room().begin()
+    room = RuntimeBench().begin()
     assert room.created == 0
     first, second = (
         room.scheduler.start(room.topic.ensure_topic_exists()),
@@ -104,7 +104,7 @@ def test_the_topic_is_created_once_by_the_first_writer() -> None:
 
 @pytest.mark.timeout(20)
 def test_who_needs_a_topic_that_an_attempt_left_half_made_gets_an_error_and_the_loop_goes_on() -> None:
-    room = Room().begin()
+    room = RuntimeBench().begin()
 
     async def there_already() -> list[MemoryPartition]:
         return []
@@ -115,13 +115,13 @@ def test_who_needs_a_topic_that_an_attempt_left_half_made_gets_an_error_and_the_
 
 
 def test_nothing_is_written_before_the_load_began() -> None:
-    room = Room()
+    room = RuntimeBench()
     with pytest.raises(CoordinatorLoadInProgress):
         room.scheduler.run(room.topic.ensure_topic_exists())
 
 
 def test_an_append_is_answered_only_when_it_is_committed() -> None:
-    room = Room().begin()
+    room = RuntimeBench().begin()
     room.write(b"a", b"1")
     room.partitions[0].holds = True
     promise = room.topic.append(0, [(b"b", b"2")])
@@ -137,7 +137,7 @@ def test_an_append_is_answered_only_when_it_is_committed() -> None:
 
 
 def test_a_refused_append_leaves_the_view_as_it_was() -> None:
-    room = Room().begin()
+    room = RuntimeBench().begin()
     room.write(b"a", b"1")
     room.partitions[0].refuses = StorageError()
     with pytest.raises(StorageError):
@@ -146,7 +146,7 @@ def test_a_refused_append_leaves_the_view_as_it_was() -> None:
 
 
 def test_the_view_after_a_power_loss_is_what_was_durable() -> None:
-    room = Room().begin()
+    room = RuntimeBench().begin()
     for number in range(10):
         room.write(b"%d" % (number % 3), b"%d" % number)
     room.write(b"0", None)
@@ -157,7 +157,7 @@ def test_the_view_after_a_power_loss_is_what_was_durable() -> None:
 
 
 def test_many_records_are_split_into_batches() -> None:
-    room = Room().begin()
+    room = RuntimeBench().begin()
     room.write(b"a", b"1")
     records = [(b"%d" % number, b"v") for number in range(2500)]
     room.topic.append(0, records)
@@ -167,7 +167,7 @@ def test_many_records_are_split_into_batches() -> None:
 
 
 def test_an_unreadable_record_stops_its_partition_and_no_other() -> None:
-    room = Room().begin()
+    room = RuntimeBench().begin()
     room.write(b"a", b"1", 0)
     room.write(b"b", b"2", 1)
     damaged = bytearray(room.partitions[0].stored[0])
@@ -185,7 +185,7 @@ def test_an_unreadable_record_stops_its_partition_and_no_other() -> None:
 
 def test_a_clean_stop_leaves_a_checkpoint_and_the_next_start_reads_no_log() -> None:
     disk = SimulatedDisk()
-    room = Room(disk=disk).begin()
+    room = RuntimeBench(disk=disk).begin()
     for number in range(5):
         room.write(b"%d" % number, b"x")
     room.scheduler.run(room.topic.close())
@@ -200,7 +200,7 @@ def test_a_clean_stop_leaves_a_checkpoint_and_the_next_start_reads_no_log() -> N
 
 def test_a_checkpoint_is_written_while_writes_go_on_and_a_start_reads_little() -> None:
     disk = SimulatedDisk()
-    room = Room(disk=disk, interval_bytes=20_000).begin()
+    room = RuntimeBench(disk=disk, interval_bytes=20_000).begin()
     for number in range(2000):
         room.write(b"%d" % (number % 50), b"%d" % number)
         if number % 7 == 0:
@@ -212,7 +212,7 @@ def test_a_checkpoint_is_written_while_writes_go_on_and_a_start_reads_little() -
 
 def test_a_checkpoint_never_holds_what_is_not_committed() -> None:
     disk = SimulatedDisk()
-    room = Room(disk=disk, interval_bytes=1).begin()
+    room = RuntimeBench(disk=disk, interval_bytes=1).begin()
     room.write(b"a", b"1")
     room.scheduler.turn()
     room.partitions[0].holds = True
@@ -224,7 +224,7 @@ def test_a_checkpoint_never_holds_what_is_not_committed() -> None:
 
 def test_a_write_during_a_checkpoint_is_in_it_only_once_it_is_durable() -> None:
     disk = SimulatedDisk()
-    room = Room(disk=disk).begin()
+    room = RuntimeBench(disk=disk).begin()
     room.write(b"first", b"1")
     room.topic.append(0, [(b"%d" % number, b"old") for number in range(RECORDS_PER_YIELD)])
     room.scheduler.turn()
@@ -246,7 +246,7 @@ def test_a_write_during_a_checkpoint_is_in_it_only_once_it_is_durable() -> None:
 @pytest.mark.parametrize("harm", ["flip", "cut", "beyond"])
 def test_a_bad_checkpoint_costs_time_and_nothing_else(harm: str, caplog: pytest.LogCaptureFixture) -> None:
     disk = SimulatedDisk()
-    room = Room(disk=disk).begin()
+    room = RuntimeBench(disk=disk).begin()
     for number in range(5):
         room.write(b"%d" % number, b"x")
     room.scheduler.run(room.topic.close())
@@ -270,7 +270,7 @@ def test_a_bad_checkpoint_costs_time_and_nothing_else(harm: str, caplog: pytest.
 @pytest.mark.parametrize("seed", range(20))
 def test_a_crash_while_a_checkpoint_is_written_loses_nothing(seed: int) -> None:
     disk = SimulatedDisk()
-    room = Room(disk=disk).begin()
+    room = RuntimeBench(disk=disk).begin()
     room.write(b"a", b"1")
     room.scheduler.run(room.topic.close())
     room = room.restarted(disk=disk)
@@ -292,17 +292,17 @@ def test_compaction_learns_from_where_on_deletions_are_still_to_be_read() -> Non
     """The checkpoint knows the key as alive; only the tombstone in the log takes it away after the next start."""
     disk, scheduler = SimulatedDisk(), VirtualScheduler()
     partitions = [MemoryPartition(scheduler), MemoryPartition(scheduler)]
-    first = Room(partitions, disk=disk, scheduler=scheduler).begin()
+    first = RuntimeBench(partitions, disk=disk, scheduler=scheduler).begin()
     first.write(b"gone", b"1")
     first.write(b"kept", b"1")
     assert first.topic.replay_start_offset(0) == 0
     first.scheduler.run(first.topic.close())
     assert first.topic.replay_start_offset(0) == 2
-    again = Room(partitions, disk=disk, scheduler=scheduler).begin()
+    again = RuntimeBench(partitions, disk=disk, scheduler=scheduler).begin()
     assert again.topic.replay_start_offset(0) == 2
     again.write(b"gone", None)
     assert again.topic.replay_start_offset(0) == 2
-    assert Room(partitions, disk=disk, scheduler=scheduler).begin().view.values[0] == {b"kept": b"1"}
+    assert RuntimeBench(partitions, disk=disk, scheduler=scheduler).begin().view.values[0] == {b"kept": b"1"}
 
 
 def test_checkpoint_with_any_bit_flipped_is_damaged() -> None:

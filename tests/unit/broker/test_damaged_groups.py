@@ -11,7 +11,7 @@ from mansio.errors import CoordinatorNotAvailable
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_batch import build_batch
 from unit.broker.consumer_groups_fixtures import ConsumerBroker, Member
-from unit.broker.test_coordinator_runtime import Room
+from unit.broker.test_coordinator_runtime import RuntimeBench
 from unit.broker.test_groups import PARTITIONS, Broker
 
 MESSAGE_TOO_LARGE, COORDINATOR_NOT_AVAILABLE = 10, 15
@@ -19,7 +19,7 @@ MESSAGE_TOO_LARGE, COORDINATOR_NOT_AVAILABLE = 10, 15
 
 def test_one_flipped_bit_of_a_value_stops_the_load_of_its_partition() -> None:
     """Every length still fits, so only the checksum shows it: it would have been another offset."""
-    room = Room().begin()
+    room = RuntimeBench().begin()
     room.write(b"key", b"value", 0)
     stored = room.partitions[0].stored
     stored[0] = stored[0].replace(b"value", b"walue")

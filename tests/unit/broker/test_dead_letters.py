@@ -32,7 +32,7 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from support.machine import scaled
 from support.waiting import eventually
-from unit.broker.dead_letters_fixtures import MEMBER, Room, expected_ids, headers, ids, room_in
+from unit.broker.dead_letters_fixtures import MEMBER, DeadLetterBench, expected_ids, headers, ids, room_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,7 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS_MAX", 20)
 
 
-def run(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
+def run(check: Callable[[DeadLetterBench], Awaitable[None]], tmp_path: Path) -> None:
     async def main() -> None:
         async with asyncio.timeout(scaled(DEADLINE_S)), room_in(tmp_path) as room:
             await check(room)
@@ -64,13 +64,13 @@ def records(count: int, *, size: int = 10) -> list[Any]:
     return [(b"k%d" % at, b"v%d" % at + b"x" * size, [("own", b"h%d" % at)]) for at in range(count)]
 
 
-async def settled(room: Room) -> None:
+async def settled(room: DeadLetterBench) -> None:
     await eventually(lambda: room.dead_letters.waiting_record_count == 0, DEADLINE_S, "no dead letter waits")
     await eventually(lambda: all(not s.is_working for s in room.dead_letters._tasks.values()))
 
 
 def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic(partitions=3, max_message_bytes="70000")
         await room.write(*records(4), index=2)
         share_partition = await room.share_partition(index=2)
@@ -120,7 +120,7 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
     run(check, tmp_path)
 
 
-def batches(room: Room) -> int:
+def batches(room: DeadLetterBench) -> int:
     log = room.partition("dlq.t").log
     return sum(1 for batch in log.batches(0) for _ in iterate_batches(batch))
 
@@ -132,7 +132,7 @@ def test_records_that_are_rejected_one_after_the_other_are_copied_in_batches(
     monkeypatch.setattr(dead_letter_manager, "LINGER_MS", 1e9)
     monkeypatch.setattr(dead_letter_copies, "RECORDS_MAX", 20)
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(41))
         share_partition = await room.share_partition()
@@ -162,7 +162,7 @@ def test_exactly_one_dead_letter_when_the_state_cannot_be_stored(
 ) -> None:
     """Each arrow: the state's store fails, or its answer is lost; the broker is killed; the state is loaded again."""
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(6))
         share_partition = await room.share_partition()
@@ -243,7 +243,13 @@ class Failing:
     """Appends to dead-letter topics that fail so many times, with their batch there or not."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, room: Room, *, times: int, there: bool, error: Any = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        room: DeadLetterBench,
+        *,
+        times: int,
+        there: bool,
+        error: Any = None,
     ) -> None:
         self.failed = 0
         append = type(room.targets).append
@@ -265,7 +271,7 @@ def test_a_defect_costs_the_queue_and_not_the_dead_letters(
 ) -> None:
     """Whatever it is, the state is loaded again, and they go on."""
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(4))
         Failing(monkeypatch, room, times=1, there=True, error=KeyError("a defect"))
@@ -284,7 +290,7 @@ def test_a_defect_costs_the_queue_and_not_the_dead_letters(
 
 
 def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(3))
         one, other = await room.share_partition("a"), await room.share_partition("b")
@@ -299,7 +305,7 @@ def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
 
 
 def test_partitions_with_their_first_dead_letters_at_once_make_the_topic_once(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic("t", partitions=4)
         share_partitions = []
         for index in range(4):
@@ -322,7 +328,7 @@ def test_partitions_with_their_first_dead_letters_at_once_make_the_topic_once(tm
 def test_dead_letters_come_in_order_in_batches_like_those_of_their_records(
     tmp_path: Path, count: int, size: int, codec: Codec, batches: list[int]
 ) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(count, size=size), codec=codec)
         share_partition = await room.share_partition()
@@ -336,7 +342,7 @@ def test_dead_letters_come_in_order_in_batches_like_those_of_their_records(
 
 
 def test_a_record_too_large_for_the_target_comes_without_its_value(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.topic("small", errors_deadletterqueue_group_enable="true", max_message_bytes="6000")
         room.configs["errors.deadletterqueue.topic.name"] = "small"
@@ -375,7 +381,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_is_reported_until_it_can(
     last_error: str,
     mended: Change,
 ) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.topic("own", **{name.replace(".", "_"): value for name, value in configs.items()})
         room.configs["errors.deadletterqueue.topic.name"] = "own"
@@ -407,7 +413,7 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
         monkeypatch.setattr(dead_letters, name, 600_000)
         monkeypatch.setattr(f"mansio.broker.coordinator.share.dead_letter_manager.{name}", 600_000)
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.topic("own")
         room.service.topics.state.on_change(room.dead_letters.handle_topic_change)
@@ -434,7 +440,7 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
 def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(4))
         share_partition = await room.share_partition()
@@ -455,7 +461,7 @@ def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
 
 @pytest.mark.parametrize("characters", [245, 246, 249])
 def test_records_of_a_topic_with_a_long_name_are_dead_lettered(tmp_path: Path, characters: int) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         topic = "t" * characters
         name = room.dead_letters._targets.dead_letter_topic_name("g", topic)
         assert (name == f"dlq.{topic}") == (characters == 245)
@@ -471,7 +477,7 @@ def test_records_of_a_topic_with_a_long_name_are_dead_lettered(tmp_path: Path, c
 def test_a_dead_letter_topic_whose_name_differs_in_dot_and_underscore_is_used(tmp_path: Path) -> None:
     """As of two topics with such names, which an earlier version created: one dead-letter topic can exist."""
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         source = await room.service.topics.create(NewTopic("a.b", 1))
         there = await room.dead_letters._targets.find("g", source, 0)
         other = dataclasses.replace(source, name="a_b", topic_id=UUID(int=7))
@@ -485,7 +491,7 @@ def test_a_recreated_dead_letter_topic_gets_the_pending_records(
 ) -> None:
     """Its name is the same and its id is not: what was reserved in the old one has no meaning there."""
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(6))
         share_partition = await room.share_partition()
@@ -510,7 +516,7 @@ def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
     """The batch is there, no answer was sent, and by the time it is sent again the target's table has no such
     producer."""
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(3))
         Failing(monkeypatch, room, times=1_000_000, there=True)
@@ -535,7 +541,7 @@ def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
 def test_what_left_the_log_meanwhile_has_a_dead_letter_that_states_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         for record in records(4):
             await room.write(record)
@@ -556,7 +562,7 @@ def test_what_left_the_log_meanwhile_has_a_dead_letter_that_states_it(
 
 
 def test_a_group_may_have_no_copies(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         room.configs["errors.deadletterqueue.copy.record.enable"] = "false"
         await room.write(*records(1))
@@ -588,8 +594,8 @@ PORTS: dict[int, tuple[str, int]] = {}
 OPENED: list[PeerConnections] = []
 
 
-def run_far(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
-    async def far_check(room: Room) -> None:
+def run_far(check: Callable[[DeadLetterBench], Awaitable[None]], tmp_path: Path) -> None:
+    async def far_check(room: DeadLetterBench) -> None:
         PORTS[1] = (room.broker.listener_address.host, room.broker.listener_address.port)
         try:
             await check(room)
@@ -606,7 +612,7 @@ def test_a_target_that_another_broker_leads_gets_each_once(
 ) -> None:
     """Over the wire, with an answer that is lost, and one batch that the target has forgotten the producer of."""
 
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(6))
         share_partition = await room.share_partition()
@@ -641,7 +647,7 @@ def test_a_target_that_another_broker_leads_gets_each_once(
 
 @pytest.mark.usefixtures("far")
 def test_what_another_broker_refuses_is_understood(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: DeadLetterBench) -> None:
         await room.topic()
         await room.write(*records(2))
         share_partition = await room.share_partition()

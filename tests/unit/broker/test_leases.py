@@ -45,7 +45,7 @@ ONE = TopicPartition("t", 0)
 OFFSETS = 10
 
 
-class World:
+class LeaseBench:
     """A broker, a client of it, and a share group "g" that reads topic "t" from its beginning."""
 
     def __init__(self, broker: Broker, client: Client) -> None:
@@ -128,18 +128,18 @@ def batch(first: int, last: int, kind: int, **more: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def world_in(directory: Path) -> AsyncIterator[World]:
+async def world_in(directory: Path) -> AsyncIterator[LeaseBench]:
     broker = Broker(Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(directory)))
     await broker.start()
     try:
         host, port = broker.listener_address
         async with connect(f"{host}:{port}") as client:
-            yield World(broker, client)
+            yield LeaseBench(broker, client)
     finally:
         await broker.stop()
 
 
-async def prepared(world: World) -> None:
+async def prepared(world: LeaseBench) -> None:
     set_ = Operation.SET
     changes = [
         Change("share.auto.offset.reset", set_, "earliest"),
@@ -152,7 +152,7 @@ async def prepared(world: World) -> None:
         await world.client.publish("t", f"v{at}", key=f"k{at}", headers=[("own", b"%d" % at)], partition=0)
 
 
-def run(check: Callable[[World], Awaitable[None]], directory: Path) -> None:
+def run(check: Callable[[LeaseBench], Awaitable[None]], directory: Path) -> None:
     async def main() -> None:
         async with asyncio.timeout(scaled(DEADLINE_S)), world_in(directory) as world:
             await prepared(world)
@@ -167,7 +167,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         share_partition = await world.lease(0, 5)
         wrong = await world.acknowledge(batch(0, 1, ACCEPT), batch(2, 2, ACCEPT, delivery_count=7))
         assert wrong.error_code == InvalidRecordState.kafka_code
@@ -195,7 +195,7 @@ def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: 
 def test_a_fenced_leader_reports_that_another_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: type[MansioError]
 ) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         await world.lease(0, 5)
 
         async def write(*_: Any) -> None:
@@ -209,7 +209,7 @@ def test_a_fenced_leader_reports_that_another_leads(
 
 
 def test_a_rejection_has_its_reason_and_a_dead_letter(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         await world.reject(3, 4, "no such flight")
         found = await world.stored_dead_letters()
         assert [(one.key, one.value) for one in found] == [(b"k3", b"v3"), (b"k4", b"v4")]
@@ -223,7 +223,7 @@ def test_a_rejection_has_its_reason_and_a_dead_letter(tmp_path: Path) -> None:
 
 
 def test_looking_makes_no_state(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         assert await world.shares.leases("g", [ONE]) == {ONE: None}
         assert len(world.service.share_partition_manager) == 0
         nowhere = await world.call_and_rearm(
@@ -241,7 +241,7 @@ def test_looking_makes_no_state(tmp_path: Path) -> None:
 
 
 def test_acknowledging_makes_no_state(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         assert (await world.acknowledge(batch(0, 0, ACCEPT))).error_code == InvalidRecordState.kafka_code
         assert len(world.service.share_partition_manager) == 0
         assert "__share_group_state" not in world.service.topics.state.topics
@@ -250,7 +250,7 @@ def test_acknowledging_makes_no_state(tmp_path: Path) -> None:
 
 
 def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         await world.lease(0, 1)
         assert (await world.acknowledge(batch(0, 1, ACCEPT))).error_code == 0
         await world.reject(2, 5)
@@ -274,7 +274,7 @@ def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
 
 
 def test_what_the_log_has_lost_cannot_be_offered(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         await world.reject(0, 5)
         await world.client.admin.delete_records([ONE], before=4)
         found = await world.shares.redrive("g", ONE, redrive_id="a", offsets=[(0, 5)])
@@ -299,7 +299,7 @@ def test_nothing_is_offered_twice_across_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_redrive_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         await world.reject(0, 0)
         redrive = world.shares.redrive
         with pytest.raises(InvalidRequest):
@@ -313,7 +313,7 @@ def test_a_redrive_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) -> None:
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         broker: Any = SimpleNamespace(services=world.service)
         await world.reject(0, 1)
         await world.lease(2, 4)
@@ -339,7 +339,7 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
 
 
 def test_dead_letters_go_on_after_a_restart_although_no_client_uses_the_group(tmp_path: Path) -> None:
-    async def takes_them(world: World, text: str) -> None:
+    async def takes_them(world: LeaseBench, text: str) -> None:
         change = Change("errors.deadletterqueue.group.enable", Operation.SET, text)
         await world.service.topics.alter_configs("dlq.t", [change])
 
@@ -368,7 +368,7 @@ def test_no_dead_letter_is_forgotten_with_the_offsets_of_its_group(
     """Altered, deleted, or deleted with the group: only when they are written, and then at once."""
     monkeypatch.setattr(share_partition_manager, "DEAD_LETTER_WAIT_MS_MAX", 200)
 
-    async def check(world: World) -> None:
+    async def check(world: LeaseBench) -> None:
         async def takes_them(text: str) -> None:
             change = Change("errors.deadletterqueue.group.enable", Operation.SET, text)
             await world.service.topics.alter_configs("dlq.t", [change])

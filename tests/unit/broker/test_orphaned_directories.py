@@ -53,7 +53,7 @@ class Metadata:
         return None if self.format is None else Entry(key, self.format, 1, 1)
 
 
-class Room:
+class DataDirectory:
     """A data directory, over several starts."""
 
     def __init__(self, path: Path) -> None:
@@ -87,82 +87,86 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
+def data_directory(tmp_path: Path) -> DataDirectory:
+    return DataDirectory(tmp_path)
 
 
 def gone_topic() -> Topic:
     return Metadata().have(9)
 
 
-def test_a_topic_that_is_no_more_is_removed_and_what_is_there_stays(room: Room) -> None:
+def test_a_topic_that_is_no_more_is_removed_and_what_is_there_stays(data_directory: DataDirectory) -> None:
     before, now = Metadata(), Metadata(revision=150)
-    room.start(before, until=120)
+    data_directory.start(before, until=120)
     kept, half = now.have(1), now.have(2, TOPIC_CREATING)
     for topic in (kept, half, gone_topic()):
-        room.make(topic)
-    (room.path / "topics" / "notes.txt").mkdir()
-    room.start(now)
-    assert room.names("topics") == ["notes", "t1", "t2"]
-    assert (room.names("removed"), room.names("quarantine")) == ([], [])
+        data_directory.make(topic)
+    (data_directory.path / "topics" / "notes.txt").mkdir()
+    data_directory.start(now)
+    assert data_directory.names("topics") == ["notes", "t1", "t2"]
+    assert (data_directory.names("removed"), data_directory.names("quarantine")) == ([], [])
 
 
 @pytest.mark.parametrize("doubt", ["made anew", "wiped", "older", "never noted", "note damaged"])
 def test_where_the_metadata_may_be_others_directories_are_quarantined_and_stay_so(
-    room: Room, doubt: str, caplog: pytest.LogCaptureFixture
+    data_directory: DataDirectory, doubt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if doubt != "never noted":
-        room.start(Metadata(), until=120)
+        data_directory.start(Metadata(), until=120)
     if doubt == "note damaged":
-        (room.path / "last-metadata-revision").write_bytes(b"x" * 40)
+        (data_directory.path / "last-metadata-revision").write_bytes(b"x" * 40)
     now = Metadata(
         token="second" if doubt == "made anew" else "first", revision=119 if doubt == "older" else 150
     )
     if doubt == "wiped":
         now.format = None
-    directory = room.make(gone_topic())
+    directory = data_directory.make(gone_topic())
     with caplog.at_level(logging.WARNING):
-        room.start(now)
-    assert room.names("topics") == room.names("removed") == []
-    aside = room.path / "quarantine" / directory.name
+        data_directory.start(now)
+    assert data_directory.names("topics") == data_directory.names("removed") == []
+    aside = data_directory.path / "quarantine" / directory.name
     assert (aside / "0" / "00.log").read_bytes() == b"records"
     assert "unknown_directory_quarantined" in caplog.text
     now.state.revision += 1000
-    room.start(now)
+    data_directory.start(now)
     assert (aside / "0" / "00.log").exists(), "a later start knows no better"
 
 
-def test_one_of_the_same_name_that_was_quarantined_before_is_not_replaced(room: Room) -> None:
+def test_one_of_the_same_name_that_was_quarantined_before_is_not_replaced(
+    data_directory: DataDirectory,
+) -> None:
     for _ in range(2):
-        room.make(gone_topic())
-        (room.path / "last-metadata-revision").unlink(missing_ok=True)
-        room.start(Metadata())
-    assert len(list((room.path / "quarantine").iterdir())) == 2
+        data_directory.make(gone_topic())
+        (data_directory.path / "last-metadata-revision").unlink(missing_ok=True)
+        data_directory.start(Metadata())
+    assert len(list((data_directory.path / "quarantine").iterdir())) == 2
 
 
-def test_a_removal_that_was_broken_off_is_finished_by_the_next_start(room: Room) -> None:
-    room.start(Metadata(), until=120)
-    room.make(gone_topic())
+def test_a_removal_that_was_broken_off_is_finished_by_the_next_start(data_directory: DataDirectory) -> None:
+    data_directory.start(Metadata(), until=120)
+    data_directory.make(gone_topic())
 
     class Dies(HostDisk):
         def remove_tree(self, path: str) -> None:
             raise OSError(5, "Input/output error", path)
 
     with pytest.raises(StorageError, match="Input/output error"):
-        room.start(Metadata(revision=150), disk=Dies())
-    assert (room.names("topics"), room.names("removed")) == ([], ["t9"])
-    room.start(Metadata(revision=150))
-    assert room.names("removed") == []
+        data_directory.start(Metadata(revision=150), disk=Dies())
+    assert (data_directory.names("topics"), data_directory.names("removed")) == ([], ["t9"])
+    data_directory.start(Metadata(revision=150))
+    assert data_directory.names("removed") == []
 
 
-def test_a_broker_starts_on_a_full_disk(room: Room, caplog: pytest.LogCaptureFixture) -> None:
-    room.start(Metadata(), until=120)
-    room.make(gone_topic())
+def test_a_broker_starts_on_a_full_disk(
+    data_directory: DataDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    data_directory.start(Metadata(), until=120)
+    data_directory.make(gone_topic())
 
     class Full(HostDisk):
         def make_directory(self, path: str, *, durable: bool = True) -> None:
             raise OSError(28, "No space left on device", path)
 
-    room.start(Metadata(revision=150), disk=Full())
-    assert room.names("topics") == ["t9"]
+    data_directory.start(Metadata(revision=150), disk=Full())
+    assert data_directory.names("topics") == ["t9"]
     assert "orphaned_directory_scan_skipped" in caplog.text

@@ -22,7 +22,7 @@ def topic(name: str) -> Topic:
     return Topic(name, UUID(int=sum(name.encode())), placed, 1, {}, False, TOPIC_LIVE, 1)
 
 
-class World:
+class ReplicaManagerBench:
     """A broker whose disk refuses what has to do with the topics in `bad`."""
 
     def __init__(self, *served: Topic) -> None:
@@ -105,48 +105,48 @@ class World:
 
 
 def test_a_topic_that_cannot_be_opened_keeps_no_other_from_being_opened() -> None:
-    world = World()
-    world.bad = {"bad"}
-    world.make("bad", "good")
-    world.simulation.run_until(lambda: world.opened == ["good"], within_ms=500)
-    world.simulation.run_for(20_000)
-    world.make("later")
-    world.simulation.run_until(lambda: world.opened == ["good", "later"], within_ms=500)
-    world.bad.clear()
-    world.simulation.run_until(lambda: "bad" in world.opened, within_ms=61_000)
+    bench = ReplicaManagerBench()
+    bench.bad = {"bad"}
+    bench.make("bad", "good")
+    bench.simulation.run_until(lambda: bench.opened == ["good"], within_ms=500)
+    bench.simulation.run_for(20_000)
+    bench.make("later")
+    bench.simulation.run_until(lambda: bench.opened == ["good", "later"], within_ms=500)
+    bench.bad.clear()
+    bench.simulation.run_until(lambda: "bad" in bench.opened, within_ms=61_000)
 
 
 def test_a_topic_that_was_deleted_while_the_broker_started_is_removed() -> None:
     """After its partitions were opened, and before the broker knows of changes."""
-    world = World(topic("gone"))
-    world.make("new")
-    world.simulation.run_until(lambda: world.removed == ["gone"] and world.opened == ["new"], within_ms=500)
-    assert world.found == []
+    bench = ReplicaManagerBench(topic("gone"))
+    bench.make("new")
+    bench.simulation.run_until(lambda: bench.removed == ["gone"] and bench.opened == ["new"], within_ms=500)
+    assert bench.found == []
 
 
 def test_a_topic_that_cannot_be_removed_keeps_no_other_from_being_opened_or_removed() -> None:
-    world = World()
-    world.make("bad", "good")
-    world.simulation.run_until(lambda: len(world.opened) == 2)
-    world.bad = {"bad"}
-    world.delete("bad", "good")
-    world.make("next")
-    world.simulation.run_until(lambda: world.removed == ["good"] and "next" in world.opened, within_ms=500)
-    world.bad.clear()
-    world.simulation.run_until(lambda: "bad" in world.removed, within_ms=61_000)
+    bench = ReplicaManagerBench()
+    bench.make("bad", "good")
+    bench.simulation.run_until(lambda: len(bench.opened) == 2)
+    bench.bad = {"bad"}
+    bench.delete("bad", "good")
+    bench.make("next")
+    bench.simulation.run_until(lambda: bench.removed == ["good"] and "next" in bench.opened, within_ms=500)
+    bench.bad.clear()
+    bench.simulation.run_until(lambda: "bad" in bench.removed, within_ms=61_000)
 
 
 @pytest.mark.parametrize("isr", [(NODE, 2), (NODE,)])
 def test_others_do_not_wait_for_a_partition_that_cannot_be_opened(isr: tuple[int, ...]) -> None:
     """It may be the one that leads, of a topic that has just been made; the only replica in sync gives up nothing."""
-    world = World()
-    world.bad = {"bad"}
+    bench = ReplicaManagerBench()
+    bench.bad = {"bad"}
     state = PartitionState((NODE, 2), NODE, 0, isr)
     made = dataclasses.replace(topic("bad"), partitions=(state,))
-    world.topics["bad"] = world.topics_by_id[made.topic_id] = made
-    world.tell(TopicChange(None, made))
-    world.simulation.run_for(5000)
-    assert set(world.given_up) == ({(made.topic_id, 0)} if len(isr) > 1 else set())
+    bench.topics["bad"] = bench.topics_by_id[made.topic_id] = made
+    bench.tell(TopicChange(None, made))
+    bench.simulation.run_for(5000)
+    assert set(bench.given_up) == ({(made.topic_id, 0)} if len(isr) > 1 else set())
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answe
     isr: tuple[int, ...], error: StorageError, lost: bool
 ) -> None:
     """Its log may be all there is: it is opened when the disk answers again, and never begun again."""
-    world = World()
+    bench = ReplicaManagerBench()
     state = PartitionState((NODE, 2), NODE, 0, isr)
     made = dataclasses.replace(topic("t"), partitions=(state,))
     opened: list[Any] = [error]
-    world.partitions_or_errors = lambda _: opened  # type: ignore[method-assign,assignment,return-value]
+    bench.partitions_or_errors = lambda _: opened  # type: ignore[method-assign,assignment,return-value]
     tries: list[str] = []
 
     async def reopen(found: Topic, index: int) -> None:
@@ -174,9 +174,9 @@ def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answe
             raise error
         opened[index] = SimpleNamespace()
 
-    world.reopen = reopen  # type: ignore[attr-defined]
-    world.topics["t"] = world.topics_by_id[made.topic_id] = made
-    assert list(world.replica_manager.lost_logs()) == ([(made.topic_id, 0)] if lost else [])
-    world.tell(TopicChange(None, made))
-    world.simulation.run_for(20_000)
+    bench.reopen = reopen  # type: ignore[attr-defined]
+    bench.topics["t"] = bench.topics_by_id[made.topic_id] = made
+    assert list(bench.replica_manager.lost_logs()) == ([(made.topic_id, 0)] if lost else [])
+    bench.tell(TopicChange(None, made))
+    bench.simulation.run_for(20_000)
     assert tries == ([] if lost else ["t-0"] * 3)

@@ -27,7 +27,7 @@ from mansio.wire.apis.share_acknowledge import AckBatch
 from mansio.wire.apis.share_fetch import RECORD_LIMIT
 from support.machine import scaled
 from support.waiting import eventually
-from unit.broker.share_fixtures import Peer, Room, offsets, part_of, run
+from unit.broker.share_fixtures import Peer, ShareBench, offsets, part_of, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def code_of(answer: Any) -> int:
     return int(part.error_code)
 
 
-async def on_loaded(room: Room, *sizes: int, **more: Any) -> Peer:
+async def on_loaded(room: ShareBench, *sizes: int, **more: Any) -> Peer:
     """A member with a session; the topic has batches of these sizes, and the group begins with them."""
     room.remember(**more)
     await room.write(*sizes)
@@ -57,7 +57,7 @@ async def on_loaded(room: Room, *sizes: int, **more: Any) -> Peer:
 
 
 def test_a_record_limit_is_kept_and_otherwise_a_batch_is_finished(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 10, 10, 50, 5)
         strict = part_of(await peer.fetch(7, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         assert offsets(strict) == list(range(7))
@@ -71,7 +71,7 @@ def test_a_record_limit_is_kept_and_otherwise_a_batch_is_finished(tmp_path: Path
 
 
 def test_few_bytes_are_one_batch_and_no_offset_beyond_it(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 5, 5, 5)
         assert offsets(part_of(await peer.fetch(100, wait_ms=5000, max_bytes=1))) == list(range(5))
         await peer.acknowledge(ack(1, 1, RELEASE), ack(3, 3, RELEASE))
@@ -82,7 +82,7 @@ def test_few_bytes_are_one_batch_and_no_offset_beyond_it(tmp_path: Path) -> None
 
 
 def test_renewals(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 4, lock_ms=1500)
         old = await room.peer("m2", version=1)
         await old.fetch(0)
@@ -111,7 +111,7 @@ def test_renewals(tmp_path: Path) -> None:
 
 
 def test_sessions_are_counted_limited_and_ended(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 6, sessions_max=2)
         assert (await peer.fetch(1, epoch=7)).error_code == InvalidShareSessionEpoch.kafka_code
         assert (await peer.acknowledge(ack(0, 0), epoch=0)).error_code == InvalidShareSessionEpoch.kafka_code
@@ -137,7 +137,7 @@ def test_sessions_are_counted_limited_and_ended(tmp_path: Path) -> None:
 
 
 def test_a_fetch_whose_connection_is_gone_takes_nothing_from_the_members_next_one(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room)
         parked = asyncio.create_task(peer.fetch(3, wait_ms=LONG_MS))
         await eventually(lambda: room.service.share_partition_manager.parked)
@@ -159,7 +159,7 @@ def test_a_fetch_whose_connection_is_gone_takes_nothing_from_the_members_next_on
 
 
 def test_a_new_session_of_a_member_gives_up_what_the_old_one_had(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 3)
         assert offsets(part_of(await peer.fetch(3, wait_ms=5000))) == [0, 1, 2]
         peer.epoch = 0
@@ -169,7 +169,7 @@ def test_a_new_session_of_a_member_gives_up_what_the_old_one_had(tmp_path: Path)
 
 
 def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_requested(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room)
         other = await room.peer("m2")
         await other.fetch(0)
@@ -190,7 +190,7 @@ def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_requested(tm
 
 
 def test_locks_are_limited_and_an_ack_makes_room(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 150, 150, **{"share.partition.max.record.locks": "100"})
         other = await room.peer("m2")
         await other.fetch(0)
@@ -206,7 +206,7 @@ def test_locks_are_limited_and_an_ack_makes_room(tmp_path: Path) -> None:
 
 
 def test_acks_are_stored_with_the_next_leases_in_one_write(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 20)
         part_of(await peer.fetch(10, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         writes = len(room.known_state.writes)
@@ -224,7 +224,7 @@ def test_acks_are_stored_with_the_next_leases_in_one_write(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_write_that_fails_leases_nothing_and_confirms_nothing(tmp_path: Path, stored: bool) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 10, lock_ms=400)
         part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         room.known_state.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
@@ -247,7 +247,7 @@ def test_a_write_that_fails_leases_nothing_and_confirms_nothing(tmp_path: Path, 
 def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 10)
         part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         with monkeypatch.context() as broken:
@@ -262,7 +262,7 @@ def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
 
 
 def test_no_member_gets_leases_from_a_broker_that_is_not_the_leader_any_more(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 5)
         await peer.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT)
         release = room.known_state.hold(1)
@@ -278,7 +278,7 @@ def test_no_member_gets_leases_from_a_broker_that_is_not_the_leader_any_more(tmp
 
 
 def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 5)
         other = await room.peer("m2")
         await other.fetch(0)
@@ -305,7 +305,7 @@ def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Pa
 def test_a_record_that_kills_its_consumers_is_given_up_like_any_other(tmp_path: Path) -> None:
     """Each of them dies without a word; one that leaves in order has not tried."""
 
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         room.remember(**{"share.delivery.count.limit": "2"})
         await room.write(1)
         for deliveries, in_order in enumerate([False, True, True, False], start=1):
@@ -328,7 +328,7 @@ def test_a_record_that_kills_its_consumers_is_given_up_like_any_other(tmp_path: 
 
 
 def test_a_broker_that_stood_still_ends_no_lease_before_its_member_can_speak(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room, 2, lock_ms=300)
         assert offsets(part_of(await peer.fetch(2, wait_ms=5000))) == [0, 1]
         time.sleep(1.6)  # noqa: ASYNC251 - the whole loop stands still
@@ -340,7 +340,7 @@ def test_a_broker_that_stood_still_ends_no_lease_before_its_member_can_speak(tmp
 
 
 def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         room.remember()
         peer = await room.peer()
         room_id = room.topic_id
@@ -353,15 +353,15 @@ def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
         assert code_of(await (await room.peer("m2")).fetch(1)) == InvalidTopic.kafka_code
         room.partition.internal = False
 
-    original = Room.topic_id
+    original = ShareBench.topic_id
     try:
         run(check, tmp_path)
     finally:
-        Room.topic_id = original  # type: ignore[method-assign]
+        ShareBench.topic_id = original  # type: ignore[method-assign]
 
 
 def test_a_stopping_broker_answers_waiting_requests(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await on_loaded(room)
         waiting = asyncio.create_task(peer.fetch(1, wait_ms=20_000))
         await eventually(lambda: len(room.service.share_partition_manager.parked) == 1)
@@ -374,7 +374,7 @@ def test_a_stopping_broker_answers_waiting_requests(tmp_path: Path) -> None:
 def test_a_fetch_that_waits_takes_nothing_for_a_session_that_is_over(tmp_path: Path) -> None:
     """Its records would be released at once, delivered to no member and counted."""
 
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         room.remember()
         await room.write(3)
         peer, other = await room.peer(), await room.peer("m2")
@@ -403,7 +403,7 @@ def test_a_group_starts_where_another_broker_was_asked_just_before(
 ) -> None:
     """The change is in the metadata store, and this broker has not received it when the member subscribes."""
 
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         topics = room.service.topics
         state, store = topics.state, topics._store
         key = state.keys.group_config("g")

@@ -22,7 +22,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.share_acknowledge import AckBatch
 from mansio.wire.batch.record_batch import build_batch
 from support.waiting import eventually
-from unit.broker.share_fixtures import Peer, Room, part_of, run
+from unit.broker.share_fixtures import Peer, ShareBench, part_of, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,14 +52,14 @@ def assigned(answer: Any) -> dict[bytes, list[int]] | None:
     return {each.topic_id: each.partitions for each in answer.assignment.topic_partitions}
 
 
-async def begin_early(room: Room) -> None:
+async def begin_early(room: ShareBench) -> None:
     assert room.service.group_configs is not None
     change = Change("share.auto.offset.reset", Operation.SET, "earliest")
     await room.service.group_configs.alter("g", [change])
 
 
 def test_members_come_and_go_and_are_described(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         await room.service.topics.create(NewTopic("u", 3, 1))
         u = room.service.topics.find("u").topic_id.bytes
         one, two = await room.peer("m1"), await room.peer("m2")
@@ -98,7 +98,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
     """The group begins at the end of what it never read; what is written before its members know of a partition that
     was added is for it all the same."""
 
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await room.peer()
         epoch = await joined(peer, "t")
         await room.write(3)
@@ -119,7 +119,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
 
 
 def test_a_group_is_of_one_kind(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await room.peer()
         await joined(peer, "t")
         consumer = {
@@ -168,7 +168,7 @@ def test_a_group_is_of_one_kind(tmp_path: Path) -> None:
 
 
 def test_a_group_has_so_many_members_at_most(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         peer = await room.peer()
         for number in range(200):
             assert (await beat(peer, 0, ["t"], member=f"m{number}")).error_code == 0
@@ -190,7 +190,7 @@ async def altered(peer: Peer, topic: str, offset: int, index: int = 0) -> Any:
 
 
 def test_where_a_group_is_can_be_seen_altered_and_forgotten(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         await begin_early(room)
         await room.write(10, 10)
         peer = await room.peer()
@@ -226,7 +226,7 @@ def test_where_a_group_is_can_be_seen_altered_and_forgotten(tmp_path: Path) -> N
 
 
 def test_the_state_goes_with_the_group_and_with_the_topic(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
+    async def check(room: ShareBench) -> None:
         await begin_early(room)
         await room.write(5)
         persister = room.service.share_partition_manager.persister
@@ -257,12 +257,12 @@ def test_the_state_goes_with_the_group_and_with_the_topic(tmp_path: Path) -> Non
 def test_a_group_created_by_its_offsets_outlives_a_restart_and_is_deleted_like_any_other(
     tmp_path: Path,
 ) -> None:
-    async def before(room: Room) -> None:
+    async def before(room: ShareBench) -> None:
         await room.write(10)
         peer = await room.peer()
         assert (await altered(peer, "t", 4)).error_code == 0
 
-    async def after(room: Room) -> None:
+    async def after(room: ShareBench) -> None:
         peer = await room.peer()
         (topic,) = (await described_offsets(peer)).topics
         assert [(each.start_offset, each.lag) for each in topic.partitions] == [(4, 6)]
@@ -274,7 +274,7 @@ def test_a_group_created_by_its_offsets_outlives_a_restart_and_is_deleted_like_a
         deleted = await peer.call_and_rearm(ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g"]})
         assert [each.error_code for each in deleted.results] == [0]
 
-    async def finally_(room: Room) -> None:
+    async def finally_(room: ShareBench) -> None:
         assert "g" not in room.service.group_coordinator.store.entries
 
     run(before, tmp_path)
@@ -283,7 +283,7 @@ def test_a_group_created_by_its_offsets_outlives_a_restart_and_is_deleted_like_a
 
 
 def test_members_offsets_and_where_a_state_is_outlive_a_restart(tmp_path: Path) -> None:
-    async def before(room: Room) -> None:
+    async def before(room: ShareBench) -> None:
         await begin_early(room)
         await room.write(10)
         peer = await room.peer()
@@ -298,7 +298,7 @@ def test_members_offsets_and_where_a_state_is_outlive_a_restart(tmp_path: Path) 
         assert [each.error_code for each in found.coordinators] == [0, InvalidRequest.kafka_code]
         assert found.coordinators[0].node_id == room.service.settings.node_id
 
-    async def after(room: Room) -> None:
+    async def after(room: ShareBench) -> None:
         peer = await room.peer()
         answer = await beat(peer, epochs[0])
         assert answer.error_code == 0, "a member that knows nothing of it goes on"

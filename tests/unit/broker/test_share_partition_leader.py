@@ -80,7 +80,7 @@ class Desk:
     def on_closed(self, share_partition: SharePartitionLeader) -> None: ...
 
 
-class Room:
+class SharePartitionBench:
     """One share partition of 100 records, led here, its state in memory."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class Room:
 
 def test_leases_end_though_every_timer_is_late() -> None:
     """Who stood still gives members a while to use what they have; who always does gives it back in the end."""
-    room = Room()
+    room = SharePartitionBench()
     share_partition = room.share_partition()
     room.lease(share_partition, 4)
     late_ms = 2 * STALL_MS
@@ -167,7 +167,7 @@ def test_leases_end_though_every_timer_is_late() -> None:
 
 
 def test_the_lease_bound_moves_at_once_also_after_a_stall() -> None:
-    room = Room()
+    room = SharePartitionBench()
     share_partition = room.share_partition()
     room.lease(share_partition, 4)
     room.clock.ahead_ms = 2 * STALL_MS
@@ -182,7 +182,7 @@ def test_the_lease_bound_moves_at_once_also_after_a_stall() -> None:
 
 
 def test_a_renewed_lease_ends_in_time_though_leases_are_shorter_by_now() -> None:
-    room = Room()
+    room = SharePartitionBench()
     share_partition = room.share_partition()
     room.lease(share_partition, 4)
     room.settings = SETTINGS._replace(lock_ms=LOCK_MS // 5)
@@ -192,7 +192,7 @@ def test_a_renewed_lease_ends_in_time_though_leases_are_shorter_by_now() -> None
     assert share_partition.state_machine.leased_count == 0
 
 
-def state_lost(room: Room, error: MansioError) -> ShareKey:
+def state_lost(room: SharePartitionBench, error: MansioError) -> ShareKey:
     """One member has a lease that the state loses on its way to another broker; the next write finds it gone."""
     share_partition = room.share_partition()
     room.lease(share_partition, 4)
@@ -209,7 +209,7 @@ def state_lost(room: Room, error: MansioError) -> ShareKey:
 
 
 def test_a_leader_that_lived_on_stores_what_the_state_lost_before_it_hands_out_anything() -> None:
-    room = Room()
+    room = SharePartitionBench()
     key = state_lost(room, CoordinatorNotAvailable("no leader"))
     for again in (False, True):
         room.scheduler.pass_time(2 * LOAD_RETRY_DELAY_MS)
@@ -227,7 +227,7 @@ def test_a_leader_that_lived_on_stores_what_the_state_lost_before_it_hands_out_a
 
 @pytest.mark.parametrize("why", ["a write that failed otherwise", "led in a later epoch", "made anew"])
 def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
-    room = Room()
+    room = SharePartitionBench()
     otherwise = why == "a write that failed otherwise"
     key = state_lost(room, StorageError("damaged") if otherwise else NotCoordinator("moved"))
     room.partition.leader_epoch += why == "led in a later epoch"
@@ -261,7 +261,7 @@ def test_what_cannot_be_brought_together_is_forgotten_and_withheld(monkeypatch: 
     def broken(*_: Any) -> Any:
         raise AssertionError("they do not fit")
 
-    room = Room()
+    room = SharePartitionBench()
     state_lost(room, NotCoordinator("moved"))
     monkeypatch.setattr("mansio.broker.coordinator.share.partition_leader.with_known_state", broken)
     room.scheduler.pass_time(2 * LOAD_RETRY_DELAY_MS)
@@ -274,7 +274,7 @@ def test_what_cannot_be_brought_together_is_forgotten_and_withheld(monkeypatch: 
 
 @pytest.mark.parametrize("reads_fail", [False, True])
 def test_dead_letters_go_on_though_no_client_uses_the_group_after_a_failed_write(reads_fail: bool) -> None:
-    room = Room()
+    room = SharePartitionBench()
     share_partition = room.share_partition()
     room.lease(share_partition, 9)
     room.reject(share_partition, 4)
@@ -303,7 +303,7 @@ def test_dead_letters_go_on_though_no_client_uses_the_group_after_a_failed_write
 
 
 def test_dead_letters_are_taken_up_by_one_timer_however_often_the_state_cannot_be_read() -> None:
-    room = Room()
+    room = SharePartitionBench()
     share_partition = room.share_partition()
     room.lease(share_partition, 9)
     room.reject(share_partition, 4)
@@ -323,7 +323,7 @@ def test_dead_letters_are_taken_up_by_one_timer_however_often_the_state_cannot_b
 
 
 def test_dead_letters_of_what_is_led_elsewhere_are_left_to_its_leader() -> None:
-    room = Room()
+    room = SharePartitionBench()
     share_partition = room.share_partition()
     room.lease(share_partition, 9)
     room.reject(share_partition, 4)
@@ -335,7 +335,7 @@ def test_dead_letters_of_what_is_led_elsewhere_are_left_to_its_leader() -> None:
 
 
 def test_what_is_offered_again_stays_so_though_the_log_lost_records_in_the_same_turn() -> None:
-    room = Room()
+    room = SharePartitionBench()
     share_partition = room.share_partition()
     room.lease(share_partition, 9)
     room.reject(share_partition, 9)

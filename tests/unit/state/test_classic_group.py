@@ -33,7 +33,7 @@ from mansio.state.classic_group.types import (
 RANGE = (Protocol("range", b"sub"),)
 
 
-class Room:
+class GroupBench:
     """A group, its clock, and everything it has answered and asked to be stored."""
 
     def __init__(self, **options: Any) -> None:
@@ -93,14 +93,14 @@ class Room:
 
 
 def test_members_that_come_within_the_initial_delay_share_one_rebalance() -> None:
-    room = Room()
-    room.join("a")
-    room.after(150)
-    room.join("b")
-    room.after(50)  # the delay is over, but somebody came: it grows once (KIP-134)
-    assert room.answers == {}
-    room.after(200)
-    a, b = room.answers["a"], room.answers["b"]
+    bench = GroupBench()
+    bench.join("a")
+    bench.after(150)
+    bench.join("b")
+    bench.after(50)  # the delay is over, but somebody came: it grows once (KIP-134)
+    assert bench.answers == {}
+    bench.after(200)
+    a, b = bench.answers["a"], bench.answers["b"]
     assert (a.generation, b.generation) == (1, 1)
     assert a.leader == b.leader == a.member_id
     assert [each.member_id for each in a.members] == [a.member_id, b.member_id]
@@ -108,247 +108,247 @@ def test_members_that_come_within_the_initial_delay_share_one_rebalance() -> Non
 
 
 def test_the_initial_delay_never_grows_beyond_the_rebalance_timeout() -> None:
-    room = Room(size_max=1000)
-    room.join("first")
+    bench = GroupBench(size_max=1000)
+    bench.join("first")
     for turn in range(149):
-        room.join(f"j{turn}")
-        room.after(200)
-        assert room.answers == {}
-    room.after(200)
-    assert len(room.answers) == 150
+        bench.join(f"j{turn}")
+        bench.after(200)
+        assert bench.answers == {}
+    bench.after(200)
+    assert len(bench.answers) == 150
 
 
 def test_a_member_without_id_must_come_back_with_the_one_it_is_given() -> None:
-    room = Room()
-    room.join("first", requires_member_id=True)
-    given = room.answers["first"]
+    bench = GroupBench()
+    bench.join("first", requires_member_id=True)
+    given = bench.answers["first"]
     assert given.must_rejoin
-    assert room.group.state is EMPTY
-    room.join("second", given.member_id, requires_member_id=True)
-    room.after(200)
-    assert room.answers["second"].member_id == given.member_id
+    assert bench.group.state is EMPTY
+    bench.join("second", given.member_id, requires_member_id=True)
+    bench.after(200)
+    assert bench.answers["second"].member_id == given.member_id
 
 
 def test_an_id_that_is_not_used_lapses_after_the_session_timeout() -> None:
-    room = Room()
-    room.join("first", requires_member_id=True)
-    room.after(10_000)
-    assert room.group.pending_joins == {}
+    bench = GroupBench()
+    bench.join("first", requires_member_id=True)
+    bench.after(10_000)
+    assert bench.group.pending_joins == {}
     with pytest.raises(UnknownMember):
-        room.join("second", room.answers["first"].member_id)
+        bench.join("second", bench.answers["first"].member_id)
 
 
 def test_a_rebalance_waits_for_a_member_that_was_given_an_id() -> None:
-    room = Room()
-    (leader,) = room.stable(None)
-    room.join("new", requires_member_id=True)
-    room.join("again", leader)
-    assert "again" not in room.answers
-    room.join("newer", room.answers["new"].member_id)
-    assert room.answers["again"].generation == room.answers["newer"].generation == 2
+    bench = GroupBench()
+    (leader,) = bench.stable(None)
+    bench.join("new", requires_member_id=True)
+    bench.join("again", leader)
+    assert "again" not in bench.answers
+    bench.join("newer", bench.answers["new"].member_id)
+    assert bench.answers["again"].generation == bench.answers["newer"].generation == 2
 
 
 def test_an_assignment_is_not_given_out_before_it_is_stored() -> None:
-    room = Room()
-    room.join("a")
-    room.after(200)
-    member_id = room.answers["a"].member_id
-    room.sync("s", member_id, {member_id: b"mine"})
-    assert "s" not in room.answers
-    assert room.group.state is COMPLETING
-    assert room.writes[0].metadata.members[0].assignment == b"mine"
-    room.stored()
-    assert room.answers["s"] == SyncResponse(b"mine", "consumer", "range")
+    bench = GroupBench()
+    bench.join("a")
+    bench.after(200)
+    member_id = bench.answers["a"].member_id
+    bench.sync("s", member_id, {member_id: b"mine"})
+    assert "s" not in bench.answers
+    assert bench.group.state is COMPLETING
+    assert bench.writes[0].metadata.members[0].assignment == b"mine"
+    bench.stored()
+    assert bench.answers["s"] == SyncResponse(b"mine", "consumer", "range")
 
 
 def test_after_a_failed_write_all_members_must_join_again() -> None:
-    room = Room()
-    room.join("a")
-    room.after(200)
-    member_id = room.answers["a"].member_id
-    room.sync("s", member_id, {member_id: b"mine"})
+    bench = GroupBench()
+    bench.join("a")
+    bench.after(200)
+    member_id = bench.answers["a"].member_id
+    bench.sync("s", member_id, {member_id: b"mine"})
     error = StorageError()
-    room.stored(error)
-    assert room.answers["s"] is error
-    assert room.group.state is PREPARING
+    bench.stored(error)
+    assert bench.answers["s"] is error
+    assert bench.group.state is PREPARING
 
 
 def test_a_store_that_ends_after_the_next_rebalance_began_changes_nothing() -> None:
-    room = Room()
-    room.join("a")
-    room.after(200)
-    member_id = room.answers["a"].member_id
-    room.sync("s", member_id, {member_id: b"old"})
-    room.join("b")
-    assert isinstance(room.answers["s"], RebalanceInProgress)
-    room.stored()
-    assert room.group.state is PREPARING
+    bench = GroupBench()
+    bench.join("a")
+    bench.after(200)
+    member_id = bench.answers["a"].member_id
+    bench.sync("s", member_id, {member_id: b"old"})
+    bench.join("b")
+    assert isinstance(bench.answers["s"], RebalanceInProgress)
+    bench.stored()
+    assert bench.group.state is PREPARING
 
 
 def test_the_slowest_member_has_its_rebalance_timeout_and_no_longer() -> None:
-    room = Room()
-    leader, other = room.stable(None, None)
-    room.join("again", leader)
+    bench = GroupBench()
+    leader, other = bench.stable(None, None)
+    bench.join("again", leader)
     for _ in range(5):
-        room.after(5_000)
+        bench.after(5_000)
         with pytest.raises(RebalanceInProgress):
-            room.group.heartbeat(other, None, 1, room.now_ms)
-    assert "again" not in room.answers
-    room.after(5_000)
-    assert room.answers["again"].generation == 2
+            bench.group.heartbeat(other, None, 1, bench.now_ms)
+    assert "again" not in bench.answers
+    bench.after(5_000)
+    assert bench.answers["again"].generation == 2
     with pytest.raises(UnknownMember):
-        room.group.heartbeat(other, None, 1, room.now_ms)
+        bench.group.heartbeat(other, None, 1, bench.now_ms)
 
 
 def test_a_silent_member_is_gone_after_its_session_and_the_others_rebalance() -> None:
-    room = Room()
-    leader, other = room.stable(None, None)
-    room.after(9_000)
-    room.group.heartbeat(leader, None, 1, room.now_ms)
-    assert room.group.next_deadline_ms() == room.now_ms + 1_000
-    room.after(1_000)
-    assert list(room.group.members.by_id) == [leader]
-    assert room.group.state is PREPARING
-    assert other not in room.group.members.by_id
+    bench = GroupBench()
+    leader, other = bench.stable(None, None)
+    bench.after(9_000)
+    bench.group.heartbeat(leader, None, 1, bench.now_ms)
+    assert bench.group.next_deadline_ms() == bench.now_ms + 1_000
+    bench.after(1_000)
+    assert list(bench.group.members.by_id) == [leader]
+    assert bench.group.state is PREPARING
+    assert other not in bench.group.members.by_id
 
 
 def test_a_member_that_never_syncs_is_gone_after_the_rebalance_timeout() -> None:
-    room = Room()
-    room.join("a")
-    room.join("b")
-    room.after(200)
-    room.after(200)
-    a, b = room.answers["a"].member_id, room.answers["b"].member_id
-    room.sync("s", a, {a: b"x"})
-    room.stored()
+    bench = GroupBench()
+    bench.join("a")
+    bench.join("b")
+    bench.after(200)
+    bench.after(200)
+    a, b = bench.answers["a"].member_id, bench.answers["b"].member_id
+    bench.sync("s", a, {a: b"x"})
+    bench.stored()
     for _ in range(4):
-        room.after(7_500)
-        if b in room.group.members.by_id:
-            room.group.heartbeat(b, None, 1, room.now_ms)
-            room.group.heartbeat(a, None, 1, room.now_ms)
-    assert list(room.group.members.by_id) == [a]
+        bench.after(7_500)
+        if b in bench.group.members.by_id:
+            bench.group.heartbeat(b, None, 1, bench.now_ms)
+            bench.group.heartbeat(a, None, 1, bench.now_ms)
+    assert list(bench.group.members.by_id) == [a]
 
 
 def test_older_generations_are_fenced() -> None:
-    room = Room()
-    (leader,) = room.stable(None)
-    room.join("again", leader)
-    for call in (room.group.heartbeat, room.group.check_commit):
+    bench = GroupBench()
+    (leader,) = bench.stable(None)
+    bench.join("again", leader)
+    for call in (bench.group.heartbeat, bench.group.check_commit):
         with pytest.raises(IllegalGeneration):
-            call(leader, None, 1, room.now_ms)
+            call(leader, None, 1, bench.now_ms)
     with pytest.raises(IllegalGeneration):
-        room.sync("s", leader, {}, generation=1)
+        bench.sync("s", leader, {}, generation=1)
 
 
 def test_commits_are_refused_while_the_assignment_is_being_computed() -> None:
-    room = Room()
-    room.join("a")
-    room.after(200)
+    bench = GroupBench()
+    bench.join("a")
+    bench.after(200)
     with pytest.raises(RebalanceInProgress):
-        room.group.check_commit(room.answers["a"].member_id, None, 1, room.now_ms)
+        bench.group.check_commit(bench.answers["a"].member_id, None, 1, bench.now_ms)
 
 
 def test_only_an_empty_group_takes_commits_from_outside() -> None:
-    room = Room()
-    room.group.check_commit("", None, -1, 0)
-    room.stable(None)
+    bench = GroupBench()
+    bench.group.check_commit("", None, -1, 0)
+    bench.stable(None)
     with pytest.raises(UnknownMember):
-        room.group.check_commit("", None, -1, room.now_ms)
+        bench.group.check_commit("", None, -1, bench.now_ms)
 
 
 def test_a_member_of_a_stable_group_that_joins_again_disturbs_no_member() -> None:
-    room = Room()
-    leader, other = room.stable(None, None)
-    room.join("again", other)
-    assert room.answers["again"] == JoinResponse(other, 1, "consumer", "range", leader)
-    assert room.group.state is STABLE
-    room.join("changed", other, protocols=(Protocol("range", b"other topics"),))
-    assert room.group.state is PREPARING
+    bench = GroupBench()
+    leader, other = bench.stable(None, None)
+    bench.join("again", other)
+    assert bench.answers["again"] == JoinResponse(other, 1, "consumer", "range", leader)
+    assert bench.group.state is STABLE
+    bench.join("changed", other, protocols=(Protocol("range", b"other topics"),))
+    assert bench.group.state is PREPARING
 
 
 def test_a_leader_that_joins_again_wants_a_rebalance() -> None:
-    room = Room()
-    leader, _ = room.stable(None, None)
-    room.join("again", leader)
-    assert room.group.state is PREPARING
+    bench = GroupBench()
+    leader, _ = bench.stable(None, None)
+    bench.join("again", leader)
+    assert bench.group.state is PREPARING
 
 
 def test_the_protocol_most_members_prefer_wins_among_those_all_can_do() -> None:
-    room = Room()
+    bench = GroupBench()
     sticky, plain, other = Protocol("sticky", b"s"), Protocol("range", b"r"), Protocol("other", b"o")
-    room.join("a", protocols=(other, plain, sticky))
-    room.join("b", protocols=(sticky, plain))
-    room.join("c", protocols=(sticky, plain))
-    room.after(200)
-    room.after(200)
-    assert room.answers["a"].protocol == "sticky"
+    bench.join("a", protocols=(other, plain, sticky))
+    bench.join("b", protocols=(sticky, plain))
+    bench.join("c", protocols=(sticky, plain))
+    bench.after(200)
+    bench.after(200)
+    assert bench.answers["a"].protocol == "sticky"
     with pytest.raises(InconsistentGroupProtocol):
-        room.join("d", protocols=(other,))
+        bench.join("d", protocols=(other,))
     with pytest.raises(InconsistentGroupProtocol):
-        room.join("d", protocol_type="connect")
+        bench.join("d", protocol_type="connect")
     with pytest.raises(InconsistentGroupProtocol):
-        room.sync("s", room.answers["a"].member_id, {}, protocol="range")
+        bench.sync("s", bench.answers["a"].member_id, {}, protocol="range")
 
 
 def test_a_full_group_refuses_new_members() -> None:
-    room = Room(size_max=1)
-    (leader,) = room.stable(None)
+    bench = GroupBench(size_max=1)
+    (leader,) = bench.stable(None)
     with pytest.raises(GroupMaxSizeReached):
-        room.join("b")
-    room.join("again", leader)
-    assert room.answers["again"].generation == 2
+        bench.join("b")
+    bench.join("again", leader)
+    assert bench.answers["again"].generation == 2
 
 
 def test_ids_given_out_are_bounded_too() -> None:
-    room = Room(size_max=2)
-    room.join("a", requires_member_id=True)
-    room.join("b", requires_member_id=True)
+    bench = GroupBench(size_max=2)
+    bench.join("a", requires_member_id=True)
+    bench.join("b", requires_member_id=True)
     with pytest.raises(GroupMaxSizeReached):
-        room.join("c", requires_member_id=True)
+        bench.join("c", requires_member_id=True)
 
 
 def test_the_last_member_to_leave_empties_the_group_and_that_is_stored() -> None:
-    room = Room()
-    (leader,) = room.stable(None)
-    room.perform(room.group.leave(leader, None, room.now_ms))
-    assert room.group.state is EMPTY
-    assert room.writes[0].metadata.members == ()
-    assert room.group.next_deadline_ms() == math.inf
-    room.group.delete()
-    assert room.group.state is DEAD
+    bench = GroupBench()
+    (leader,) = bench.stable(None)
+    bench.perform(bench.group.leave(leader, None, bench.now_ms))
+    assert bench.group.state is EMPTY
+    assert bench.writes[0].metadata.members == ()
+    assert bench.group.next_deadline_ms() == math.inf
+    bench.group.delete()
+    assert bench.group.state is DEAD
     with pytest.raises(CoordinatorNotAvailable):
-        room.join("late")
+        bench.join("late")
 
 
 def test_a_group_with_members_is_not_deleted() -> None:
-    room = Room()
-    room.stable(None)
+    bench = GroupBench()
+    bench.stable(None)
     with pytest.raises(NonEmptyGroup):
-        room.group.delete()
+        bench.group.delete()
 
 
 def test_a_static_member_that_restarts_keeps_its_assignment_without_a_rebalance() -> None:
-    room = Room()
-    leader, static = room.stable(None, "i")
-    room.join("again", instance_id="i")
-    assert "again" not in room.answers  # its new id must be stored first
-    room.stored()
-    answer = room.answers["again"]
+    bench = GroupBench()
+    leader, static = bench.stable(None, "i")
+    bench.join("again", instance_id="i")
+    assert "again" not in bench.answers  # its new id must be stored first
+    bench.stored()
+    answer = bench.answers["again"]
     assert (answer.generation, answer.leader, answer.members) == (1, leader, ())
-    assert room.group.state is STABLE
-    room.sync("s", answer.member_id, instance_id="i")
-    assert room.answers["s"].assignment == static.encode()
+    assert bench.group.state is STABLE
+    bench.sync("s", answer.member_id, instance_id="i")
+    assert bench.answers["s"].assignment == static.encode()
     with pytest.raises(FencedInstanceId):
-        room.group.heartbeat(static, "i", 1, room.now_ms)
+        bench.group.heartbeat(static, "i", 1, bench.now_ms)
 
 
 @pytest.mark.parametrize("recent", [True, False])
 def test_a_static_leader_that_restarts_does_not_assign_again(recent: bool) -> None:
-    room = Room()
-    old, _ = room.stable("i", None)
-    room.join("again", instance_id="i", can_skip_assignment=recent)
-    room.stored()
-    answer = room.answers["again"]
+    bench = GroupBench()
+    old, _ = bench.stable("i", None)
+    bench.join("again", instance_id="i", can_skip_assignment=recent)
+    bench.stored()
+    answer = bench.answers["again"]
     if recent:  # KIP-814
         assert answer.leader == answer.member_id
         assert answer.skip_assignment
@@ -359,42 +359,42 @@ def test_a_static_leader_that_restarts_does_not_assign_again(recent: bool) -> No
 
 
 def test_two_processes_with_one_instance_id_do_not_both_read() -> None:
-    room = Room()
-    room.join("first", instance_id="i")
-    room.join("second", instance_id="i")
-    assert isinstance(room.answers["first"], FencedInstanceId)
-    room.after(200)
-    assert room.answers["second"].generation == 1
-    assert len(room.group.members) == 1
+    bench = GroupBench()
+    bench.join("first", instance_id="i")
+    bench.join("second", instance_id="i")
+    assert isinstance(bench.answers["first"], FencedInstanceId)
+    bench.after(200)
+    assert bench.answers["second"].generation == 1
+    assert len(bench.group.members) == 1
 
 
 def test_a_static_member_may_be_away_during_a_rebalance() -> None:
-    room = Room()
-    leader, static = room.stable(None, "i")
-    room.join("new", session_timeout_ms=60_000)
-    room.join("again", leader, session_timeout_ms=60_000)
-    room.group.members.by_id[static].session_timeout_ms = 60_000
+    bench = GroupBench()
+    leader, static = bench.stable(None, "i")
+    bench.join("new", session_timeout_ms=60_000)
+    bench.join("again", leader, session_timeout_ms=60_000)
+    bench.group.members.by_id[static].session_timeout_ms = 60_000
     with pytest.raises(RebalanceInProgress):
-        room.group.heartbeat(static, "i", 1, room.now_ms)
-    room.after(30_000)
-    assert room.answers["again"].generation == 2
-    assert static in room.group.members.by_id
+        bench.group.heartbeat(static, "i", 1, bench.now_ms)
+    bench.after(30_000)
+    assert bench.answers["again"].generation == 2
+    assert static in bench.group.members.by_id
 
 
 def test_a_static_member_is_removed_by_its_instance_id_alone() -> None:
-    room = Room()
-    room.stable("i")
+    bench = GroupBench()
+    bench.stable("i")
     with pytest.raises(UnknownMember):
-        room.group.leave("", "other", room.now_ms)
-    room.perform(room.group.leave("", "i", room.now_ms))
-    assert room.group.state is EMPTY
+        bench.group.leave("", "other", bench.now_ms)
+    bench.perform(bench.group.leave("", "i", bench.now_ms))
+    assert bench.group.state is EMPTY
 
 
 def test_restored_members_carry_on_by_heartbeating_and_have_a_whole_session() -> None:
-    room = Room()
-    leader, static = room.stable(None, "i")
-    room.join("again", instance_id="i")
-    metadata = room.writes[0].metadata
+    bench = GroupBench()
+    leader, static = bench.stable(None, "i")
+    bench.join("again", instance_id="i")
+    metadata = bench.writes[0].metadata
     again = ClassicGroup("g", initial_delay_ms=200, size_max=10)
     again.restore(metadata, 50_000)
     assert again.state is STABLE
@@ -402,56 +402,56 @@ def test_restored_members_carry_on_by_heartbeating_and_have_a_whole_session() ->
     again.heartbeat(leader, None, 1, 55_000)
     with pytest.raises(FencedInstanceId):
         again.heartbeat(static, "i", 1, 55_000)
-    room.group = again
-    room.now_ms = 56_000
-    room.sync("s", leader)
-    assert room.answers["s"].assignment == leader.encode()
+    bench.group = again
+    bench.now_ms = 56_000
+    bench.sync("s", leader)
+    assert bench.answers["s"].assignment == leader.encode()
 
 
 def test_a_member_whose_parked_sync_is_sent_back_has_a_whole_session_to_join_again() -> None:
-    room = Room()
-    room.join("a")
-    room.join("b")
-    room.after(200)
-    room.after(200)
-    b = room.answers["b"].member_id
-    room.sync("s", b)
-    room.after(10_000)  # the leader is removed; b has been waiting for it and could not send heartbeats
-    assert isinstance(room.answers["s"], RebalanceInProgress)
-    room.after(9_999)
-    assert b in room.group.members.by_id
+    bench = GroupBench()
+    bench.join("a")
+    bench.join("b")
+    bench.after(200)
+    bench.after(200)
+    b = bench.answers["b"].member_id
+    bench.sync("s", b)
+    bench.after(10_000)  # the leader is removed; b has been waiting for it and could not send heartbeats
+    assert isinstance(bench.answers["s"], RebalanceInProgress)
+    bench.after(9_999)
+    assert b in bench.group.members.by_id
 
 
 def test_a_stable_group_stays_stable_as_long_as_its_members_send_heartbeats() -> None:
-    room = Room()
-    ids = room.stable(None, "i")
+    bench = GroupBench()
+    ids = bench.stable(None, "i")
     for _ in range(20):
-        room.after(9_000)
-        room.group.heartbeat(ids[0], None, 1, room.now_ms)
-        room.group.heartbeat(ids[1], "i", 1, room.now_ms)
-    assert room.group.state is STABLE
+        bench.after(9_000)
+        bench.group.heartbeat(ids[0], None, 1, bench.now_ms)
+        bench.group.heartbeat(ids[1], "i", 1, bench.now_ms)
+    assert bench.group.state is STABLE
 
 
 def test_a_new_member_whose_join_is_never_answered_does_not_wait_for_ever() -> None:
-    room = Room()
-    room.join("slow", session_timeout_ms=900_000, rebalance_timeout_ms=900_000)
-    room.after(200)
-    slow = room.answers["slow"].member_id
-    room.sync("s", slow, {slow: b"x"})
-    room.stored()
-    room.join("new")
-    room.after(299_999)
-    assert "new" not in room.answers
-    room.after(1)
-    assert isinstance(room.answers["new"], UnknownMember)
+    bench = GroupBench()
+    bench.join("slow", session_timeout_ms=900_000, rebalance_timeout_ms=900_000)
+    bench.after(200)
+    slow = bench.answers["slow"].member_id
+    bench.sync("s", slow, {slow: b"x"})
+    bench.stored()
+    bench.join("new")
+    bench.after(299_999)
+    assert "new" not in bench.answers
+    bench.after(1)
+    assert isinstance(bench.answers["new"], UnknownMember)
 
 
 def test_the_eldest_that_is_left_leads_when_the_leader_leaves() -> None:
-    room = Room()
-    leader, second, third = room.stable(None, None, None)
-    room.perform(room.group.leave(leader, None, room.now_ms))
-    assert room.group.members.leader == second
-    room.join("third", third)
-    room.join("second", second)
-    assert room.answers["third"].leader == second
-    assert len(room.answers["second"].members) == 2
+    bench = GroupBench()
+    leader, second, third = bench.stable(None, None, None)
+    bench.perform(bench.group.leave(leader, None, bench.now_ms))
+    assert bench.group.members.leader == second
+    bench.join("third", third)
+    bench.join("second", second)
+    assert bench.answers["third"].leader == second
+    assert len(bench.answers["second"].members) == 2

@@ -40,7 +40,7 @@ from mansio.wire.batch.record_batch import (
 )
 from mansio.wire.batch.record_reader import RecordLocation, read_records, with_timestamp_delta
 from support.compaction import EAGER, compact, finish, one_piece, records_of, run_to_end, start_compaction
-from support.logs import ManualClock
+from support.logs import LogBench
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "log" / "v1-compacted"
 DIRECTORY = "/data/p"
@@ -48,14 +48,13 @@ NOW = 1_700_000_000_000
 Row = tuple[bytes | None, bytes | None]
 
 
-class World:
+class CompactedLog(LogBench):
     """A log on a simulated disk whose segments the test closes."""
 
     def __init__(self, segment_bytes: int = 1 << 20) -> None:
-        self.disk = SimulatedDisk()
-        self.clock = ManualClock()
+        super().__init__()
         self.settings = LogSettings(segment_bytes=segment_bytes, index_interval_bytes=1)
-        self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
+        self.open_log(DIRECTORY, self.settings, registered=False)
 
     def write(self, *rows: Row, timestamp_ms: int = NOW, **more: Any) -> int:
         batch = build_batch([(timestamp_ms + n, *row, ()) for n, row in enumerate(rows)], **more)
@@ -76,7 +75,7 @@ class World:
 
     def reopen(self, disk: SimulatedDisk | None = None) -> None:
         self.disk = disk or self.disk
-        self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
+        self.logs = [Log.open(self.disk, self.clock, DIRECTORY, self.settings)]
 
     def batches(self) -> list[bytes]:
         return list(self.log.batches(self.log.start_offset))
@@ -86,237 +85,240 @@ class World:
 
 
 def test_roll_closes_only_a_non_empty_segment() -> None:
-    world = World()
-    assert not world.log.roll()
-    world.write((b"a", b"1"))
-    assert world.log.roll()
-    assert not world.log.roll()
-    world.write((b"b", b"1"))
-    assert [info.base_offset for info in world.log.segments()] == [0, 1]
-    world.log.sync()
-    world.reopen(world.disk.crash(random.Random(1)))
-    assert [info.base_offset for info in world.log.segments()] == [0, 1]
-    world.log.close()
+    compacted = CompactedLog()
+    assert not compacted.log.roll()
+    compacted.write((b"a", b"1"))
+    assert compacted.log.roll()
+    assert not compacted.log.roll()
+    compacted.write((b"b", b"1"))
+    assert [info.base_offset for info in compacted.log.segments()] == [0, 1]
+    compacted.log.sync()
+    compacted.reopen(compacted.disk.crash(random.Random(1)))
+    assert [info.base_offset for info in compacted.log.segments()] == [0, 1]
+    compacted.log.close()
 
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_unchanged_batches_are_kept_byte_for_byte_and_others_keep_their_offsets(codec: Codec) -> None:
-    world = World()
-    world.write((b"a", b"old"), (b"b", b"stays" * 20), (None, b"no key"), codec=codec)
-    world.write((b"c", b"1"), (b"d", b"2"), codec=codec)
-    world.write((b"a", b"new"), codec=codec)
-    before = world.batches()
-    assert world.compact() is CompactionOutcome.DONE
-    after = world.batches()
+    compacted = CompactedLog()
+    compacted.write((b"a", b"old"), (b"b", b"stays" * 20), (None, b"no key"), codec=codec)
+    compacted.write((b"c", b"1"), (b"d", b"2"), codec=codec)
+    compacted.write((b"a", b"new"), codec=codec)
+    before = compacted.batches()
+    assert compacted.compact() is CompactionOutcome.DONE
+    after = compacted.batches()
     assert after[1:] == before[1:]
     old, new = read_header(before[0]), read_header(after[0])
     assert new._replace(crc=0, batch_length=0) == old._replace(
         crc=0, batch_length=0, record_count=1, max_timestamp_ms=NOW + 1
     )
-    assert records_of(world.log)[0][:4] == (1, NOW + 1, b"b", b"stays" * 20)
+    assert records_of(compacted.log)[0][:4] == (1, NOW + 1, b"b", b"stays" * 20)
 
 
 def test_log_append_timestamps_are_kept() -> None:
-    world = World()
+    compacted = CompactedLog()
     for value in (b"1", b"2"):
         batch = build_batch([(5, b"a", value, ()), (6, b"b" + value, None, ())])
         header = check_batch(batch)
         front = with_log_append_time(batch, header, NOW)
-        world.log.append(batch, header, 0, rewritten_header=front)
-    assert world.compact() is CompactionOutcome.DONE
-    assert [(r.key, r.timestamp_ms) for r in records_of(world.log)] == [
+        compacted.log.append(batch, header, 0, rewritten_header=front)
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert [(r.key, r.timestamp_ms) for r in records_of(compacted.log)] == [
         (b"b1", NOW), (b"a", NOW), (b"b2", NOW)
     ]  # fmt: skip
-    assert all(read_header(b).timestamp_type is TimestampType.LOG_APPEND for b in world.batches())
+    assert all(read_header(b).timestamp_type is TimestampType.LOG_APPEND for b in compacted.batches())
 
 
 def test_tombstone_is_kept_for_the_retention_time_from_the_first_compaction_on() -> None:
-    world = World()
-    world.write((b"a", b"1"), (b"b", b"1"))
-    world.write((b"a", None), (b"c", b"3"))
-    assert world.compact(now_ms=NOW) is CompactionOutcome.DONE
-    assert world.values() == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"3")]
-    header = read_header(world.batches()[1])
+    compacted = CompactedLog()
+    compacted.write((b"a", b"1"), (b"b", b"1"))
+    compacted.write((b"a", None), (b"c", b"3"))
+    assert compacted.compact(now_ms=NOW) is CompactionOutcome.DONE
+    assert compacted.values() == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"3")]
+    header = read_header(compacted.batches()[1])
     assert header.attributes & DELETE_HORIZON_FLAG
     assert header.base_timestamp_ms == NOW + EAGER.delete_retention_ms
-    assert [r.timestamp_ms for r in records_of(world.log)[1:]] == [NOW, NOW + 1]
-    world.write((b"d", b"4"))
-    assert world.compact(now_ms=NOW + 1000) is CompactionOutcome.DONE
-    assert (2, b"a", None) in world.values()
-    assert world.log.compaction.state.last_delete_horizon_ms == NOW + 1000
-    assert start_compaction(world.log, world.disk, now_ms=NOW + 1000) is None
-    assert world.compact(now_ms=NOW + 1001) is CompactionOutcome.DONE  # although nothing is dirty
-    assert world.values() == [(1, b"b", b"1"), (3, b"c", b"3"), (4, b"d", b"4")]
-    assert world.log.compaction.state.last_delete_horizon_ms == -1
-    assert start_compaction(world.log, world.disk, now_ms=NOW + 5000) is None
+    assert [r.timestamp_ms for r in records_of(compacted.log)[1:]] == [NOW, NOW + 1]
+    compacted.write((b"d", b"4"))
+    assert compacted.compact(now_ms=NOW + 1000) is CompactionOutcome.DONE
+    assert (2, b"a", None) in compacted.values()
+    assert compacted.log.compaction.state.last_delete_horizon_ms == NOW + 1000
+    assert start_compaction(compacted.log, compacted.disk, now_ms=NOW + 1000) is None
+    assert compacted.compact(now_ms=NOW + 1001) is CompactionOutcome.DONE  # although nothing is dirty
+    assert compacted.values() == [(1, b"b", b"1"), (3, b"c", b"3"), (4, b"d", b"4")]
+    assert compacted.log.compaction.state.last_delete_horizon_ms == -1
+    assert start_compaction(compacted.log, compacted.disk, now_ms=NOW + 5000) is None
 
 
 def test_delete_horizon_sent_by_a_client_is_ignored() -> None:
-    world = World()
+    compacted = CompactedLog()
     header = check_batch(batch := build_batch([(1, b"a", None, ())]))
-    world.append(encode_batch(header._replace(attributes=DELETE_HORIZON_FLAG), batch[61:]))
-    world.write((b"b", b"1"))
-    assert world.compact() is CompactionOutcome.DONE
-    assert world.values() == [(0, b"a", None), (1, b"b", b"1")]
-    assert read_header(world.batches()[0]).base_timestamp_ms == NOW + EAGER.delete_retention_ms
-    assert records_of(world.log)[0].timestamp_ms == 1
+    compacted.append(encode_batch(header._replace(attributes=DELETE_HORIZON_FLAG), batch[61:]))
+    compacted.write((b"b", b"1"))
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert compacted.values() == [(0, b"a", None), (1, b"b", b"1")]
+    assert read_header(compacted.batches()[0]).base_timestamp_ms == NOW + EAGER.delete_retention_ms
+    assert records_of(compacted.log)[0].timestamp_ms == 1
 
 
 def test_tombstones_above_the_floor_of_a_view_are_kept() -> None:
-    world = World()
-    world.write((b"a", None))
-    world.write((b"b", None))
-    world.compact(now_ms=NOW)
-    assert world.compact(now_ms=NOW + 2000, tombstone_floor=1) is CompactionOutcome.DONE
-    assert world.values() == [(1, b"b", None)]
-    assert start_compaction(world.log, world.disk, now_ms=NOW + 2500) is None  # not again and again
-    assert world.compact(now_ms=NOW + 4000) is CompactionOutcome.DONE
-    assert world.values() == []
+    compacted = CompactedLog()
+    compacted.write((b"a", None))
+    compacted.write((b"b", None))
+    compacted.compact(now_ms=NOW)
+    assert compacted.compact(now_ms=NOW + 2000, tombstone_floor=1) is CompactionOutcome.DONE
+    assert compacted.values() == [(1, b"b", None)]
+    assert start_compaction(compacted.log, compacted.disk, now_ms=NOW + 2500) is None  # not again and again
+    assert compacted.compact(now_ms=NOW + 4000) is CompactionOutcome.DONE
+    assert compacted.values() == []
 
 
 def test_last_batches_of_a_producer_are_kept_as_headers() -> None:
-    world = World()
+    compacted = CompactedLog()
     numbers = {"producer_id": 7, "producer_epoch": 2}
     for sequence in range(3):
-        world.write((b"a", b"%d" % sequence), base_sequence=sequence, **numbers)
-    world.write((b"a", b"else"))
+        compacted.write((b"a", b"%d" % sequence), base_sequence=sequence, **numbers)
+    compacted.write((b"a", b"else"))
     assert (
-        world.compact(is_last_of_producer=lambda header: header.base_sequence == 2) is CompactionOutcome.DONE
+        compacted.compact(is_last_of_producer=lambda header: header.base_sequence == 2)
+        is CompactionOutcome.DONE
     )
-    empty, last = (read_header(batch) for batch in world.batches())
+    empty, last = (read_header(batch) for batch in compacted.batches())
     assert (empty.base_offset, empty.last_offset, empty.record_count) == (2, 2, 0)
     assert (empty.producer_id, empty.producer_epoch, empty.base_sequence) == (7, 2, 2)
     assert empty.max_timestamp_ms == NO_TIMESTAMP
     assert last.base_offset == 3
-    world.write((b"b", b"1"))
-    assert world.compact() is CompactionOutcome.DONE  # the producer is forgotten by now
-    assert [read_header(batch).base_offset for batch in world.batches()] == [3, 4]
+    compacted.write((b"b", b"1"))
+    assert compacted.compact() is CompactionOutcome.DONE  # the producer is forgotten by now
+    assert [read_header(batch).base_offset for batch in compacted.batches()] == [3, 4]
 
 
 def test_reader_reaches_the_end_of_a_part_emptied_by_compaction() -> None:
-    world = World()
-    world.write((b"a", b"1"))
-    world.write((None, b"no key"))
-    assert world.compact() is CompactionOutcome.DONE
-    piece = world.log.read(1, 100, world.log.end_offset)
+    compacted = CompactedLog()
+    compacted.write((b"a", b"1"))
+    compacted.write((None, b"no key"))
+    assert compacted.compact() is CompactionOutcome.DONE
+    piece = compacted.log.read(1, 100, compacted.log.end_offset)
     assert piece is not None
-    assert piece.next_offset == world.log.end_offset == 2
+    assert piece.next_offset == compacted.log.end_offset == 2
     assert read_header(piece.read()).record_count == 0
-    assert world.log.max_timestamp(2) == (0, NOW, 0)
-    world.write((b"b", b"1"))
-    assert world.compact() is CompactionOutcome.DONE
-    assert [read_header(batch).base_offset for batch in world.batches()] == [0, 2]
+    assert compacted.log.max_timestamp(2) == (0, NOW, 0)
+    compacted.write((b"b", b"1"))
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert [read_header(batch).base_offset for batch in compacted.batches()] == [0, 2]
 
 
 def test_undecodable_batch_is_kept_unchanged() -> None:
-    world = World()
-    world.write((b"a", b"old"))
+    compacted = CompactedLog()
+    compacted.write((b"a", b"old"))
     header = check_batch(good := build_batch([(1, b"a", b"x", ()), (1, b"a", b"y", ())]))
     nonsense = encode_batch(header, good[61:-9] + bytes(9))
     packed = encode_batch(header._replace(attributes=Codec.ZSTD), b"not zstd" * 3)
-    world.append(nonsense)
-    world.append(packed)
-    world.write((b"b", b"1"))
-    assert world.compact() is CompactionOutcome.DONE
-    found = world.batches()
+    compacted.append(nonsense)
+    compacted.append(packed)
+    compacted.write((b"b", b"1"))
+    assert compacted.compact() is CompactionOutcome.DONE
+    found = compacted.batches()
     assert [batch[16:] for batch in found[1:3]] == [nonsense[16:], packed[16:]]
     assert read_header(found[0]).record_count == 1  # keys in half a batch prove nothing
 
 
 def test_aborted_data_is_removed_and_markers_expire_like_tombstones() -> None:
-    world = World()
+    compacted = CompactedLog()
     transaction = {"producer_id": 9, "producer_epoch": 0}
-    world.write((b"a", b"kept"))
-    world.write((b"a", b"aborted"), base_sequence=0, transactional=True, **transaction)
-    world.write((b"\0\0\0\0", b"\0" * 6), transactional=True, control=True, **transaction)
-    world.write((b"b", b"1"))
+    compacted.write((b"a", b"kept"))
+    compacted.write((b"a", b"aborted"), base_sequence=0, transactional=True, **transaction)
+    compacted.write((b"\0\0\0\0", b"\0" * 6), transactional=True, control=True, **transaction)
+    compacted.write((b"b", b"1"))
     functions = {
         "is_aborted": lambda header: header.is_transactional and not header.is_control,
         "is_obsolete_marker": lambda header: header.is_control,
     }
-    assert world.compact(**functions) is CompactionOutcome.DONE
-    kept, marker, last = (read_header(batch) for batch in world.batches())
+    assert compacted.compact(**functions) is CompactionOutcome.DONE
+    kept, marker, last = (read_header(batch) for batch in compacted.batches())
     assert [kept.base_offset, marker.base_offset, last.base_offset] == [0, 2, 3]
     assert marker.is_control
     assert marker.attributes & DELETE_HORIZON_FLAG
-    assert world.values()[0] == (0, b"a", b"kept")
-    world.write((b"c", b"1"))
-    assert world.compact(now_ms=NOW + 2000, **functions) is CompactionOutcome.DONE
-    assert [read_header(batch).base_offset for batch in world.batches()] == [0, 3, 4]
+    assert compacted.values()[0] == (0, b"a", b"kept")
+    compacted.write((b"c", b"1"))
+    assert compacted.compact(now_ms=NOW + 2000, **functions) is CompactionOutcome.DONE
+    assert [read_header(batch).base_offset for batch in compacted.batches()] == [0, 3, 4]
 
 
 def test_markers_are_kept_without_knowledge_of_transactions() -> None:
-    world = World()
-    world.write((b"\0\0\0\1", b"\0" * 6), transactional=True, control=True, producer_id=1, producer_epoch=0)
-    world.write((b"a", b"1"))
-    before = world.batches()
-    assert world.compact() is CompactionOutcome.DONE
-    assert world.batches() == before
+    compacted = CompactedLog()
+    compacted.write(
+        (b"\0\0\0\1", b"\0" * 6), transactional=True, control=True, producer_id=1, producer_epoch=0
+    )
+    compacted.write((b"a", b"1"))
+    before = compacted.batches()
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert compacted.batches() == before
 
 
 def test_map_too_small_for_all_keys_needs_several_runs() -> None:
-    world = World()
+    compacted = CompactedLog()
     for turn in range(3):
         for n in range(0, 300, 10):
-            world.write(*((b"%d" % (n + k), b"%d" % turn) for k in range(10)))
-    world.write((None, b"no key"), (b"0", None))
+            compacted.write(*((b"%d" % (n + k), b"%d" % turn) for k in range(10)))
+    compacted.write((None, b"no key"), (b"0", None))
     runs = 0
-    world.log.roll()
-    before = world.batches()
-    first = compact(world.log, world.disk, now_ms=NOW, map_bytes_max=64 * 24)
+    compacted.log.roll()
+    before = compacted.batches()
+    first = compact(compacted.log, compacted.disk, now_ms=NOW, map_bytes_max=64 * 24)
     assert first is not None
-    cleaned = world.log.compaction.state.cleaned_end_offset
+    cleaned = compacted.log.compaction.state.cleaned_end_offset
     assert 0 < cleaned < 900
     untouched = [batch for batch in before if read_header(batch).base_offset >= cleaned]
-    assert world.batches()[-len(untouched) :] == untouched
-    while (run := compact(world.log, world.disk, now_ms=NOW, map_bytes_max=64 * 24)) is not None:
+    assert compacted.batches()[-len(untouched) :] == untouched
+    while (run := compact(compacted.log, compacted.disk, now_ms=NOW, map_bytes_max=64 * 24)) is not None:
         assert run.outcome is CompactionOutcome.DONE
         runs += 1
     assert runs > 5
     latest = {b"%d" % n: b"2" for n in range(300)} | {b"0": None}
-    assert {key: value for _, key, value in world.values()} == latest
-    assert len(world.values()) < 600
-    assert world.log.compaction.state.cleaned_end_offset == 902
+    assert {key: value for _, key, value in compacted.values()} == latest
+    assert len(compacted.values()) < 600
+    assert compacted.log.compaction.state.cleaned_end_offset == 902
 
 
 def test_batch_with_more_keys_than_the_map_is_reported_and_nothing_changes() -> None:
-    world = World()
-    world.write(*((b"%d" % n, b"") for n in range(100)))
-    before = world.batches()
-    assert world.compact(map_bytes_max=64 * 24) is CompactionOutcome.FAILED
-    assert "log_cleaner_dedupe_buffer_size" in str(world.run.error)
-    assert world.batches() == before
-    assert world.log.failure is None
-    assert world.compact(map_bytes_max=256 * 24) is CompactionOutcome.DONE
+    compacted = CompactedLog()
+    compacted.write(*((b"%d" % n, b"") for n in range(100)))
+    before = compacted.batches()
+    assert compacted.compact(map_bytes_max=64 * 24) is CompactionOutcome.FAILED
+    assert "log_cleaner_dedupe_buffer_size" in str(compacted.run.error)
+    assert compacted.batches() == before
+    assert compacted.log.failure is None
+    assert compacted.compact(map_bytes_max=256 * 24) is CompactionOutcome.DONE
 
 
 def test_damaged_batch_ends_the_run_and_is_kept() -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(20):
-        world.write((b"a", b"%d" % n * 20))
-    world.log.sync()
-    path = f"{DIRECTORY}/{world.log.segments()[2].base_offset:020d}.log"
-    world.disk.flip_bit(path, 8 * 80)
-    before = world.disk.files()[path]
-    assert world.compact() is CompactionOutcome.FAILED
-    assert isinstance(world.run.error, CorruptLog)
-    assert "CRC" in str(world.run.error)
-    assert world.disk.files()[path] == before
-    assert not [name for name in world.disk.files() if name.endswith(".tmp")]
-    world.write((b"b", b"still served"))
+        compacted.write((b"a", b"%d" % n * 20))
+    compacted.log.sync()
+    path = f"{DIRECTORY}/{compacted.log.segments()[2].base_offset:020d}.log"
+    compacted.disk.flip_bit(path, 8 * 80)
+    before = compacted.disk.files()[path]
+    assert compacted.compact() is CompactionOutcome.FAILED
+    assert isinstance(compacted.run.error, CorruptLog)
+    assert "CRC" in str(compacted.run.error)
+    assert compacted.disk.files()[path] == before
+    assert not [name for name in compacted.disk.files() if name.endswith(".tmp")]
+    compacted.write((b"b", b"still served"))
     with pytest.raises(CorruptLog):
-        world.log.verify()
+        compacted.log.verify()
 
 
-def with_four_segments(*, sparse: bool) -> World:
-    world = World()
+def with_four_segments(*, sparse: bool) -> CompactedLog:
+    compacted = CompactedLog()
     for number in range(4):
-        world.write((b"a", b"%d" % number), (b"k%d" % number, b"kept"))
-        world.log.roll()
-    world.log.close()
+        compacted.write((b"a", b"%d" % number), (b"k%d" % number, b"kept"))
+        compacted.log.roll()
+    compacted.log.close()
     if sparse:  # where a segment ended stands in its index alone
-        write_state(world.disk, DIRECTORY, CompactionState(cleaned_end_offset=0, sparse_end_offset=8))
-    return world
+        write_state(compacted.disk, DIRECTORY, CompactionState(cleaned_end_offset=0, sparse_end_offset=8))
+    return compacted
 
 
 @pytest.mark.parametrize(
@@ -329,117 +331,117 @@ def with_four_segments(*, sparse: bool) -> World:
 )
 def test_segment_followed_by_missing_records_is_not_compacted(harm: str, sparse: bool) -> None:
     """Otherwise lost records could not be distinguished from compacted ones."""
-    world = with_four_segments(sparse=sparse)
+    compacted = with_four_segments(sparse=sparse)
     path = f"{DIRECTORY}/{2:020d}.log"
     if harm == "missing":
-        world.disk.remove(path)
+        compacted.disk.remove(path)
     else:
-        world.disk.put_file(path, b"")
-    world.reopen()
-    before = {name: data for name, data in world.disk.files().items() if name.endswith(".log")}
-    assert world.compact() is CompactionOutcome.FAILED
-    assert isinstance(world.run.error, CorruptLog)
-    after = {name: data for name, data in world.disk.files().items() if name.endswith(".log")}
+        compacted.disk.put_file(path, b"")
+    compacted.reopen()
+    before = {name: data for name, data in compacted.disk.files().items() if name.endswith(".log")}
+    assert compacted.compact() is CompactionOutcome.FAILED
+    assert isinstance(compacted.run.error, CorruptLog)
+    after = {name: data for name, data in compacted.disk.files().items() if name.endswith(".log")}
     assert {name: after[name] for name in before} == before
     for reopened in (False, True):
         if reopened:
-            world.log.close()
-            world.reopen()
+            compacted.log.close()
+            compacted.reopen()
         with pytest.raises(CorruptLog):
-            world.log.read(2, 1, world.log.end_offset)
+            compacted.log.read(2, 1, compacted.log.end_offset)
 
 
 @pytest.mark.parametrize("length", [1, 40, 60])
 def test_segment_too_short_for_a_batch_does_not_prevent_planning(length: int) -> None:
-    world = with_four_segments(sparse=False)
+    compacted = with_four_segments(sparse=False)
     path = f"{DIRECTORY}/{0:020d}.log"
-    world.disk.put_file(path, world.disk.files()[path][:length])
-    world.reopen()
-    assert world.log.compaction.first_dirty_timestamp() is None
-    assert world.compact() is CompactionOutcome.FAILED
-    assert isinstance(world.run.error, CorruptLog)
+    compacted.disk.put_file(path, compacted.disk.files()[path][:length])
+    compacted.reopen()
+    assert compacted.log.compaction.first_dirty_timestamp() is None
+    assert compacted.compact() is CompactionOutcome.FAILED
+    assert isinstance(compacted.run.error, CorruptLog)
 
 
 def test_adjacent_segments_are_joined_and_their_files_removed() -> None:
-    world = World(segment_bytes=400)
+    compacted = CompactedLog(segment_bytes=400)
     for n in range(30):
-        world.write((b"%d" % (n % 3), b"v" * 50))
-    assert len(world.log.segments()) > 8
-    assert world.compact() is CompactionOutcome.DONE
-    world.write((b"x", b"1"))
-    assert world.compact() is CompactionOutcome.DONE
-    assert len(world.log.segments()) < 8
-    world.log.sync()
-    names = {path.rpartition("/")[2] for path in world.disk.files()}
-    expected = {f"{info.base_offset:020d}.log" for info in world.log.segments()}
+        compacted.write((b"%d" % (n % 3), b"v" * 50))
+    assert len(compacted.log.segments()) > 8
+    assert compacted.compact() is CompactionOutcome.DONE
+    compacted.write((b"x", b"1"))
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert len(compacted.log.segments()) < 8
+    compacted.log.sync()
+    names = {path.rpartition("/")[2] for path in compacted.disk.files()}
+    expected = {f"{info.base_offset:020d}.log" for info in compacted.log.segments()}
     assert {name for name in names if name.endswith(".log")} == expected
     assert not [name for name in names if name.endswith(".tmp")]
-    world.log.close()
-    world.reopen()
-    assert world.log.recovery.checked_bytes == 0
-    assert [key for _, key, _ in world.values()] == [b"0", b"1", b"2", b"x"]
+    compacted.log.close()
+    compacted.reopen()
+    assert compacted.log.recovery.checked_bytes == 0
+    assert [key for _, key, _ in compacted.values()] == [b"0", b"1", b"2", b"x"]
 
 
 def test_reader_during_a_swap_continues_with_the_old_segments() -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(12):
-        world.write((b"a", b"%d" % n * 30))
-    piece = world.log.read(0, 1 << 20, 12)
+        compacted.write((b"a", b"%d" % n * 30))
+    piece = compacted.log.read(0, 1 << 20, 12)
     assert piece is not None
-    before = world.batches()
-    headers = world.log.batches(0)
+    before = compacted.batches()
+    headers = compacted.log.batches(0)
     first = next(headers)
     size = len(before[0])
-    assert world.log.read(0, size, 12) is not None  # the log remembers where the next batch is
-    assert world.compact() is CompactionOutcome.DONE
-    assert world.run.swaps
+    assert compacted.log.read(0, size, 12) is not None  # the log remembers where the next batch is
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert compacted.run.swaps
     assert [first, *headers] == before
     assert piece.read() == b"".join(before[: len(piece.read()) // len(before[0])])
-    after = world.log.read(1, 1, 12)
+    after = compacted.log.read(1, 1, 12)
     assert after is not None
-    assert [after.read()] == world.batches() == before[-1:]
+    assert [after.read()] == compacted.batches() == before[-1:]
 
 
 def test_readers_see_the_new_segment_before_its_file_has_its_name() -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(12):
-        world.write((b"a", b"%d" % n * 30))
-    world.log.roll()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+        compacted.write((b"a", b"%d" % n * 30))
+    compacted.log.roll()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
-    while not world.log.compaction.is_busy:
+    while not compacted.log.compaction.is_busy:
         work = run.next_job()
         assert work is not None
-        if not world.log.compaction.is_busy:
+        if not compacted.log.compaction.is_busy:
             run.finish_job(work(), None)
     swap = finish(run, work)
     assert swap is not None
-    assert len(world.values()) < 12
-    assert [path for path in world.disk.files() if path.endswith(".compacted.tmp")]
-    first = world.batches()
+    assert len(compacted.values()) < 12
+    assert [path for path in compacted.disk.files() if path.endswith(".compacted.tmp")]
+    first = compacted.batches()
     with pytest.raises(ConcurrentChange):
-        world.log.truncate_to(11)
+        compacted.log.truncate_to(11)
     with pytest.raises(ConcurrentChange):
-        world.log.delete()
-    world.log.trim_to(11)
-    assert not world.log.needs_maintenance or world.log.prepare_maintenance() is None
+        compacted.log.delete()
+    compacted.log.trim_to(11)
+    assert not compacted.log.needs_maintenance or compacted.log.prepare_maintenance() is None
     while swap is not None:
         swap = finish(run, swap)
     run_to_end(run)
-    assert world.batches() == first[-1:]
-    world.log.sync()
-    world.log.verify()
+    assert compacted.batches() == first[-1:]
+    compacted.log.sync()
+    compacted.log.verify()
 
 
 def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
     """If the newest slot is damaged, the other one is used, and the size of the segment that it names."""
-    world = World()
-    world.write((b"a", b"1"))
-    world.log.sync()
-    world.log.roll()
-    world.write((b"a", b"2"))
-    world.log.sync()
-    log = world.log
+    compacted = CompactedLog()
+    compacted.write((b"a", b"1"))
+    compacted.log.sync()
+    compacted.log.roll()
+    compacted.write((b"a", b"2"))
+    compacted.log.sync()
+    log = compacted.log
     assert plan_log_compaction(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 0
     assert log.needs_maintenance, "it asks for another checkpoint"
     log.sync()
@@ -449,45 +451,45 @@ def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
 
 
 def test_no_swap_starts_during_maintenance() -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(12):
-        world.write((b"a", b"%d" % n * 30))
-    world.log.roll()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+        compacted.write((b"a", b"%d" % n * 30))
+    compacted.log.roll()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
-    world.log.trim_to(1)
-    world.log.sync()
-    world.log.trim_to(2)
-    job = world.log.prepare_maintenance()
+    compacted.log.trim_to(1)
+    compacted.log.sync()
+    compacted.log.trim_to(2)
+    job = compacted.log.prepare_maintenance()
     assert job is not None
     while one_piece(run):
-        assert not world.log.compaction.is_busy
+        assert not compacted.log.compaction.is_busy
     assert run.outcome is None
-    job.run(world.disk)
-    world.log.finish_maintenance(job, None)
+    job.run(compacted.disk)
+    compacted.log.finish_maintenance(job, None)
     run_to_end(run)
     assert run.swaps or run.outcome is CompactionOutcome.ABANDONED
 
 
 def test_log_truncated_into_its_clean_part_is_dirty_from_there_on() -> None:
-    world = World(segment_bytes=200)
+    compacted = CompactedLog(segment_bytes=200)
     for n in range(8):
-        world.write((b"%d" % n, b"x" * 50), (None, b"gap"))
-    assert world.compact() is CompactionOutcome.DONE
-    world.log.sync()
-    world.log.truncate_to(7)  # an offset that is gone
-    assert world.log.end_offset == 6
-    world.log.truncate_to(5)
-    assert world.log.end_offset == 4
-    world.write((b"0", b"later"), (b"1", None))
-    assert [offset for offset, _, _ in world.values()] == [0, 2, 4, 5]
-    world.log.sync()
-    world.log.verify()
+        compacted.write((b"%d" % n, b"x" * 50), (None, b"gap"))
+    assert compacted.compact() is CompactionOutcome.DONE
+    compacted.log.sync()
+    compacted.log.truncate_to(7)  # an offset that is gone
+    assert compacted.log.end_offset == 6
+    compacted.log.truncate_to(5)
+    assert compacted.log.end_offset == 4
+    compacted.write((b"0", b"later"), (b"1", None))
+    assert [offset for offset, _, _ in compacted.values()] == [0, 2, 4, 5]
+    compacted.log.sync()
+    compacted.log.verify()
     for seed in range(5):
-        world.reopen(world.disk.crash(random.Random(seed)))
-        assert world.log.compaction.state.cleaned_end_offset == 4
-    assert world.compact() is CompactionOutcome.DONE
-    assert world.values() == [(4, b"0", b"later"), (5, b"1", None)]
+        compacted.reopen(compacted.disk.crash(random.Random(seed)))
+        assert compacted.log.compaction.state.cleaned_end_offset == 4
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert compacted.values() == [(4, b"0", b"later"), (5, b"1", None)]
 
 
 @pytest.mark.parametrize(
@@ -504,68 +506,70 @@ def test_log_truncated_into_its_clean_part_is_dirty_from_there_on() -> None:
 def test_failure_before_the_swap_leaves_the_log_unchanged_and_in_service(
     operation: str, suffix: str, code: int, ends: CompactionOutcome
 ) -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(12):
-        world.write((b"a", b"%d" % n * 30))
-    world.log.update_settings(LogSettings())  # all of it becomes one segment
-    world.log.roll()
-    before = world.batches()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+        compacted.write((b"a", b"%d" % n * 30))
+    compacted.log.update_settings(LogSettings())  # all of it becomes one segment
+    compacted.log.roll()
+    before = compacted.batches()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
-    world.disk.fail_when = lambda what, path: code if what == operation and path.endswith(suffix) else None
+    compacted.disk.fail_when = lambda what, path: (
+        code if what == operation and path.endswith(suffix) else None
+    )
     assert run_to_end(run) is ends
-    world.disk.fail_when = None
-    assert world.batches() == before
-    assert not [name for name in world.disk.files() if name.endswith(".compacted.tmp")]
-    world.write((b"b", b"1"))
-    world.log.sync()
-    assert world.compact() is CompactionOutcome.DONE
-    assert [key for _, key, _ in world.values()] == [b"a", b"b"]
+    compacted.disk.fail_when = None
+    assert compacted.batches() == before
+    assert not [name for name in compacted.disk.files() if name.endswith(".compacted.tmp")]
+    compacted.write((b"b", b"1"))
+    compacted.log.sync()
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert [key for _, key, _ in compacted.values()] == [b"a", b"b"]
 
 
 def test_directory_that_cannot_be_synced_fails_the_log() -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(12):
-        world.write((b"a", b"%d" % n * 30))
-    world.log.roll()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+        compacted.write((b"a", b"%d" % n * 30))
+    compacted.log.roll()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
-    world.disk.fail_when = lambda what, path: errno.EIO if what == "sync_directory" else None
+    compacted.disk.fail_when = lambda what, path: errno.EIO if what == "sync_directory" else None
     assert run_to_end(run) is CompactionOutcome.FAILED
-    assert world.log.failure is not None
+    assert compacted.log.failure is not None
 
 
 def test_swap_on_a_full_disk_waits_and_is_completed() -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(12):
-        world.write((b"a", b"%d" % n * 30))
-    world.log.roll()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+        compacted.write((b"a", b"%d" % n * 30))
+    compacted.log.roll()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
-    world.disk.fail_when = lambda what, path: errno.ENOSPC if what in ("rename", "remove") and path.endswith(
+    compacted.disk.fail_when = lambda what, path: errno.ENOSPC if what in ("rename", "remove") and path.endswith(
         (".compacted.tmp", ".log")
     ) else None  # fmt: skip
     for _ in range(40):
         one_piece(run)
     assert run.outcome is None
-    world.log.trim_to(3)
-    assert len(world.values()) <= 9
-    world.disk.fail_when = None
+    compacted.log.trim_to(3)
+    assert len(compacted.values()) <= 9
+    compacted.disk.fail_when = None
     assert run_to_end(run) is CompactionOutcome.ABANDONED or run.outcome is CompactionOutcome.DONE
-    world.log.sync()
-    world.reopen(world.disk.crash(random.Random(3)))
-    world.log.verify()
-    assert world.values()[-1] == (11, b"a", b"11" * 30)
+    compacted.log.sync()
+    compacted.reopen(compacted.disk.crash(random.Random(3)))
+    compacted.log.verify()
+    assert compacted.values()[-1] == (11, b"a", b"11" * 30)
 
 
-def waiting_for_room(world: World) -> CompactionRun:
+def waiting_for_room(compacted: CompactedLog) -> CompactionRun:
     """A run whose swap started and found the disk full."""
     for n in range(12):
-        world.write((b"a", b"%d" % n * 30))
-    world.log.roll()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+        compacted.write((b"a", b"%d" % n * 30))
+    compacted.log.roll()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
-    world.disk.fail_when = lambda what, path: (
+    compacted.disk.fail_when = lambda what, path: (
         errno.ENOSPC if what == "rename" and path.endswith(".compacted.tmp") else None
     )
     while not run.waits_for_disk_space:
@@ -574,62 +578,62 @@ def waiting_for_room(world: World) -> CompactionRun:
 
 
 def test_swap_on_a_full_disk_ends_on_stop_and_recovery_completes_it() -> None:
-    world = World(segment_bytes=300)
-    run = waiting_for_room(world)
-    seen = world.values()
+    compacted = CompactedLog(segment_bytes=300)
+    run = waiting_for_room(compacted)
+    seen = compacted.values()
     run.stop()
     assert not one_piece(run)
     assert run.outcome is CompactionOutcome.ABANDONED
-    assert world.values() == seen  # readers go on with the new segment
+    assert compacted.values() == seen  # readers go on with the new segment
     with pytest.raises(ConcurrentChange):
-        world.log.truncate_to(5)
-    world.log.sync()
-    world.log.close()
-    world.disk.fail_when = None
-    world.reopen()
-    world.log.verify()
-    assert world.values() == seen
-    assert not [name for name in world.disk.files() if name.endswith(".compacted.tmp")]
+        compacted.log.truncate_to(5)
+    compacted.log.sync()
+    compacted.log.close()
+    compacted.disk.fail_when = None
+    compacted.reopen()
+    compacted.log.verify()
+    assert compacted.values() == seen
+    assert not [name for name in compacted.disk.files() if name.endswith(".compacted.tmp")]
 
 
 def test_started_swap_is_completed_on_pause() -> None:
-    world = World(segment_bytes=300)
-    run = waiting_for_room(world)
+    compacted = CompactedLog(segment_bytes=300)
+    run = waiting_for_room(compacted)
     run.pause()
     for _ in range(5):
         assert one_piece(run)
     assert run.outcome is None
-    world.disk.fail_when = None
+    compacted.disk.fail_when = None
     assert run_to_end(run) is CompactionOutcome.ABANDONED
-    assert not world.log.compaction.is_busy
+    assert not compacted.log.compaction.is_busy
     assert run.swaps == 1
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
 def test_lack_of_descriptors_is_handled_like_a_full_disk(code: int) -> None:
-    world = World()
-    world.write((b"a", b"1"))
-    world.write((b"a", b"2"))
-    world.log.roll()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    compacted = CompactedLog()
+    compacted.write((b"a", b"1"))
+    compacted.write((b"a", b"2"))
+    compacted.log.roll()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
-    world.disk.fail_when = lambda what, path: code if what == "open" else None
+    compacted.disk.fail_when = lambda what, path: code if what == "open" else None
     assert run_to_end(run) is CompactionOutcome.DISK_FULL
-    assert world.log.failure is None
+    assert compacted.log.failure is None
 
 
 LONGEST = (1 << 63) - 1
 
 
 def test_tombstones_can_be_kept_without_limit() -> None:
-    world = World()
-    world.write((b"a", b"1"))
-    world.write((b"a", None))
+    compacted = CompactedLog()
+    compacted.write((b"a", b"1"))
+    compacted.write((b"a", None))
     settings = CompactionSettings(0.0, delete_retention_ms=LONGEST)
-    assert world.compact(settings=settings) is CompactionOutcome.DONE
-    world.write((b"b", b"1"))
-    assert world.compact(now_ms=NOW * 1000, settings=settings) is CompactionOutcome.DONE
-    assert world.values() == [(1, b"a", None), (2, b"b", b"1")]
+    assert compacted.compact(settings=settings) is CompactionOutcome.DONE
+    compacted.write((b"b", b"1"))
+    assert compacted.compact(now_ms=NOW * 1000, settings=settings) is CompactionOutcome.DONE
+    assert compacted.values() == [(1, b"a", None), (2, b"b", b"1")]
 
 
 def raw(*rows: tuple[bytes, bytes | None, int], base_ms: int = NOW) -> bytes:
@@ -655,14 +659,14 @@ def raw(*rows: tuple[bytes, bytes | None, int], base_ms: int = NOW) -> bytes:
 def test_no_timestamp_that_a_client_sends_ends_compaction_or_brings_a_value_back(
     base_ms: int, delta: int
 ) -> None:
-    world = World()
-    world.append(raw((b"a", b"1", delta), (b"b", b"old", delta), (b"c", None, delta), base_ms=base_ms))
-    world.write((b"b", b"new"))
-    world.write((b"b", None))
+    compacted = CompactedLog()
+    compacted.append(raw((b"a", b"1", delta), (b"b", b"old", delta), (b"c", None, delta), base_ms=base_ms))
+    compacted.write((b"b", b"new"))
+    compacted.write((b"b", None))
     for round_number in range(4):
-        assert world.compact(now_ms=NOW + round_number * 10_000) is CompactionOutcome.DONE
-        world.write((b"z", b"%d" % round_number))
-    latest = {key: value for _, key, value in world.values()}
+        assert compacted.compact(now_ms=NOW + round_number * 10_000) is CompactionOutcome.DONE
+        compacted.write((b"z", b"%d" % round_number))
+    latest = {key: value for _, key, value in compacted.values()}
     assert latest[b"a"] == b"1"
     assert latest.get(b"b") is None
     assert latest.get(b"c") is None
@@ -671,17 +675,17 @@ def test_no_timestamp_that_a_client_sends_ends_compaction_or_brings_a_value_back
 def test_batch_of_too_many_records_is_kept_and_its_old_values_stay_superseded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
-    world.write((b"a", b"before"))
-    world.write((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
-    world.write((b"a", b"2"))
-    world.write((b"a", b"3"))
-    world.write((b"b", None))
+    compacted = CompactedLog()
+    compacted.write((b"a", b"before"))
+    compacted.write((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    compacted.write((b"a", b"2"))
+    compacted.write((b"a", b"3"))
+    compacted.write((b"b", None))
     monkeypatch.setattr(batch_filter, "DECODED_RECORDS_MAX", 2)
     for round_number in range(4):
-        assert world.compact(now_ms=NOW + round_number * 10_000) is CompactionOutcome.DONE
-        world.write((b"z", b"%d" % round_number))
-    assert world.values()[:5] == [
+        assert compacted.compact(now_ms=NOW + round_number * 10_000) is CompactionOutcome.DONE
+        compacted.write((b"z", b"%d" % round_number))
+    assert compacted.values()[:5] == [
         (1, b"a", b"1"),
         (2, b"b", b"1"),
         (3, b"c", b"1"),
@@ -693,53 +697,53 @@ def test_batch_of_too_many_records_is_kept_and_its_old_values_stay_superseded(
 def test_batch_too_large_to_decode_supersedes_nothing_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
-    world.write((b"a", b"before"))
-    world.write((b"a", bytes(5000)), codec=Codec.GZIP)
-    world.write((b"b", b"1"))
-    world.write((b"b", b"2"))
+    compacted = CompactedLog()
+    compacted.write((b"a", b"before"))
+    compacted.write((b"a", bytes(5000)), codec=Codec.GZIP)
+    compacted.write((b"b", b"1"))
+    compacted.write((b"b", b"2"))
     monkeypatch.setattr(record_reader, "DECOMPRESSED_BYTES_MAX", 1000)
-    assert world.compact() is CompactionOutcome.DONE
-    assert [offset for offset, _, _ in world.values()] == [0, 1, 3]
+    assert compacted.compact() is CompactionOutcome.DONE
+    assert [offset for offset, _, _ in compacted.values()] == [0, 1, 3]
 
 
 def test_damaged_compaction_state_costs_time_but_no_records() -> None:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(12):
-        world.write((b"%d" % (n % 2), b"%d" % n * 20))
-    assert world.compact() is CompactionOutcome.DONE
-    expected = world.values()
-    world.log.close()
-    world.disk.flip_bit(f"{DIRECTORY}/compaction", 150)
-    world.reopen()
-    assert world.log.compaction.state.cleaned_end_offset == 0
-    world.log.verify()
-    assert world.values() == expected
-    assert world.compact() is CompactionOutcome.DONE
+        compacted.write((b"%d" % (n % 2), b"%d" % n * 20))
+    assert compacted.compact() is CompactionOutcome.DONE
+    expected = compacted.values()
+    compacted.log.close()
+    compacted.disk.flip_bit(f"{DIRECTORY}/compaction", 150)
+    compacted.reopen()
+    assert compacted.log.compaction.state.cleaned_end_offset == 0
+    compacted.log.verify()
+    assert compacted.values() == expected
+    assert compacted.compact() is CompactionOutcome.DONE
 
 
 def test_inspection_accepts_records_compacted_between_two_leader_epochs() -> None:
-    world = World()
+    compacted = CompactedLog()
     for key, leader_epoch in ((b"a", 1), (b"b", 1), (b"b", 2), (b"b", 3), (b"c", 3)):
         batch = build_batch([(NOW, key, b"value", ())])
-        world.log.append(batch, check_batch(batch), leader_epoch)
-    world.compact()
-    assert [offset for offset, _, _ in world.values()] == [0, 3, 4]
-    world.log.close()
-    assert inspect_log(world.disk, DIRECTORY).findings == []
-    world.disk.remove(f"{DIRECTORY}/{EPOCHS_NAME}")
-    inspect_log(world.disk, DIRECTORY, repair=True)
-    assert inspect_log(world.disk, DIRECTORY).findings == []
+        compacted.log.append(batch, check_batch(batch), leader_epoch)
+    compacted.compact()
+    assert [offset for offset, _, _ in compacted.values()] == [0, 3, 4]
+    compacted.log.close()
+    assert inspect_log(compacted.disk, DIRECTORY).findings == []
+    compacted.disk.remove(f"{DIRECTORY}/{EPOCHS_NAME}")
+    inspect_log(compacted.disk, DIRECTORY, repair=True)
+    assert inspect_log(compacted.disk, DIRECTORY).findings == []
 
 
 def test_slices_are_short_whatever_is_in_a_batch() -> None:
-    world = World(segment_bytes=1 << 22)
+    compacted = CompactedLog(segment_bytes=1 << 22)
     for codec in Codec:
-        world.write(*((b"%d" % n, b"v") for n in range(5000)), codec=codec)
+        compacted.write(*((b"%d" % n, b"v") for n in range(5000)), codec=codec)
     for n in range(3000):
-        world.write((b"s%d" % n, b"v"))
-    world.log.roll()
-    run = start_compaction(world.log, world.disk, now_ms=NOW)
+        compacted.write((b"s%d" % n, b"v"))
+    compacted.log.roll()
+    run = start_compaction(compacted.log, compacted.disk, now_ms=NOW)
     assert run is not None
     slices = 0
     while run.outcome is None:
@@ -793,15 +797,15 @@ def test_groups_are_adjacent_and_fit_into_a_segment() -> None:
 
 
 def build_golden() -> dict[str, bytes]:
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     for n in range(6):
-        world.write((b"a", b"%d" % n), (b"b%d" % n, None if n % 2 else b"v"), producer_id=5, producer_epoch=0,
+        compacted.write((b"a", b"%d" % n), (b"b%d" % n, None if n % 2 else b"v"), producer_id=5, producer_epoch=0,
                     base_sequence=2 * n)  # fmt: skip
-    world.write((b"a", b"last"))
-    world.compact(is_last_of_producer=lambda header: header.base_sequence == 10)
-    world.write((b"c", b"dirty"))
-    world.log.close()
-    return {path.rpartition("/")[2]: data for path, data in world.disk.files().items()}
+    compacted.write((b"a", b"last"))
+    compacted.compact(is_last_of_producer=lambda header: header.base_sequence == 10)
+    compacted.write((b"c", b"dirty"))
+    compacted.log.close()
+    return {path.rpartition("/")[2]: data for path, data in compacted.disk.files().items()}
 
 
 def test_a_compacted_log_is_written_as_the_golden_files_are_and_opened() -> None:
@@ -812,15 +816,15 @@ def test_a_compacted_log_is_written_as_the_golden_files_are_and_opened() -> None
             (GOLDEN / name).write_bytes(data)
     golden = {path.name: path.read_bytes() for path in GOLDEN.iterdir()}
     assert files == golden
-    world = World(segment_bytes=300)
+    compacted = CompactedLog(segment_bytes=300)
     disk = SimulatedDisk()
     disk.make_directory(DIRECTORY)
     for name, data in golden.items():
         disk.put_file(f"{DIRECTORY}/{name}", data)
-    world.reopen(disk)
-    world.log.verify()
-    assert world.log.compaction.state.cleaned_end_offset == 13
-    assert [(o, k) for o, k, _ in world.values()] == [
+    compacted.reopen(disk)
+    compacted.log.verify()
+    assert compacted.log.compaction.state.cleaned_end_offset == 13
+    assert [(o, k) for o, k, _ in compacted.values()] == [
         (1, b"b0"), (3, b"b1"), (5, b"b2"), (7, b"b3"), (9, b"b4"), (11, b"b5"), (12, b"a"), (13, b"c")
     ]  # fmt: skip
-    assert all(read_records(batch, output_bytes_max=1 << 20) for batch in world.batches())
+    assert all(read_records(batch, output_bytes_max=1 << 20) for batch in compacted.batches())
