@@ -82,7 +82,7 @@ class KeyChecker:
                 if is_held and lease.stands() and answer.stands():
                     left_ms = lease.ends_ms - answer.got_ms
                     history.broken(f"{what}; {lease.member} has {offset} for {left_ms:.0f} ms more")
-            if offset < offsets[-1] and not (record.sent_accepts["accept"] or record.sent_accepts["reject"]):
+            if offset < offsets[-1] and not (record.outcomes["accept"] or record.outcomes["reject"]):
                 self._suspects.append((place, f"{what}; {offset} is not done"))
         for offset in offsets:
             if offset not in seen:
