@@ -11,7 +11,10 @@ READERS = f"{PARTITION}::test_readers_of_committed_records_see_exactly_those"
 OFFSETS = "tests/unit/broker/test_transactional_offsets.py"
 RECORDS = "tests/component/test_transactional_records.py"
 MODEL = ("tests/unit/state/transactions/test_transaction_model.py",)
-HISTORIES = ("tests/sim/test_transactions.py",)
+HISTORIES = (
+    "tests/sim/test_features.py::test_no_history_of_a_feature_breaks_its_guarantees[transactions-smoke]",
+    "tests/sim/test_features.py::test_no_history_of_a_feature_breaks_its_guarantees[transactions-more]",
+)
 KILLS = ("tests/system/interop/test_transactions.py::test_kills_leave_no_transaction_in_part_or_twice",)
 
 STORED_KEPT = "tests/unit/broker/test_stored_kept_transactions.py"
