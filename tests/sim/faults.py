@@ -236,7 +236,7 @@ def etcd_down(world: World) -> bool:
 def etcd_leader(world: World) -> bool:
     """etcd changes its leader: a second without, answers lost, leases lengthened."""
     for broker in world.brokers():
-        if broker.running and hasattr(broker, "door"):
+        if broker.running and hasattr(broker, "etcd_client"):
             broker.etcd_client.lost_response_count = world.random.randrange(2)
     world.etcd.lose_majority()
     world.later(world.etcd.elect, 500, 1800)

@@ -194,7 +194,7 @@ class World:
     def reach_etcd(self, node_id: int, *, reach: bool) -> None:
         self.no_etcd.discard(node_id) if reach else self.no_etcd.add(node_id)
         broker = self.network.brokers[node_id]
-        if hasattr(broker, "door"):
+        if hasattr(broker, "etcd_client"):
             broker.etcd_client.unreachable = not reach
             self.etcd.wake()
 
@@ -370,7 +370,7 @@ class World:
         for broker in self.brokers():
             broker.disk.clear_failures()
             broker.disk_ms = (0.3, 2.5)
-            if hasattr(broker, "door"):
+            if hasattr(broker, "etcd_client"):
                 broker.etcd_client.late_requests = 0
                 broker.etcd_client.heal()
             broker.resume()
