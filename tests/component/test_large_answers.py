@@ -78,11 +78,11 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedd
         broker = started._broker
         assert broker is not None
         running = RunningBroker(
-            broker.service, broker.server, broker.listener_address, lambda: broker.is_ready
+            broker.service, broker.server, broker.clients, broker.listener_address, lambda: broker.is_ready
         )
         app = started._call(in_loop(build_app, running), scaled(20))
         http = HttpServer(app, "127.0.0.1", 0)
-        rpc = GrpcServer(broker.service, broker.listener_address, "127.0.0.1", 0)
+        rpc = GrpcServer(broker.service, broker.clients, "127.0.0.1", 0)
         host, port = started._call(http.start(), scaled(20))
         _, rpc_port = started._call(rpc.start(), scaled(20))
         with frozen_garbage():

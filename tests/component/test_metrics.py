@@ -209,6 +209,7 @@ def view_of(broker: mansio.Broker) -> ServiceStats:
         RunningBroker(
             broker._broker.service,
             broker._broker.server,
+            broker._broker.clients,
             broker._broker.listener_address,
             lambda: broker._broker.is_ready,
         )

@@ -213,6 +213,21 @@ def _leases(key: ApiKey, **fields: Any) -> Callable[[Target, RequestSender], Ite
     return forge
 
 
+def _forwarded(target: Target, sender: RequestSender) -> Iterator[Forged]:
+    """A request that any client may send, and one that only brokers may, as a client's and as the broker's own."""
+    metadata = messages.encode_request(ApiKey.METADATA, 9, 1, CLIENT_ID, {"topics": [{"name": target.topic}]})
+    fetches = [each.frame for each in _fetches(target, sender)]
+    for frame in (metadata, fetches[-1]):
+        for is_own in (False, True):
+            fields = {
+                **sender._asdict(),
+                "is_own": is_own,
+                "client_address": "10.0.0.1",
+                "request": frame[4:],
+            }
+            yield from _in_all_versions(ApiKey.FORWARD_REQUEST, fields)
+
+
 FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]]]] = {
     ApiKey.FETCH: _fetches,
     ApiKey.LIST_OFFSETS: _list_offsets,
@@ -235,6 +250,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ),
     ApiKey.RELEASE_LEASES: _leases(ApiKey.RELEASE_LEASES, member_id="00" * 16),
     ApiKey.REGISTER_SHARE_GROUP: _leases(ApiKey.REGISTER_SHARE_GROUP),
+    ApiKey.FORWARD_REQUEST: _forwarded,
 }
 
 
