@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 try:
     import psycopg
 except ImportError:
-    psycopg = None  # type: ignore[assignment]  # reported when it is measured
+    psycopg = None  # reported when it is measured
 
 OWNER = "mansio"
 POLL_S = 0.001

@@ -111,7 +111,7 @@ def test_values_are_truncated_in_a_list_and_whole_in_a_description(broker: TestB
     assert (described[mansio.RecordId(0, null.offset)].value, described[0, null.offset].value_size) == (
         None,
         None,
-    )  # type: ignore[index]
+    )
 
 
 @pytest.mark.row("D6")

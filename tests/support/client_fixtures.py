@@ -103,7 +103,7 @@ async def connected(broker: mansio.Broker, **topics: int) -> AsyncIterator[mansi
         yield client
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     """Wait for a condition; the scenario's own time bounds it."""
     while not condition():  # noqa: ASYNC110  # what is waited for has no event
         await asyncio.sleep(0.005)

@@ -75,7 +75,7 @@ def arm(point: str, countdown: _Countdown) -> None:
             countdown.reached()
             await appended(self, *arguments)
 
-        DeadLetterTopics._wait_with_timeout = wait  # type: ignore[method-assign]
+        DeadLetterTopics._wait_with_timeout = wait
     elif point == "copy committed":
         append = DeadLetterTopics.append
 
@@ -83,7 +83,7 @@ def arm(point: str, countdown: _Countdown) -> None:
             await append(self, *arguments)
             countdown.reached()
 
-        DeadLetterTopics.append = committed  # type: ignore[method-assign]
+        DeadLetterTopics.append = committed
     else:
         raise ValueError(point)
 

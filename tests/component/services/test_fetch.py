@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 def request(*wanted: Wanted, **options: int) -> Request:
-    return Request([("t", None, list(wanted))], **options)  # type: ignore[arg-type]
+    return Request([("t", None, list(wanted))], **options)
 
 
 def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, None]]) -> None:

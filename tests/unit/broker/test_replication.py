@@ -517,7 +517,7 @@ def test_the_last_replica_standing_takes_nothing_with_min_insync_replicas() -> N
     late = cluster[1].partition.commit_promise(cluster[1].partition.end_offset)
     assert late.done(), "who asks now for what was written is told so, and not left to wait"
     with pytest.raises(NotEnoughReplicasAfterAppend):
-        late.result()  # type: ignore[attr-defined]  # the simulated ones have it
+        late.result()  # the simulated ones have it
     cluster.run_for(10_000)
     assert cluster.state().isr == (1,)
     assert cluster[1].partition.high_watermark == 2, "nothing is committed on one replica"

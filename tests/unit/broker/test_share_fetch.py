@@ -357,7 +357,7 @@ def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
     try:
         run(check, tmp_path)
     finally:
-        Room.topic_id = original  # type: ignore[method-assign]
+        Room.topic_id = original
 
 
 def test_a_stopping_broker_answers_waiting_requests(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_broker_whose_answer_was_lost_while_another_made_the_cluster_joins_that_
     async def check() -> None:
         async with asyncio.timeout(scaled(DEADLINE_SECONDS)), sqlite_store() as store:
             losing = LosesOneAnswer(store)
-            state = await MetadataImage.load(losing, "", HostRandom())  # type: ignore[arg-type]  # it is one
+            state = await MetadataImage.load(losing, "", HostRandom())  # it is one
             assert state.cluster_id == losing.other.cluster_id
 
     asyncio.run(check())
