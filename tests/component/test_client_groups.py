@@ -243,7 +243,7 @@ def test_group_continues_after_a_finished_iteration_without_close(broker: mansio
             for expected in ([0, 1, 2], [3, 4, 5]):
                 await fill(client, topic, 1, 3)
                 now_ms = int(time.time() * 1000)
-                await until(lambda past=now_ms: time.time() * 1000 > past + 1)  # type: ignore[misc]  # a default
+                await until(lambda past=now_ms: time.time() * 1000 > past + 1)
                 how: dict[str, Any] = {"max_records": 3, "to_end": True, "to_time": now_ms + 1}
                 consumer = client.consume(topic, group=topic, **{end: how[end]})  # a session of 45 s
                 async with asyncio.timeout(scaled(20)):

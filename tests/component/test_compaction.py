@@ -20,6 +20,7 @@ from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import DELETE_HORIZON_FLAG, build_batch, iterate_batches
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
@@ -102,7 +103,7 @@ class World:
 
     @property
     def partition(self) -> Any:
-        return self.broker._broker.service.partitions.find(self.topic, None, 0)
+        return present(self.broker._broker).service.partitions.find(self.topic, None, 0)
 
     def expected(self) -> list[Seen]:
         return sorted(self.latest.values())
@@ -374,7 +375,7 @@ def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path
                 consumer.commit(offsets=[where], asynchronous=False)
         finally:
             consumer.close()
-        offsets = broker._broker.service.partitions.find(OFFSETS_TOPIC, None, 0)
+        offsets = present(broker._broker).service.partitions.find(OFFSETS_TOPIC, None, 0)
         before = offsets.log.size_bytes
         on_loop(broker, offsets.roll)
         wait_until(lambda: offsets.log.compaction.state.cleaned_end_offset == offsets.log.end_offset)
@@ -402,7 +403,7 @@ def test_a_damaged_batch_ends_the_compaction_of_its_log_and_of_no_other(tmp_path
         victim.write_bytes(content)
         other.roll()
         damaged.roll()
-        log_cleaner = broker._broker.service.log_cleaner
+        log_cleaner = present(broker._broker).service.log_cleaner
         assert log_cleaner is not None
 
         def both_judged() -> bool:
@@ -424,7 +425,7 @@ def test_a_topic_can_be_deleted_while_it_is_compacted(tmp_path: Path) -> None:
         world = World(broker)
         for turn in range(4):
             world.write(world.producer(), [(b"%d" % n, b"%d" % turn * 99) for n in range(50)])
-        log_cleaner = broker._broker.service.log_cleaner
+        log_cleaner = present(broker._broker).service.log_cleaner
         assert log_cleaner is not None
         wait_until(lambda: log_cleaner._current)
         admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})

@@ -56,6 +56,7 @@ from mansio.state.replica import ReplicationProgress
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.paths import ROOT
+from support.present import present
 from support.raw_peer import RawPeer, batch_of
 from support.waiting import wait_until
 
@@ -204,13 +205,13 @@ def scrape(view: Any, disk: DiskMonitor | None = None) -> dict[str, Metric]:
 
 
 def view_of(broker: mansio.Broker) -> ServiceStats:
-    view = ServiceStats(broker._broker.settings)
+    view = ServiceStats(present(broker._broker).settings)
     view.attach(
         RunningBroker(
-            broker._broker.service,
-            broker._broker.server,
-            broker._broker.listener_address,
-            lambda: broker._broker.is_ready,
+            present(broker._broker).service,
+            present(broker._broker).server,
+            present(broker._broker).listener_address,
+            lambda: present(broker._broker).is_ready,
         )
     )
     return view
@@ -239,7 +240,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 client.publish("t", b"x" * 5_000_000)
             with pytest.raises(mansio.MansioError):
                 client.admin.delete_topic("nothing")
-        wait_until(lambda: broker._broker.server.connection_count == 0)
+        wait_until(lambda: present(broker._broker).server.connection_count == 0)
         disk = DiskMonitor("/", 1)
         disk.query()
         alone = scrape(view_of(broker), disk)

@@ -26,6 +26,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from support.machine import scaled
+from support.present import present
 from support.process import served
 from support.raw_peer import RawPeer, fetch_frame, produce_frame
 from support.waiting import wait_until
@@ -120,7 +121,7 @@ class World:
 
 def let_it_check(broker: mansio.Broker) -> None:
     """Return when the keeper has gone over all partitions once more."""
-    keeper = broker._broker.service.retention
+    keeper = present(broker._broker).service.retention
     assert keeper is not None
     begun = keeper.counts.checks
     wait_until(lambda: keeper.counts.checks > begun + 1)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mansio.state.consumer_group.types import HeartbeatResponse, TopicPartition
 
-ASSIGNORS = {"uniform": UniformAssignor(), "range": RangeAssignor()}
+ASSIGNORS: dict[str, Assignor] = {"uniform": UniformAssignor(), "range": RangeAssignor()}
 SESSION_MS = 6_000
 REBALANCE_MS = 5_000
 

@@ -18,6 +18,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from support.present import present
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -67,7 +69,7 @@ def confluent(bootstrap_servers: str, group: str, topic: str, leaving: threading
         for message in messages:
             if message.error() is not None:
                 raise KafkaException(message.error())
-        delivered((one.partition(), one.offset()) for one in messages)
+        delivered((present(one.partition()), present(one.offset())) for one in messages)
     consumer.close()
 
 

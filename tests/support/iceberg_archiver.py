@@ -64,7 +64,7 @@ def archive(warehouse: str, count: int, steps: Steps) -> None:
         steps.take()
         return answer
 
-    table.iceberg.catalog.commit_table = commit  # type: ignore[method-assign,assignment]
+    table.iceberg.catalog.commit_table = commit  # type: ignore[assignment]
     query, batch = uuid.uuid4().hex, 0
     while True:
         committed = table.last_commit()

@@ -129,8 +129,8 @@ def imitate_macos() -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     true_limit(resource.RLIMIT_NOFILE, (SOFT_LIMIT, hard))
-    fcntl.fcntl, fcntl.F_FULLFSYNC = control, F_FULLFSYNC  # Linux has no such constant
-    resource.setrlimit = set_limit  # the same parameters, without their overloads
+    fcntl.fcntl, fcntl.F_FULLFSYNC = control, F_FULLFSYNC
+    resource.setrlimit = set_limit
     atexit.register(lambda: print(f"full syncs: {FULL_SYNCS}", file=sys.stderr, flush=True))
     sys.platform = "darwin"
 

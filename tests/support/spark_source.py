@@ -16,6 +16,7 @@ from mansio.wire.batch.record_batch import HEADER_BYTES, encode_batch, iterate_b
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.state.transactions.transaction import end
     from support.process import ServedBroker
 
 Row = dict[str, Any]
@@ -59,7 +60,7 @@ class Topic:
                     ],
                 )
 
-    def trim(self, before: int | str = "end") -> None:
+    def trim(self, before: int | Literal["end"] = "end") -> None:
         """Delete the records before an offset, in all partitions."""
         with mansio.blocking.connect(self.bootstrap_servers) as client:
             client.admin.delete_records([self.name], before=before)
@@ -95,7 +96,7 @@ class Topic:
             streaming=streaming,
         )
 
-    def rows(self, **more: str) -> list[Row]:
+    def rows(self, **more: Any) -> list[Row]:
         """What a batch read gives."""
         reader = BatchReader(self.options(**more), selected_columns(more))
         return read_all(reader, reader.partitions())

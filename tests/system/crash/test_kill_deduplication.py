@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,7 +75,7 @@ class RepeatingLoad:
                 b"content",
                 partition=number % PARTITIONS,
                 headers={DEDUP_ID_HEADER: dedup_id},
-                on_delivery=lambda error, message, dedup_id=dedup_id: self._note(error, message, dedup_id),
+                on_delivery=partial(self._note, dedup_id=dedup_id),
             )
             self._producer.poll(0.001)
 

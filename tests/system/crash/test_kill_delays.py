@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,7 +65,7 @@ class DelayedLoad:
                 value,
                 partition=number % PARTITIONS,
                 headers=headers,
-                on_delivery=lambda error, _, value=value, due=earliest_ms: self._note(error, value, due),
+                on_delivery=partial(self._note, value, earliest_ms),
             )
             self._producer.poll(0.002)
 

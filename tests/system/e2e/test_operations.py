@@ -300,7 +300,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
 
 def unit_file() -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser(strict=False)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
+    parser.optionxform = str  # type: ignore[assignment]  # systemd's names have capitals
     parser.read_string(UNIT.read_text())
     return parser
 

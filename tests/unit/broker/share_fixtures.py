@@ -18,7 +18,7 @@ from mansio.metadata.topic_plan import NewTopic
 from mansio.node.broker import Broker
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
-from mansio.wire.batch.record_batch import build_batch, iterate_batches
+from mansio.wire.batch.record_batch import NewRecord, build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
 from support.machine import scaled
@@ -171,7 +171,9 @@ class Room:
     async def write(self, *sizes: int) -> None:
         """One batch of so many records after the other."""
         for size in sizes:
-            rows = [(self.service.clock.wall_ms(), None, b"v%d" % n, []) for n in range(size)]
+            rows: list[NewRecord] = [
+                (self.service.clock.wall_ms(), None, b"v%d" % n, []) for n in range(size)
+            ]
             await self.partition.commit_promise(self.partition.append(build_batch(rows)).end_offset)
 
 
@@ -188,7 +190,7 @@ class _Even:
 def part_of(answer: ShareFetchResponse) -> SharePartitionData:
     """The answer's one partition, checked: each acquired offset has its record in it."""
     ((_, (part,)),) = answer.topics
-    there = set()
+    there: set[int] = set()
     for piece in part.records:
         for at, header in iterate_batches(piece):
             batch = piece[at : at + header.size]

@@ -634,7 +634,7 @@ def test_view_follows_again_after_its_history_was_compacted() -> None:
                 changes: list[tuple[str | None, str | None]] = []
                 slow.state.on_change(
                     lambda change: changes.append(
-                        (change.before and change.before.name, change.after and change.after.name)
+                        (getattr(change.before, "name", None), getattr(change.after, "name", None))
                     )
                 )
                 for number in range(10):

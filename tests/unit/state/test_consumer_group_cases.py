@@ -4,7 +4,7 @@ versions."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,11 +34,13 @@ from mansio.state.consumer_group.types import (
     STABLE,
     ConsumerGroupSettings,
     Heartbeat,
+    HeartbeatResponse,
     MemberState,
     Topics,
 )
 from mansio.wire.internal_records import consumer_group_records as records
 from support.consumer_groups import ASSIGNORS, Codec, World
+from support.present import present
 
 if TYPE_CHECKING:
     from mansio.state.assignors import Assignor
@@ -59,14 +61,14 @@ def new_group(size_max: int = 10, assignors: dict[str, Assignor] | None = None) 
     )
 
 
-def joining(member_id: str, instance_id: str | None = None, **other: object) -> Heartbeat:
+def joining(member_id: str, instance_id: str | None = None, **other: Any) -> Heartbeat:
     request = Heartbeat(
         member_id, 0, instance_id, rebalance_timeout_ms=5_000, topic_names=("a",), owned=NOTHING
     )
     return request._replace(**other)
 
 
-def beat(group: ConsumerGroup, request: Heartbeat, topics: Topics = TOPICS) -> object:
+def beat(group: ConsumerGroup, request: Heartbeat, topics: Topics = TOPICS) -> HeartbeatResponse:
     return group.heartbeat(request, topics, 0.0)[0]
 
 
@@ -187,7 +189,7 @@ def test_an_expression_that_is_not_resolved_yet_matches_nothing_and_later_what_i
     cleared = beat(group, Heartbeat("m", 2, topic_regex=""), unresolved)
     assert cleared.assignment == ()
     assert not any(
-        records.decode_group_record_key(key).record_type == records.CONSUMER_GROUP_REGULAR_EXPRESSION
+        present(records.decode_group_record_key(key)).record_type == records.CONSUMER_GROUP_REGULAR_EXPRESSION
         for key, _ in group.snapshot()
     )
 
@@ -203,7 +205,7 @@ def test_only_an_empty_group_is_deleted_and_nothing_of_it_stays() -> None:
     old = records.GroupRecordKey(records.CONSUMER_GROUP_PARTITION_METADATA, "g")
     loaded = new_group()
     for key, value in [*group.snapshot(), (records.encode_group_record_key(old), b"\x00\x00")]:
-        loaded.apply(records.decode_group_record_key(key), value)
+        loaded.apply(present(records.decode_group_record_key(key)), value)
     loaded.finish_restore(0.0)
     deleted = dict(loaded.delete())
     assert set(deleted) == {key for key, _ in group.snapshot()} | {records.encode_group_record_key(old)}
@@ -236,7 +238,7 @@ def test_a_group_epoch_without_its_target_is_made_good_by_the_next_heartbeat() -
     stored[epoch_key] = records.encode_group_epoch(records.GroupEpoch(7, 0))
     loaded = new_group()
     for key, value in stored.items():
-        loaded.apply(records.decode_group_record_key(key), value)
+        loaded.apply(present(records.decode_group_record_key(key)), value)
     loaded.finish_restore(0.0)
     assert loaded.state is ASSIGNING
     beat(loaded, Heartbeat("m", 1))
@@ -305,7 +307,7 @@ def test_a_classic_group_whose_members_cannot_be_read_stays_what_it_is() -> None
         "c",
         0.0,
     )
-    arguments = {
+    arguments: dict[str, Any] = {
         "assignors": ASSIGNORS,
         "default_assignor": "uniform",
         "settings": ConsumerGroupSettings(),

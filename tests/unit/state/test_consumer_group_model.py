@@ -458,9 +458,10 @@ class GroupMachine(RuleBasedStateMachine):
             effects += classic.tick(self.now_ms)
         answers = {each.waiter[1]: each.value for each in effects if isinstance(each, Response)}
         effects = []
-        if not all(isinstance(each, JoinResponse) for each in answers.values()):
+        joined = [each for each in answers.values() if isinstance(each, JoinResponse)]
+        if len(joined) < len(answers):
             return
-        leader = next((each for each in answers.values() if each.members), None)
+        leader = next((each for each in joined if each.members), None)
         everything = [(name, index) for name, count in self.world.counts.items() for index in range(count)]
         if leader is None or leader.generation != classic.generation or classic.state is not COMPLETING:
             return  # somebody's session has ended in the middle of it
