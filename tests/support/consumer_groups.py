@@ -27,6 +27,7 @@ from mansio.wire.topic_partition import TopicPartition as NamedPartition
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from mansio.state.assignors import Assignor
     from mansio.state.consumer_group.types import HeartbeatResponse, TopicPartition
 
 ASSIGNORS: dict[str, Assignor] = {"uniform": UniformAssignor(), "range": RangeAssignor()}

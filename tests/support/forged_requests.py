@@ -83,6 +83,9 @@ def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
         topics: Any = [
             (None if by_id else target.topic, target.topic_id.bytes if by_id else None, [partition])
         ]
+        own_fields: dict[str, Any] = (
+            {"replica_epoch": sender.broker_epoch, "is_repair_read": is_repair_read} if version >= 15 else {}
+        )
         frame = fetch.encode_request(
             version,
             1,
@@ -92,11 +95,7 @@ def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
             min_bytes=0,
             max_bytes=1 << 20,
             replica_id=sender.node_id,
-            **(
-                {"replica_epoch": sender.broker_epoch, "is_repair_read": is_repair_read}
-                if version >= 15
-                else {}
-            ),
+            **own_fields,
         )
         yield Forged(frame, partial(_fetch_codes, version))
     own = fetch.encode_replica_request(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from support.present import present
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 RECORD = struct.Struct("<diq")
 """Seconds of the monotonic clock, partition, offset; or one of these instead of an offset:"""
@@ -122,7 +122,7 @@ def load_ours() -> None:
 
 
 LOADERS = {"confluent-kafka": load_confluent, "mansio": load_ours}
-KINDS = {"confluent-kafka": confluent, "mansio": ours}
+KINDS: dict[str, Callable[..., None]] = {"confluent-kafka": confluent, "mansio": ours}
 
 
 def main() -> None:

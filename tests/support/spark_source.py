@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mansio
 from mansio.client.types import OutgoingRecord
@@ -16,7 +16,6 @@ from mansio.wire.batch.record_batch import HEADER_BYTES, encode_batch, iterate_b
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.state.transactions.transaction import end
     from support.process import ServedBroker
 
 Row = dict[str, Any]

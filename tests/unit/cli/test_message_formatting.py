@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from mansio.client.types import Message
 NASTY = Message("t", 1, 7, 1384992000000, b"\xff\x00", b"line\n\x1b[31m\xfe", (("h", b"\x80"), ("h", None)))
 
 
-def printed(message: Message, output: Output | None, **options) -> bytes:
+def printed(message: Message, output: Output | None, **options: Any) -> bytes:
     stream = io.BytesIO()
     RecordPrinter(output, stream=stream, **options).show([message])
     return stream.getvalue()
@@ -32,7 +33,9 @@ def test_raw_output_is_the_value_byte_for_byte() -> None:
     st.none() | st.binary(),
     st.lists(st.tuples(st.text(), st.none() | st.binary()), max_size=3).map(tuple),
 )
-def test_a_json_line_can_be_turned_back_into_the_record(key, value, headers) -> None:
+def test_a_json_line_can_be_turned_back_into_the_record(
+    key: bytes | None, value: bytes | None, headers: Any
+) -> None:
     def back(fields: dict, name: str) -> bytes | None:
         if fields[name] is None:
             return None

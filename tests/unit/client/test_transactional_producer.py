@@ -587,8 +587,8 @@ def test_each_transaction_is_committed_or_aborted_as_a_whole_and_as_reported(
         stored: dict[int, list[int]] = {number: [] for number in outcomes}
         for value in model.committed:
             assert value is not None
-            name, _, index = value.partition(b"-")
-            stored[int(name)].append(int(index))
+            name, _, position = value.partition(b"-")
+            stored[int(name)].append(int(position))
         for number, outcome in outcomes.items():
             found = sorted(stored[number])
             assert found in ([], list(range(6))), f"a part of transaction {number}"

@@ -35,8 +35,7 @@ from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from mansio.ports import Random
+    from random import Random
 
 LOCK_MS, WALL_MS, LOG_END = 100, 1_000_000, 60
 SETTINGS = ShareSettings(LOCK_MS, 3, 50, 100, 20, False, True, True, Backoff(0, 1.0, 0, 0.0))
