@@ -3,7 +3,7 @@ changed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_a_partition_that_refuses_has_a_row_and_does_not_keep_the_others(shell: 
     shell("topic", "delete-records", "uneven", "-p", "3", "--before", "end")
     which = [text for index in (3, 2, 1, 0, 9) for text in ("-p", str(index))]
 
-    def told(*more: str) -> tuple[list[tuple[object, ...]], dict[int, str]]:
+    def told(*more: str) -> tuple[list[Any], dict[int, str]]:
         rows = shell.json("topic", "delete-records", "uneven", *which, "--before", "2", *more, code=1)
         assert shell.errors == "mansio: 2 of 5 partitions failed: see ERROR\n"
         values = [(row["partition"], row["old_start"], row["new_start"], row["offsets"]) for row in rows]

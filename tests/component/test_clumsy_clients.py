@@ -232,7 +232,8 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
     port = port_of(broker)
     wait_until(lambda: not left_behind(broker), 10, "the broker is at rest")
     descriptors = open_descriptors(broker)
-    tasks = len(present(broker._broker).service.scheduler._tasks)
+    scheduler: Any = present(broker._broker).service.scheduler
+    tasks = len(scheduler._tasks)
     gc.collect()
     gc.disable()
     known = objects_of_connections()
@@ -251,7 +252,7 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
             lambda: open_descriptors(broker) <= descriptors, 20, f"seed {seed}: descriptors are closed"
         )
         wait_until(
-            lambda: len(present(broker._broker).service.scheduler._tasks) <= tasks,
+            lambda: len(scheduler._tasks) <= tasks,
             20,
             f"seed {seed}: tasks have ended",
         )

@@ -137,7 +137,7 @@ class World:
             consumer.assign([TopicPartition(self.topic, 0, 0)])
             seen = []
             while (message := consumer.poll(scaled(10))) is not None and message.error() is None:
-                seen.append(Seen(message.offset(), message.key(), message.value()))
+                seen.append(Seen(present(message.offset()), present(message.key()), message.value()))
             assert message is not None, "the reader waits for an offset that does not come"
             return seen
         finally:
@@ -185,7 +185,7 @@ class World:
             where = [mansio.TopicPartition(self.topic, 0)]
             count = len(self.latest)
             return [
-                Seen(m.offset, m.key, m.value)
+                Seen(m.offset, present(m.key), m.value)
                 for m in client.consume(where, from_="earliest", max_records=count)
             ]
 
@@ -207,7 +207,9 @@ def on_loop(broker: mansio.Broker, work: Callable[[], object]) -> None:
 def test_of_each_key_the_latest_stays_at_its_offset_for_every_client_and_codec(broker: mansio.Broker) -> None:
     world = World(broker)
     for turn, codec in enumerate(CODECS * 3):
-        rows = [(b"key-%d" % n, b"%d-%d" % (turn, n) * 5) for n in range(turn % 5, 60, 1 + turn % 3)]
+        rows: list[tuple[bytes, bytes | None]] = [
+            (b"key-%d" % n, b"%d-%d" % (turn, n) * 5) for n in range(turn % 5, 60, 1 + turn % 3)
+        ]
         world.write(world.producer(codec), rows)
     world.roll()
     world.wait_compacted()
@@ -341,9 +343,9 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
         nonlocal last
         for message in consumer.consume(50, timeout_s):
             assert message.error() is None, message.error()
-            assert message.offset() > last
-            last = message.offset()
-            view[message.key()] = Seen(last, message.key(), message.value())
+            assert present(message.offset()) > last
+            last, key = present(message.offset()), present(message.key())
+            view[key] = Seen(last, key, message.value())
 
     try:
         consumer.assign([TopicPartition(world.topic, 0, 0)])

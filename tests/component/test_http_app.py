@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import httpx
 import pytest
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from mansio import errors
 from mansio.api.http import connection as http_connection
 from mansio.api.http.app import assemble
-from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample
+from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Phase
 from mansio.api.http.health import REASONS_MAX
 from mansio.api.http.monitors import STALLS_REPEATED, EventLoopMonitor
 from mansio.api.http.server import HttpServer
@@ -24,14 +24,16 @@ from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from starlette.requests import Request
 
 
 class View:
     """A broker as the HTTP door sees it."""
 
     def __init__(self) -> None:
-        self.phase = "running"
+        self.phase: Phase = "running"
         self.trouble: list[Problem] = []
         self.worries: list[Problem] = []
         self.bounds = Bounds()
@@ -76,14 +78,18 @@ class LoopClock:
         return time.monotonic() + self.ahead_s
 
 
+class Timer:
+    def cancel(self) -> None: ...
+
+
 class LoopScheduler:
-    def call_later(self, delay_ms: float, callback, *args):
+    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_ms / 1000, callback, *args)
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    view: View, *, clock: LoopClock | None = None, extra=()
+    view: View, *, clock: LoopClock | None = None, extra: Sequence[Route] = ()
 ) -> AsyncIterator[httpx.AsyncClient]:
     watch = EventLoopMonitor(
         LoopScheduler(),
@@ -192,13 +198,12 @@ def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded() -> None:
         def monotonic(self) -> float:
             return self.now
 
+        def wall_ms(self) -> int:
+            return int(self.now * 1000)
+
     class Scheduler:
-        def call_later(self, delay_ms, callback):
+        def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer:
             self.callback = callback
-
-            class Timer:
-                def cancel(self) -> None: ...
-
             return Timer()
 
     clock, scheduler = Clock(), Scheduler()
@@ -223,9 +228,12 @@ def test_a_beat_overdue_right_now_counts_as_a_stall() -> None:
         def monotonic(self) -> float:
             return self.now
 
+        def wall_ms(self) -> int:
+            return int(self.now * 1000)
+
     class Scheduler:
-        def call_later(self, delay_ms, callback):
-            return self
+        def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer:
+            return Timer()
 
     clock = Clock()
     watch = EventLoopMonitor(Scheduler(), clock, stall_lag_ms_min=100)
@@ -278,7 +286,7 @@ def test_metrics_are_openmetrics_for_clients_that_accept_it() -> None:
 )
 def test_every_typed_error_becomes_its_status_and_one_shape(error: errors.MansioError, status: int) -> None:
     async def query() -> httpx.Response:
-        async def fail(_request) -> Never:
+        async def fail(_request: Request) -> Never:
             raise error
 
         async with serving(View(), extra=[Route("/fail", fail)]) as client:
@@ -310,7 +318,7 @@ def test_a_failure_of_http_itself_has_the_same_shape() -> None:
 
 def test_an_unexpected_exception_tells_the_caller_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
     async def query() -> httpx.Response:
-        async def fail(_request) -> Never:
+        async def fail(_request: Request) -> Never:
             raise RuntimeError("secret detail")
 
         async with serving(View(), extra=[Route("/fail", fail)]) as client:

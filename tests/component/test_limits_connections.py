@@ -259,7 +259,7 @@ def test_what_a_handler_keeps_of_a_request_is_its_own(
             values = [b"value %d" % number for number in range(500)]
             client.publish_many("kept", values)
             with client.consume("kept", group="keepers", to_end=True) as consumer:
-                assert sorted(message.value for message in consumer) == sorted(values)
+                assert sorted(present(message.value) for message in consumer) == sorted(values)
         with RawPeer(port_of(broker)) as peer:
             for number in range(20):
                 peer.send(

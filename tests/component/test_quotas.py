@@ -360,15 +360,14 @@ FILTERS = [
 def filtered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with world_in(tmp_path_factory.mktemp("filters") / "data") as world:
         set_quota = world.client.admin.quotas.set
-        for number, (user, client_id) in enumerate(
-            [
-                ("ANONYMOUS", None),
-                ("ANONYMOUS", "c"),
-                (DEFAULT_ENTITY, None),
-                (None, DEFAULT_ENTITY),
-                (None, "c"),
-            ]
-        ):
+        entities: list[tuple[Any, Any]] = [
+            ("ANONYMOUS", None),
+            ("ANONYMOUS", "c"),
+            (DEFAULT_ENTITY, None),
+            (None, DEFAULT_ENTITY),
+            (None, "c"),
+        ]
+        for number, (user, client_id) in enumerate(entities):
             set_quota(user=user, client_id=client_id, values={"consumer_byte_rate": number + 1})
         yield world
 

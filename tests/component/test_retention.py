@@ -114,7 +114,7 @@ class World:
             for message in messages:
                 if message.error() is not None:
                     raise KafkaException(message.error())
-            return [message.offset() for message in messages]
+            return [present(message.offset()) for message in messages]
         finally:
             consumer.close()
 
@@ -373,7 +373,7 @@ def test_a_reader_at_the_young_end_notices_nothing_while_the_old_end_leaves(brok
             message = consumer.poll(scaled(10))
             assert message is not None
             assert message.error() is None
-            seen.append(message.offset())
+            seen.append(present(message.offset()))
     finally:
         consumer.close()
     assert seen == list(range(30))

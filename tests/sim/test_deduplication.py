@@ -7,6 +7,7 @@ whatever happens to brokers, disks, clocks, the network and etcd.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,12 @@ def run(first: int, count: int) -> None:
             assert not outcome.failure, f"seed {seed}: {outcome.report}"
             ids += outcome.delivered["ids"]
             repeats += outcome.delivered["repeats"]
-            leave("histories of deduplication", seeds=1, faults=outcome.faults, **outcome.delivered)
+            leave(
+                "histories of deduplication",
+                seeds=1,
+                faults=outcome.faults,
+                **dict[str, Any](outcome.delivered),
+            )
     assert ids > 100
     assert repeats > 20
 

@@ -7,6 +7,7 @@ to brokers, disks, clocks, the network and etcd.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,12 @@ def run(first: int, count: int) -> Counter[str]:
         for seed in range(first, first + count):
             outcome = run_seed(seed)
             assert not outcome.failure, f"seed {seed}: {outcome.report}"
-            leave("histories of delayed records", seeds=1, faults=outcome.faults, **outcome.delivered)
+            leave(
+                "histories of delayed records",
+                seeds=1,
+                faults=outcome.faults,
+                **dict[str, Any](outcome.delivered),
+            )
             done.update(outcome.delivered)
     return done
 

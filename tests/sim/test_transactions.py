@@ -9,6 +9,7 @@ The seed of a history that fails is in the message; `python -m sim.run --seeds 3
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,12 @@ def run(first: int, count: int) -> Counter[str]:
         for seed in range(first, first + count):
             outcome = run_seed(seed)
             assert not outcome.failure, f"python -m sim.run --seeds {seed} --verbose\n{outcome.report}"
-            leave("histories of transactions", seeds=1, faults=outcome.faults, **outcome.delivered)
+            leave(
+                "histories of transactions",
+                seeds=1,
+                faults=outcome.faults,
+                **dict[str, Any](outcome.delivered),
+            )
             done.update(outcome.delivered)
     print(dict(done))
     return done

@@ -22,7 +22,7 @@ STALL_S = 0.15
 """A process that stood still for so long may have missed what was due by the clock."""
 STALL_LOOK_S = 0.02
 STALLED_RUNS_MAX = 4
-QUICK_GROUPS = {
+QUICK_GROUPS: dict[str, Any] = {
     "group_min_session_timeout_ms": 300,
     "group_initial_rebalance_delay_ms": 0,
     "group_consumer_session_timeout_ms": 1_500,

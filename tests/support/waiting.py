@@ -25,7 +25,7 @@ FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 
 
-def wait_until(condition: Callable[..., T], deadline_s: float = DEADLINE_S, what: str = "") -> T:
+def wait_until(condition: Callable[..., T | None], deadline_s: float = DEADLINE_S, what: str = "") -> T:
     """Call `condition` until it returns something true, and return that.
 
     Raises `AssertionError` naming `what` (or the condition) after `deadline_s` seconds of the reference machine.
@@ -46,10 +46,12 @@ def wait_until(condition: Callable[..., T], deadline_s: float = DEADLINE_S, what
 
 @overload
 async def eventually(
-    condition: Callable[..., Coroutine[Any, Any, T]], deadline_s: float = DEADLINE_S, what: str = ""
+    condition: Callable[..., Coroutine[Any, Any, T | None]], deadline_s: float = DEADLINE_S, what: str = ""
 ) -> T: ...
 @overload
-async def eventually(condition: Callable[..., T], deadline_s: float = DEADLINE_S, what: str = "") -> T: ...
+async def eventually(
+    condition: Callable[..., T | None], deadline_s: float = DEADLINE_S, what: str = ""
+) -> T: ...
 async def eventually(condition: Callable[..., Any], deadline_s: float = DEADLINE_S, what: str = "") -> Any:
     """`wait_until` for a test on a loop; the condition may be a coroutine function."""
     deadline_s = scaled(deadline_s)

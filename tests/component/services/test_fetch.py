@@ -37,9 +37,10 @@ class Request(NamedTuple):
     min_bytes: int = 1
     max_bytes: int = 1 << 20
     isolation_level: int = 0
+    is_repair_read: bool = False
 
 
-def request(*wanted: Wanted, **options: int) -> Request:
+def request(*wanted: Wanted, **options: Any) -> Request:
     return Request([("t", None, list(wanted))], **options)
 
 

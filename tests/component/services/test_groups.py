@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
@@ -20,7 +22,7 @@ from mansio.state.consumer_group.types import Heartbeat
 from unit.broker.consumer_groups_fixtures import ConsumerBroker
 
 
-def joining(member_id: str = "m", **fields: object) -> Heartbeat:
+def joining(member_id: str = "m", **fields: Any) -> Heartbeat:
     defaults = {"rebalance_timeout_ms": 10_000, "topic_names": ("t",), "owned": frozenset()}
     return Heartbeat(member_id, 0, **{**defaults, **fields})
 

@@ -85,7 +85,7 @@ class ClusterLoad(Load):
         self._commits = commits
         self.timed = self.history.acknowledged = Timed()
 
-    def create_topic(self, **config: str) -> None:
+    def create_topic(self, **config: Any) -> None:
         create_topic(self.cluster, self.topic, PARTITIONS, **config)
 
     def _commit(self, name: str) -> None:
@@ -159,7 +159,10 @@ def say(what: str, **figures: Any) -> None:
     """One line of figures, for whoever reads the output, and in the night for the table."""
     print(what, json.dumps({name: _rounded(value) for name, value in figures.items()}))
     counted = {name: [value] if isinstance(value, float) else value for name, value in figures.items()}
-    leave(what, **{name: value for name, value in counted.items() if isinstance(value, int | list)})
+    leave(
+        what,
+        **dict[str, Any]({name: value for name, value in counted.items() if isinstance(value, int | list)}),
+    )
 
 
 def _rounded(value: Any) -> Any:

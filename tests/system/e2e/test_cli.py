@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+Process = subprocess.Popen[bytes]
+
+
 class Shell:
     """Runs `mansio` with MANSIO_BOOTSTRAP_SERVERS set: a child forked from here, so that it need not import
     everything anew.
@@ -83,7 +86,7 @@ class Shell:
     def json_lines(self, *arguments: str, **more: Any) -> list[Any]:
         return [json.loads(line) for line in self(*arguments, "--output", "json", **more).splitlines()]
 
-    def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    def start(self, *arguments: str) -> AbstractContextManager[Process]:
         return started([*mansio_command(), *arguments], self.environment)
 
 

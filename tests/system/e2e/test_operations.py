@@ -23,6 +23,7 @@ from mansio.config.settings import SPECIFICATIONS
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled
 from support.paths import ROOT
+from support.present import present
 from support.process import ServedBroker, served
 from support.waiting import wait_until
 
@@ -333,7 +334,7 @@ def test_unit_is_confined_and_runs_a_command_that_exists() -> None:
         "CapabilityBoundingSet": "",
     }.items():
         assert service[name] == value, name
-    assert int(service["LimitNOFILE"]) >= 4096 * 2 + SPECIFICATIONS["open_files_max"].minimum
+    assert int(service["LimitNOFILE"]) >= 4096 * 2 + present(SPECIFICATIONS["open_files_max"].minimum)
     command = service["ExecStart"].split()
     assert command[1] == "serve"
     help_text = subprocess.run(

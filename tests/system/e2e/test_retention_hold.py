@@ -110,9 +110,9 @@ class World:
                 message = consumer.poll(scaled(10))
                 assert message is not None
                 if message.error() is not None:
-                    assert message.error().code() == KafkaError._PARTITION_EOF
+                    assert present(message.error()).code() == KafkaError._PARTITION_EOF
                     return found
-                found.append(message.offset())
+                found.append(present(message.offset()))
         finally:
             consumer.close()
 

@@ -169,7 +169,7 @@ def test_full_disk_shows_at_once_and_a_new_group_reads_when_there_is_room(tmp_pa
         def read() -> None:
             with mansio.blocking.connect(broker.bootstrap_servers) as client:
                 found.extend(
-                    message.value
+                    present(message.value)
                     for message in client.consume("t", group="g", max_records=1, from_="earliest")
                 )
 

@@ -106,7 +106,7 @@ def test_librdkafka_reports_the_batch_and_reads_on_after_it(flipped: mansio.Brok
         for message in consumer.consume(1, 0.2):
             error = message.error()
             if error is None:
-                good[message.partition(), message.offset()] = message.value()
+                good[present(message.partition()), present(message.offset())] = present(message.value())
             else:
                 reported.add((error.code(), message.partition(), message.offset()))
                 consumer.seek(TopicPartition(TOPIC, 0, BAD + 1))

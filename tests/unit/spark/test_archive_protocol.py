@@ -143,7 +143,7 @@ class failing_once:  # noqa: N801  # reads like a function
         original = self.catalog.commit_table
         self.patch = mock.patch.object(self.catalog, "commit_table", original)
 
-        def fail(*given: Any, **_: Any) -> object:
+        def fail(*given: Any, **_: Any) -> Any:
             self.patch.stop()
             if self.fault == "conflict":
                 raise CommitFailedException("Requirement failed: branch main has changed")

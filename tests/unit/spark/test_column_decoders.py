@@ -114,9 +114,7 @@ def test_version_that_is_registered_while_the_decoder_runs_is_found_with_one_req
     decoder = open_decoder(column(server))
     second = server.register("s", two)
     before = len(server.requests)
-    values: list[bytes | None] = [encoded(second, two, {"a": 1, "b": 2.0})] * 3 + [
-        encoded(first, one, {"a": 2})
-    ]
+    values: list[Any] = [encoded(second, two, {"a": 1, "b": 2.0})] * 3 + [encoded(first, one, {"a": 2})]
     unknown: list[bytes | None] = [wire_format_header(number) + b"\x02" for number in range(50, 60)]
     found = decoder.decode(values + unknown)
     assert found.array.to_pylist()[:4] == [{"a": 1, "b": 2.0}] * 3 + [{"a": 2, "b": None}]
