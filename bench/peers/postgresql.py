@@ -177,7 +177,7 @@ class Deliverer:
         self.connection, self.count = connection, count
         self.holds = statements.hold is not None
         self.select = (statements.hold or statements.take).format(queue=queue)
-        self.delete = LEASED.acknowledge.format(queue=queue)
+        self.delete = (LEASED.acknowledge or "").format(queue=queue)
         self.unacknowledged: list[int] = []
 
     async def next(self) -> list[bytes]:
