@@ -186,7 +186,7 @@ def run_many(
             part.add(outcome)
             _tell(outcome, verbose)
             if kept is not None and (part.seeds == KEPT_TOGETHER or outcome.seed == seeds[-1]):
-                leave(HISTORIES, into=Path(kept), **part.numbers())
+                leave(HISTORIES, Path(kept), **part.numbers())
                 part = Summary()
             if outcome.failure and not keep_going:
                 break

@@ -7,7 +7,6 @@ whatever happens to brokers, disks, clocks, the network and etcd.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ def run(first: int, count: int) -> None:
                 "histories of deduplication",
                 seeds=1,
                 faults=outcome.faults,
-                **dict[str, Any](outcome.delivered),
+                **outcome.delivered,
             )
     assert ids > 100
     assert repeats > 20

@@ -7,7 +7,6 @@ to brokers, disks, clocks, the network and etcd.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ def run(first: int, count: int) -> Counter[str]:
                 "histories of delayed records",
                 seeds=1,
                 faults=outcome.faults,
-                **dict[str, Any](outcome.delivered),
+                **outcome.delivered,
             )
             done.update(outcome.delivered)
     return done

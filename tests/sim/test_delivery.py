@@ -7,7 +7,6 @@ dead letter is there once, and counts never go back, whatever happens to brokers
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
@@ -28,9 +27,7 @@ def run(first: int, count: int) -> None:
         for seed in range(first, first + count):
             outcome = run_seed(seed)
             assert not outcome.failure, f"seed {seed}: {outcome.report}"
-            leave(
-                "histories of deliveries", seeds=1, faults=outcome.faults, **dict[str, Any](outcome.delivered)
-            )
+            leave("histories of deliveries", seeds=1, faults=outcome.faults, **outcome.delivered)
 
 
 @pytest.mark.timeout(600)

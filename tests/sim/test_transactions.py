@@ -9,7 +9,6 @@ The seed of a history that fails is in the message; `python -m sim.run --seeds 3
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ def run(first: int, count: int) -> Counter[str]:
                 "histories of transactions",
                 seeds=1,
                 faults=outcome.faults,
-                **dict[str, Any](outcome.delivered),
+                **outcome.delivered,
             )
             done.update(outcome.delivered)
     print(dict(done))

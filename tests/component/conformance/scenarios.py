@@ -188,9 +188,8 @@ def deduplication(one: Protocol, topic: str) -> list[Any]:
 
 
 def replay_by_time(one: Protocol, topic: str) -> list[Any]:
-    one.create(
-        topic, **dict[str, Any]({LOG_APPEND_TIME: "LogAppendTime"})
-    )  # the clock of the test broker, for every client
+    # The clock of the test broker, for every client.
+    one.create(topic, **dict[str, Any]({LOG_APPEND_TIME: "LogAppendTime"}))
     one.publish(topic, "early")
     one.broker.clock.advance(seconds=3600)
     between_ms = one.broker.clock.time_ms() - 1_800_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,5 +20,6 @@ KILLS = int(os.environ.get("MANSIO_NIGHTLY_KEY_ORDER_KILLS", "300"))
 @pytest.mark.timeout(3600)
 def test_no_kill_of_many_breaks_the_order_of_a_key_or_the_duration_of_a_lease(tmp_path: Path) -> None:
     numbers = kill_repeatedly(tmp_path, KILLS, seed=random.randrange(1 << 30))
-    counted: dict[str, Any] = {name.replace(" ", "_"): n for name, n in numbers.items()}
-    leave("kills with order by key", kills=KILLS, **counted)
+    leave(
+        "kills with order by key", kills=KILLS, **{name.replace(" ", "_"): n for name, n in numbers.items()}
+    )

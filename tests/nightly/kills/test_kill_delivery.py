@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,4 +24,4 @@ def test_no_delivery_of_many_is_undone_lost_or_doubled_by_hundreds_of_kills(
     tmp_path: Path, life: int
 ) -> None:
     history = kill_and_judge(tmp_path / f"data-{life}", chosen_seed(), priorities=bool(life % 2))
-    leave("kills under delivery", kills=KILLS + 1, **dict[str, Any](history.numbers()))
+    leave("kills under delivery", kills=KILLS + 1, **history.numbers())

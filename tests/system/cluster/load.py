@@ -159,10 +159,7 @@ def say(what: str, **figures: Any) -> None:
     """One line of figures, for whoever reads the output, and in the night for the table."""
     print(what, json.dumps({name: _rounded(value) for name, value in figures.items()}))
     counted = {name: [value] if isinstance(value, float) else value for name, value in figures.items()}
-    leave(
-        what,
-        **dict[str, Any]({name: value for name, value in counted.items() if isinstance(value, int | list)}),
-    )
+    leave(what, **{name: value for name, value in counted.items() if isinstance(value, int | list)})
 
 
 def _rounded(value: Any) -> Any:

@@ -19,7 +19,6 @@ from mansio.wire.apis.share_fetch import SharePartitionData
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.headers import read_request_header, response_header
-from support.present import present
 from support.tiers import examples
 from unit.wire.kio_oracle import kio_bytes, random_message
 
@@ -101,12 +100,14 @@ def test_share_fetch_request(version: int, seed: int, tags: bool) -> None:
     assert request.topics == ack_topics(plain)
     assert request.forgotten_topics == forgotten
     if not tags:
+        group_id: Any = request.group_id  # the schema allows null
+        member_id: Any = request.member_id
         encoded = share_fetch.encode_request(
             version,
             77,
             "me",
-            present(request.group_id),
-            present(request.member_id),
+            group_id,
+            member_id,
             request.session_epoch,
             request.topics,
             forgotten_topics=forgotten,
@@ -215,12 +216,14 @@ def test_share_acknowledge_request(version: int, seed: int, tags: bool) -> None:
         ack_topics(plain),
     )
     if not tags:
+        group_id: Any = request.group_id  # the schema allows null
+        member_id: Any = request.member_id
         encoded = share_acknowledge.encode_request(
             version,
             77,
             "me",
-            present(request.group_id),
-            present(request.member_id),
+            group_id,
+            member_id,
             request.session_epoch,
             request.topics,
             is_renew_ack=request.is_renew_ack,
