@@ -27,7 +27,7 @@ from mansio.api.http.v1.routes import OPERATIONS
 from mansio.api.sqs.shapes import REQUESTS
 from mansio.testing import TestBroker
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from mansio.wire.batch.record_batch import NewRecord, build_batch
+from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.codec import messages
 from mansio.wire.codec.schema_compiler import schema_fields
 from mansio.wire.headers import request_header
@@ -37,6 +37,8 @@ from unit.wire.kio_oracle import kio_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from mansio.wire.batch.record_batch import NewRecord
 
 WARM_UP_ROUNDS: Final = 2
 ROUNDS: Final = 3

@@ -18,7 +18,7 @@ from mansio.metadata.topic_plan import NewTopic
 from mansio.node.broker import Broker
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
-from mansio.wire.batch.record_batch import NewRecord, build_batch, iterate_batches
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
 from support.machine import scaled
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.wire.apis.share_acknowledge import ShareAcknowledgeResponse
     from mansio.wire.apis.share_fetch import ShareFetchResponse, SharePartitionData
+    from mansio.wire.batch.record_batch import NewRecord
 
 DEADLINE_S = 20.0
 CONFIGS = {

@@ -37,7 +37,7 @@ from mansio.state.share_partition.types import (
     StateBatch,
     Update,
 )
-from mansio.wire.batch.record_batch import varint
+from mansio.wire.headers import unsigned_varint as varint
 from mansio.wire.internal_records.flexible_codec import encode_tagged_fields
 from support.share_store import at_offset
 
