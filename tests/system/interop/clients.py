@@ -76,7 +76,7 @@ def confluent_write(
             **options,
         }
     )
-    offsets: list[int] = []
+    offsets: list[Any] = []  # of None with acks=0
     errors: list[Any] = []
     for key, value, headers, timestamp_ms in items:
         producer.produce(
@@ -87,7 +87,7 @@ def confluent_write(
             headers=list(headers),
             timestamp=timestamp_ms or 0,
             on_delivery=lambda error, message: (
-                errors.append(error) if error else offsets.append(present(message.offset()))
+                errors.append(error) if error else offsets.append(message.offset())
             ),
         )
     assert producer.flush(scaled(DEADLINE_S)) == 0, "not everything was answered"
