@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from unittest.mock import patch
 
 from mansio.broker.partition import deduplication_view, deduplicator
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mansio.broker.partition.deduplicator import Deduplicator
+    from sim.admin import Administrator
     from sim.brokers import SimulatedBroker
     from sim.world import World
 
@@ -53,7 +54,7 @@ CONFIGS: Final = {
 SETTINGS: Final = {"log_retention_check_interval_ms": 400}
 CLUSTER_FAULTS: Final = delays.CLUSTER_FAULTS
 SINGLE_FAULTS: Final = delays.SINGLE_FAULTS
-FAULTS: Final = {}
+FAULTS: Final[dict[str, int]] = {}
 CONSTANTS: Final = (
     (deduplication_view, "SNAPSHOT_INTERVAL_BYTES", 60_000),
     (deduplication_view, "SLICE_BATCHES", 20),
@@ -217,7 +218,7 @@ class Deduplication:
             for index in range(PARTITIONS)
         ]
         world.readers = [DelayedReader(world, f"r{index}", index) for index in range(PARTITIONS)]
-        world.administrator = SimpleNamespace(done=True, made=0)
+        world.administrator = cast("Administrator", SimpleNamespace(done=True, made=0))
         world.committers, world.members = [], []
 
     @contextmanager

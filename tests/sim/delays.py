@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from unittest.mock import patch
 from uuid import NAMESPACE_OID, uuid5
 
@@ -42,11 +42,13 @@ from sim.clients import (
     Producer,
 )
 from sim.delay_history import DelayHistory, Sent
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from mansio.broker.partition.delay_manager import DelayManager
+    from sim.admin import Administrator
     from sim.brokers import SimulatedBroker
     from sim.world import World
 
@@ -140,7 +142,7 @@ class Delays:
         ]
         world.readers = [DelayedReader(world, f"r{index}", index) for index in range(PARTITIONS)]
         self.changers = [Changer(world, f"changer {index}", index) for index in range(PARTITIONS)]
-        world.administrator = SimpleNamespace(done=True, made=0)
+        world.administrator = cast("Administrator", SimpleNamespace(done=True, made=0))
         world.committers, world.members = [], []
 
     @contextmanager
@@ -429,7 +431,7 @@ class DelayedReader(Client):
             if not header.is_control:
                 for record in read_records(batch, output_bytes_max=1 << 20):
                     if record.offset >= before and FIRING_HEADER not in dict(record.headers):
-                        checker.read(self.index, record.offset, record.value.strip(), by=self.name)
+                        checker.read(self.index, record.offset, present(record.value).strip(), by=self.name)
             if header.last_offset >= answer.high_watermark:
                 checker.broken(
                     f"{self.name} reads {header.last_offset}, the high watermark is {answer.high_watermark}"

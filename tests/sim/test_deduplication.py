@@ -25,7 +25,12 @@ def run(first: int, count: int) -> None:
             assert not outcome.failure, f"seed {seed}: {outcome.report}"
             ids += outcome.delivered["ids"]
             repeats += outcome.delivered["repeats"]
-            leave("histories of deduplication", seeds=1, faults=outcome.faults, **outcome.delivered)
+            leave(
+                "histories of deduplication",
+                seeds=1,
+                faults=outcome.faults,
+                **outcome.delivered,
+            )
     assert ids > 100
     assert repeats > 20
 

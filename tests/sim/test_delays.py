@@ -26,7 +26,12 @@ def run(first: int, count: int) -> Counter[str]:
         for seed in range(first, first + count):
             outcome = run_seed(seed)
             assert not outcome.failure, f"seed {seed}: {outcome.report}"
-            leave("histories of delayed records", seeds=1, faults=outcome.faults, **outcome.delivered)
+            leave(
+                "histories of delayed records",
+                seeds=1,
+                faults=outcome.faults,
+                **outcome.delivered,
+            )
             done.update(outcome.delivered)
     return done
 

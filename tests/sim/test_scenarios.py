@@ -97,7 +97,7 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
     def led_by(node_id: int) -> int:
         return sum(one.leader == node_id for one in other(node_id).topics[TOPIC].partitions)
 
-    world._fault = fail  # type: ignore[method-assign]
+    world._fault = fail
     world.run()
     assert found["led"] > 0
     assert found["session"] is None

@@ -28,7 +28,12 @@ def run(first: int, count: int) -> Counter[str]:
         for seed in range(first, first + count):
             outcome = run_seed(seed)
             assert not outcome.failure, f"python -m sim.run --seeds {seed} --verbose\n{outcome.report}"
-            leave("histories of transactions", seeds=1, faults=outcome.faults, **outcome.delivered)
+            leave(
+                "histories of transactions",
+                seeds=1,
+                faults=outcome.faults,
+                **outcome.delivered,
+            )
             done.update(outcome.delivered)
     print(dict(done))
     return done

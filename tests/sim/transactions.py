@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from unittest.mock import patch
 
 from mansio.broker.coordinator.transaction import marker_sender
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.wire.batch.record_batch import BatchHeader
+    from sim.admin import Administrator
     from sim.world import World
 
 FIRST_SEED: Final = 3_000_000
@@ -56,7 +57,7 @@ DRAIN_MS_MAX: Final = 60_000
 
 CONFIGS: Final = {"segment.bytes": "4096"}
 SETTINGS: Final = {"transaction_state_log_num_partitions": 2}
-FAULTS: Final = {}
+FAULTS: Final[dict[str, int]] = {}
 CLUSTER_FAULTS: Final = {
     "kill": 8,
     "power loss": 8,
@@ -140,7 +141,7 @@ class Transactions:
         for transactional_id in (*WRITERS, *MOVERS):
             self.succeed(transactional_id)
         self.watchers = [OffsetWatcher(world, group_of(each), self) for each in MOVERS]
-        world.administrator = SimpleNamespace(done=True, made=0)
+        world.administrator = cast("Administrator", SimpleNamespace(done=True, made=0))
         world.committers, world.members = [], []
 
     def succeed(self, transactional_id: str) -> None:

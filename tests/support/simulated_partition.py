@@ -86,7 +86,7 @@ class SimulatedPartition:
         self.clock.seconds = seconds
         self.scheduler = _Scheduler()
         self.background = ManualBackground()
-        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]
+        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)
         self.log = Log.open(disk, self.clock, DIRECTORY, SETTINGS)
         self.group_commit.register(self.log)
         epoch = self.log.leader_epochs.latest_epoch + 1

@@ -63,7 +63,7 @@ class Workload:
             self.disk,
             self.background,
             ROOT,
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # the methods that GroupCommit uses
+            scheduler=self.scheduler,
             sync_all_files_min=self.chance.choice([1, 99]),
         )
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)

@@ -54,7 +54,7 @@ class ManyLogs:
         self.close()
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the methods that GroupCommit uses
+        self.group_commit = GroupCommit(self.disk, self.background, ROOT, scheduler=self.scheduler)
         self.logs = opened(self.disk, self.clock, len(self.written))
         for number, log in enumerate(self.logs):
             log.on_durable = lambda end, number=number: self.promised.__setitem__(number, end)  # type: ignore[misc]  # a default argument of a lambda has no type

@@ -68,7 +68,7 @@ class Workload:
             self.disk,
             self.background,
             ROOT,
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # the methods that GroupCommit uses
+            scheduler=self.scheduler,
             sync_all_files_min=self.chance.choice([1, 3, 99]),
         )
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
@@ -266,6 +266,7 @@ def test_durable_records_survive_a_crash_of_an_intermittently_full_disk() -> Non
                 if chance.random() < 0.1:
                     workload.truncate(workload.log)
             workload.background.run_all()
+            assert workload.log is not None
             workload.sync(workload.log)
             workload.background.run_all()
             assert workload.log.failure is None, workload.log.failure

@@ -48,7 +48,7 @@ class Bench:
 
     def open(self) -> None:
         self.background, self.scheduler = ManualBackground(), ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer needs
+        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)
         self.log = Log.open(self.disk, self.clock, DIRECTORY, SETTINGS)
         self.promised = max(self.promised, self.log.durable_end_offset)
         self.log.on_durable = self.told

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -142,7 +143,7 @@ def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repea
     for _ in range(3):
         bench.partition.append(batch(b"x"))
     for end in (1, 3, 2):
-        bench.partition.when_committed(end, lambda error, end=end: told.append(end))
+        bench.partition.when_committed(end, partial(lambda end, error: told.append(end), end))
     bench.sync()
     assert sorted(told) == [1, 2, 3]
 
@@ -268,6 +269,8 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
 
         def on_trim(self, start_offset: int) -> None:
             self.trimmed = start_offset
+
+        def on_truncate(self, end_offset: int) -> None: ...
 
         def readable_end(self, isolation_level: int) -> int | None:
             return 1 if isolation_level else None

@@ -13,6 +13,7 @@ from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
+from support.present import present
 
 if TYPE_CHECKING:
     from mansio.errors import StorageError
@@ -31,7 +32,7 @@ class Bench:
             "/data",
             scheduler=self.scheduler,
             log_flush_offset_checkpoint_interval_ms=1000,
-        )  # type: ignore[arg-type]  # the methods that GroupCommit uses
+        )
         self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", LogSettings()) for n in range(logs)]
         for log in self.logs:
             log.sync()
@@ -147,14 +148,14 @@ def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
 def test_defect_on_the_thread_fails_the_logs_and_is_reported() -> None:
     bench = Bench()
 
-    def defect(_: str) -> bool:
+    def defect(path: str) -> bool:
         raise ZeroDivisionError
 
     bench.group_commit._sync_all_files_min = 0
-    bench.disk.sync_all = defect  # type: ignore[method-assign]  # stands for any programming error
+    bench.disk.sync_all = defect  # stands for any programming error
     bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
-    assert isinstance(bench.logs[0].failure.__cause__, ZeroDivisionError)
+    assert isinstance(present(bench.logs[0].failure).__cause__, ZeroDivisionError)
 
 
 def test_background_request_is_delayed_and_shares_an_urgent_sync() -> None:
@@ -172,7 +173,8 @@ def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:
     bench = Bench()
     bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
-    assert bench.logs[0].needs_maintenance
+    needs_maintenance = bench.logs[0].needs_maintenance
+    assert needs_maintenance
     bench.scheduler.fire(up_to_ms=1000)
     bench.background.run_all()
     assert not bench.logs[0].needs_maintenance

@@ -76,7 +76,7 @@ class Syncing:
     def __init__(self, disk: SimulatedDisk, logs: Sequence[Log]) -> None:
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the methods that GroupCommit uses
+        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)
         for log in logs:
             self.group_commit.register(log)
 

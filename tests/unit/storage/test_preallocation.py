@@ -24,7 +24,7 @@ class Bench:
         self.disk = SimulatedDisk(capacity_bytes=capacity_bytes)
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what it uses
+        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)
         self.log = Log.open(self.disk, ManualClock(), DIRECTORY, LogSettings())
         self.log.sync()
         self.stored: list[bytes] = []
@@ -91,7 +91,7 @@ def test_zeros_take_no_space_from_records_on_a_disk_that_others_fill() -> None:
     bench = Bench()
     for _ in range(12):
         bench.write(5000)
-    bench.disk.available_bytes = lambda wanted_bytes: min(wanted_bytes, 20_000)  # type: ignore[method-assign]  # not for 256 KiB at once
+    bench.disk.available_bytes = lambda wanted_bytes: min(wanted_bytes, 20_000)  # not for 256 KiB at once
     for _ in range(40):
         bench.write(5000)
         assert bench.written_ahead_bytes == 0
@@ -153,7 +153,7 @@ def _opened(disk: SimulatedDisk) -> Log:
 def test_awaited_syncs_are_counted_beside_those_of_the_background() -> None:
     disk, background, scheduler = SimulatedDisk(), ManualBackground(), ManualScheduler()
     log = Log.open(disk, ManualClock(), "/data/p")
-    group_commit = GroupCommit(disk, background, "/data", scheduler=scheduler)  # type: ignore[arg-type]  # the part it uses
+    group_commit = GroupCommit(disk, background, "/data", scheduler=scheduler)
     group_commit.register(log)
     for number in range(5):
         append(log, make_batch([number], 80, number))

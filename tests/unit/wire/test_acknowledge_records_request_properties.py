@@ -60,7 +60,7 @@ def test_a_request_says_what_the_schema_reads(correlation_id: int, member: str, 
                         AcknowledgeBatch(
                             one.first_offset,
                             one.last_offset,
-                            *one.types,
+                            int.from_bytes(one.types),
                             one.delay_ms,
                             one.reason,
                             one.delivery_count,
