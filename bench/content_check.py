@@ -37,7 +37,7 @@ def serve(arguments: list[str]) -> None:
     from mansio.cli.main import main
 
     if arguments[0] == "unchecked":
-        partition.check_content = lambda *_, **__: None  # type: ignore[attr-defined,assignment]  # imported there
+        partition.check_content = lambda *_, **__: None  # type: ignore[attr-defined]  # imported there
     main(arguments[1:])
 
 

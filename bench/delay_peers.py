@@ -61,7 +61,9 @@ class Peer(Protocol):
 
     name: str
     durability: str
-    extra: Callable[[], None] | None
+
+    @property
+    def extra(self) -> Callable[[], None] | None: ...
 
     def start(self, directory: Path) -> Any:
         """Start the server; the result has `stop` and `cpu_s`. Raises `PeerUnavailableError`."""
@@ -109,7 +111,7 @@ class Mansio:
             first = consumer.poll(1.0)
             found = [first, *consumer.consume(500, 0)] if first is not None else []
             found = [one for one in found if one.error() is None]
-            yield [one.value() for one in found]
+            yield [one.value() or b"" for one in found]
             if found:
                 consumer.commit(asynchronous=True)
 

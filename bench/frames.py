@@ -74,7 +74,7 @@ def produce_error(response: bytes | memoryview, topic: str) -> int:
     return int(struct.unpack_from(">h", response, PRODUCED_ERROR_POSITION + 2 + len(topic.encode()))[0])
 
 
-def fetch_error(response: bytes | memoryview, topic: str) -> int:
+def fetch_error(response: bytes | bytearray | memoryview, topic: str) -> int:
     """The error code in the head of a framed Fetch response: top level, or of its partition."""
     whole = int(struct.unpack_from(">h", response, 12)[0])
     return whole or int(struct.unpack_from(">h", response, 32 + len(topic.encode()))[0])

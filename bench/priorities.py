@@ -148,6 +148,7 @@ async def measure_bytes(data: Path) -> None:
                     records = [OutgoingRecord(VALUE, priority=names[number % 3]) for number in range(30_000)]
                 await client.publish_many(TOPIC, records)
                 await take(client, len(records), None)
+                assert broker._broker is not None
                 sent = broker._broker.service.fetch.counters.fetched_bytes
         print(
             f"bytes: {kind} batches: {sent / log_bytes(data / kind, TOPIC):.2f} bytes sent per byte acquired"

@@ -95,9 +95,8 @@ def _class(name: str, kind: type) -> Iterator[str]:
     members = public_api.members(kind)
     fields = [member for member in members if member.kind == "field"]
     if kind.__name__ in public_api.CONSTRUCTED:
-        yield _code(
-            [f"class {name}{public_api.signature(kind.__init__, is_method=True).partition(' ->')[0]}"]
-        )
+        initializer: Any = getattr(kind, "__init__")  # noqa: B009  # mypy: a subclass may have another one
+        yield _code([f"class {name}{public_api.signature(initializer, is_method=True).partition(' ->')[0]}"])
     elif fields:
         base = "(Message)" if kind.__bases__[0].__name__ == "Message" else ""
         yield _code([f"class {name}{base}:", *(f"    {member.declaration}" for member in fields)])

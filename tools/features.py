@@ -145,7 +145,7 @@ def _rows_of(expression: ast.expr) -> tuple[str, ...]:
         return tuple(row for element in expression.elts for row in _rows_of(element))
     if not isinstance(expression, ast.Call) or ast.unparse(expression.func) != "pytest.mark.row":
         return ()
-    return tuple(argument.value for argument in expression.args if isinstance(argument, ast.Constant))
+    return tuple(str(argument.value) for argument in expression.args if isinstance(argument, ast.Constant))
 
 
 def marks(directory: Path = TESTS) -> list[Mark]:

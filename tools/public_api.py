@@ -252,7 +252,8 @@ def _methods(owner: type) -> Iterator[Member]:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    prefixes: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    stars = prefixes.get(parameter.kind, "")
     text = f"{stars}{parameter.name}"
     kind = annotation(parameter.annotation)
     if kind:

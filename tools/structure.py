@@ -123,7 +123,7 @@ def modules(source: Path = SOURCE) -> list[Module]:
 
 def imports_of(module: Module, names: frozenset[str]) -> set[str]:
     """The modules of the project that `module` imports, anywhere in its text."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             found.update(_known(alias.name, names) for alias in node.names)

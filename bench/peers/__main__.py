@@ -219,8 +219,8 @@ def parse(candidates: list[Candidate]) -> argparse.Namespace:
     if options.quick:
         options.repetitions, options.seconds, options.sizes = 1, 0.3, options.sizes[:1]
     starts = tuple(options.peers.split(",")) if options.peers else ("",)
-    if unknown := [start for start in starts if not any(one.name.startswith(start) for one in candidates)]:
-        parser.error(f"no such peer: {', '.join(unknown)}")
+    if unmatched := [start for start in starts if not any(one.name.startswith(start) for one in candidates)]:
+        parser.error(f"no such peer: {', '.join(unmatched)}")
     options.candidates = [one for one in candidates if one.is_mansio or one.name.startswith(starts)]
     return options
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.peers.peer import TAKE_WAIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 import confluent_kafka
 from confluent_kafka import admin
@@ -26,7 +26,7 @@ class Driver:
     """`config`: settings of the created topics."""
 
     def __init__(self, port: int, config: Mapping[str, str] | None = None) -> None:
-        self.address = {"bootstrap.servers": f"127.0.0.1:{port}"}
+        self.address: dict[str, Any] = {"bootstrap.servers": f"127.0.0.1:{port}"}
         self.config = dict(config or {})
 
     async def version(self) -> str:
@@ -113,8 +113,9 @@ class Consumer:
         if messages:
             if count > 1:
                 messages += [one for one in self.consumer.consume(count - 1, 0) if not one.error()]
-            self.consumer.commit(message=messages[-1], asynchronous=not self.confirmed)
-        return [message.value() for message in messages]
+            commit: Callable[..., Any] = self.consumer.commit  # its overloads have no variable `asynchronous`
+            commit(message=messages[-1], asynchronous=not self.confirmed)
+        return [message.value() or b"" for message in messages]
 
     async def close(self) -> None:
         self.consumer.close()
@@ -146,7 +147,7 @@ class Deliverer:
         for message in messages:
             if message.error() is not None:
                 raise confluent_kafka.KafkaException(message.error())
-        return [message.value() for message in messages]
+        return [message.value() or b"" for message in messages]
 
     async def next(self) -> list[bytes]:
         if self.ahead:

@@ -18,6 +18,7 @@ from mansio.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
     from mansio.client.share.leased import Leased
     from mansio.client.share.receiver import Receiver
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 
 def serve(place: ServerLocation) -> Server:
     server = Server(place)
-    where = ["--data", place.directory / "data", "--kafka", f"127.0.0.1:{place.port}", "--http", ""]
+    where: list[str | Path] = [
+        "--data",
+        place.directory / "data",
+        "--kafka",
+        f"127.0.0.1:{place.port}",
+        "--http",
+        "",
+    ]
     # As for Apache Kafka: no delay for further members of a group with one member.
     environment = {"MANSIO_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
     server.start([sys.executable, "-m", "mansio.cli.main", "serve", *where], environment=environment)
@@ -77,7 +85,7 @@ class OwnDriver:
         group = f"share-{queue}"
         client = await mansio.connect(self.address).__aenter__()
         await client.admin.alter_group_config(group, {"share.auto.offset.reset": "earliest"})
-        receiver = client.receive(queue, group=group, **({} if count > 1 else {"max_records": 1}))
+        receiver = client.receive(queue, group=group, **({} if count > 1 else dict[str, Any](max_records=1)))
         await receiver.start()
         return OwnDeliverer(client, receiver, count)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 try:
     import psycopg
 except ImportError:
-    psycopg = None  # type: ignore[assignment]  # reported when it is measured
+    psycopg = None  # reported when it is measured
 
 OWNER = "mansio"
 POLL_S = 0.001
@@ -177,7 +177,7 @@ class Deliverer:
         self.connection, self.count = connection, count
         self.holds = statements.hold is not None
         self.select = (statements.hold or statements.take).format(queue=queue)
-        self.delete = LEASED.acknowledge.format(queue=queue)
+        self.delete = (LEASED.acknowledge or "").format(queue=queue)
         self.unacknowledged: list[int] = []
 
     async def next(self) -> list[bytes]:

@@ -60,7 +60,7 @@ def serve(place: ServerLocation) -> Server:
     }
     server = Server(place)
     # Erlang's name service would otherwise be started as a daemon, and outlive its node.
-    names = [runtime / "bin" / "epmd", "-port", names_port, "-address", "127.0.0.1"]
+    names: list[str | Path | int] = [runtime / "bin" / "epmd", "-port", names_port, "-address", "127.0.0.1"]
     server.start(names, environment=environment, is_traced=False)
     server.wait_for_port(names_port)
     server.start([program], environment=environment)

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -44,7 +44,7 @@ class Server:
 
     def start(
         self,
-        command: Sequence[str | Path],
+        command: Sequence[str | Path | int],
         *,
         environment: Mapping[str, str] | None = None,
         user: int | None = None,
@@ -83,7 +83,7 @@ class Server:
 
     def tree(self) -> list[psutil.Process]:
         """Its processes and their children."""
-        found = {}
+        found: dict[int, psutil.Process] = {}
         for process in self.processes:
             with contextlib.suppress(psutil.Error):
                 top = psutil.Process(process.pid)
@@ -106,15 +106,15 @@ class Server:
                 with contextlib.suppress(ProcessLookupError, psutil.Error):
                     one.send_signal(signal.SIGTERM)
         _, alive = psutil.wait_procs(tree, timeout=STOP_DEADLINE_S)
-        for process in alive:
+        for left in alive:
             with contextlib.suppress(psutil.Error):
-                process.kill()
+                left.kill()
         for process in self.processes:
             process.wait()
         shutil.rmtree(self.place.directory, ignore_errors=True)
 
 
-def run_quietly(command: Sequence[str | Path], *, user: int | None = None, **options: object) -> None:
+def run_quietly(command: Sequence[str | Path], *, user: int | None = None, **options: Any) -> None:
     """Run a set-up command. Raises `PeerUnavailableError` with its last output if it fails."""
     done = subprocess.run(
         [str(argument) for argument in command],

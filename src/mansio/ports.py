@@ -179,12 +179,16 @@ class Promise(Protocol[T]):
     def __await__(self) -> Generator[Any, None, T]: ...
 
 
-class Scheduler(Protocol):
+class Timers(Protocol):
+    """The timers of an event loop: all of it that some components use."""
+
+    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer: ...
+
+
+class Scheduler(Timers, Protocol):
     """The event loop of one broker. All methods except `call_from_thread` belong to that loop's thread."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None: ...
-
-    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer: ...
 
     def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None: ...
 

@@ -39,7 +39,7 @@ def broker() -> Iterator[TestBroker]:
 
 def stored_log(broker: TestBroker, topic: str, count: int) -> tuple[mansio.blocking.Client, Log]:
     random = Random(chosen_seed())
-    cases = []
+    cases: list[Any] = []
     while len(cases) < count:
         case = random_case(random)
         if case.offsets <= OFFSETS_MAX:
@@ -87,7 +87,7 @@ def read_over_http(broker: TestBroker, topic: str, end: int) -> Found:
     found, offset = Found({}, []), 0
     with httpx.Client(base_url=f"{broker.http_url}/v1", timeout=scaled(30)) as http:
         while offset < end:
-            query = {"offset": offset, "limit": 1_000, "values": "base64"}
+            query: dict[str, Any] = {"offset": offset, "limit": 1_000, "values": "base64"}
             answer = http.get(f"/topics/{topic}/partitions/0/records", params=query).json()
             assert answer["next_offset"] > offset
             offset = answer["next_offset"]

@@ -319,7 +319,7 @@ def test_messages_of_16_mib_are_delivered_also_by_queues_of_an_earlier_version(
 class RequestOfCelery(SimpleNamespace):
     """A request of Celery, to which weak references are possible."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a SimpleNamespace has none
 
 
 def leased_and_lag(broker: TestBroker) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
 from mansio.cli.support.formatting import RecordPrinter
 from support.machine import scaled
 from support.paths import required_package
+from support.present import present
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
 
@@ -96,7 +97,7 @@ def test_what_is_rejected_goes_to_the_dead_letters_at_once_and_can_be_offered_ag
 def test_what_is_held_is_held_by_no_other_until_it_is_interrupted(world: World) -> None:
     world.alter("g", share_record_lock_duration_ms="2000")
     with world.shell.start("consume", "t", "--share-group", "g", "--hold", "--max", "3") as holding:
-        assert [holding.stdout.readline() for _ in range(3)] == [b"v0\n", b"v1\n", b"v2\n"]
+        assert [present(holding.stdout).readline() for _ in range(3)] == [b"v0\n", b"v1\n", b"v2\n"]
         wait_until(lambda: world.leases().leased == 3, DEADLINE_S)
         assert world.consume("--max", "2") == "v3\nv4\n"
         ages = []

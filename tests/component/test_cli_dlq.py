@@ -13,6 +13,7 @@ from mansio.net.redrive import offset_ranges
 from mansio.state.share_partition.types import REJECT
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
+from support.present import present
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
 
@@ -30,7 +31,7 @@ class World:
     def __init__(self, broker: mansio.Broker) -> None:
         self.shell = Shell(broker.address)
         self._broker = broker
-        self.service = broker._broker.service
+        self.service = present(broker._broker).service
         self.partition = mansio.TopicPartition("t", 0)
         self.shell("topic", "create", "t", "--partitions", "1")
         with mansio.blocking.connect(broker.address) as client:

@@ -3,7 +3,7 @@ changed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,7 +37,7 @@ def starts(shell: Shell, topic: str) -> list[int]:
 
 
 @pytest.mark.row("A6", "L6")
-def test_the_oldest_records_of_a_topic_are_deleted(shell: Shell):
+def test_the_oldest_records_of_a_topic_are_deleted(shell: Shell) -> None:
     shell("topic", "create", "pruned", "--partitions", "2")
     shell("produce", "pruned", "-p", "0", stdin=b"a\nb\nc\n")
     shell("produce", "pruned", "-p", "1", stdin=b"d\n")
@@ -63,14 +63,14 @@ def test_the_oldest_records_of_a_topic_are_deleted(shell: Shell):
 
 
 @pytest.mark.row("A6", "L6")
-def test_a_partition_that_refuses_has_a_row_and_does_not_keep_the_others(shell: Shell):
+def test_a_partition_that_refuses_has_a_row_and_does_not_keep_the_others(shell: Shell) -> None:
     shell("topic", "create", "uneven", "--partitions", "4")
     for index, count in ((0, 3), (2, 5), (3, 4)):
         shell("produce", "uneven", "-p", str(index), stdin=b"x\n" * count)
     shell("topic", "delete-records", "uneven", "-p", "3", "--before", "end")
     which = [text for index in (3, 2, 1, 0, 9) for text in ("-p", str(index))]
 
-    def reported(*more: str) -> tuple[list[tuple[object, ...]], dict[int, str]]:
+    def reported(*more: str) -> tuple[list[Any], dict[int, str]]:
         rows = shell.json("topic", "delete-records", "uneven", *which, "--before", "2", *more, code=1)
         assert shell.errors == "mansio: 2 of 5 partitions failed: see ERROR\n"
         values = [(row["partition"], row["old_start"], row["new_start"], row["offsets"]) for row in rows]
@@ -92,7 +92,7 @@ def test_a_partition_that_refuses_has_a_row_and_does_not_keep_the_others(shell: 
 
 
 @pytest.mark.row("A6", "L6", "L7")
-def test_a_topic_whose_records_are_not_deleted_is_refused_by_the_dry_run_too(shell: Shell):
+def test_a_topic_whose_records_are_not_deleted_is_refused_by_the_dry_run_too(shell: Shell) -> None:
     shell("topic", "create", "compacted", "--config", "cleanup.policy=compact")
     shell("produce", "compacted", "-k", "key", stdin=b"x\n")
     for topic, word in (("compacted", "compaction"), ("nowhere", "no such topic")):
@@ -102,7 +102,7 @@ def test_a_topic_whose_records_are_not_deleted_is_refused_by_the_dry_run_too(she
             assert shell.errors.count("\n") == 1
 
 
-def test_milliseconds_without_an_at_sign_get_a_hint(shell: Shell):
+def test_milliseconds_without_an_at_sign_get_a_hint(shell: Shell) -> None:
     shell("topic", "create", "hinted")
     shell("topic", "delete-records", "hinted", "--before", "1384992000000", code=1)
     assert "are written @1384992000000" in shell.errors
@@ -110,7 +110,7 @@ def test_milliseconds_without_an_at_sign_get_a_hint(shell: Shell):
     assert "are written @1384992000000" in shell.errors
 
 
-def test_deleting_several_goes_on_after_one_that_is_not_there(shell: Shell):
+def test_deleting_several_goes_on_after_one_that_is_not_there(shell: Shell) -> None:
     shell("topic", "create", "last")
     shell("topic", "delete", "first", "last", "never", code=1)
     assert [line.split("'")[1] for line in shell.errors.splitlines()] == ["first", "never"]
@@ -126,7 +126,7 @@ def test_deleting_several_goes_on_after_one_that_is_not_there(shell: Shell):
 
 
 @pytest.mark.row("A6", "G2")
-def test_a_group_whose_partitions_the_broker_assigns_is_shown_with_its_settings(shell: Shell):
+def test_a_group_whose_partitions_the_broker_assigns_is_shown_with_its_settings(shell: Shell) -> None:
     shell("topic", "create", "tuned", "--partitions", "2")
     settings = {"consumer.session.timeout.ms": "7000", "consumer.heartbeat.interval.ms": "200"}
     shell("group", "alter", "tuned", *(f"{name}={value}" for name, value in settings.items()))
@@ -163,7 +163,9 @@ def test_a_group_whose_partitions_the_broker_assigns_is_shown_with_its_settings(
 
 
 @pytest.mark.row("A6", "G2")
-def test_a_setting_that_no_group_has_and_a_value_that_makes_no_sense_are_refused_in_one_line(shell: Shell):
+def test_a_setting_that_no_group_has_and_a_value_that_makes_no_sense_are_refused_in_one_line(
+    shell: Shell,
+) -> None:
     good = "consumer.heartbeat.interval.ms=200"
     for wrong, word in (
         ("nothing=1", "no such group setting"),
@@ -182,7 +184,7 @@ def test_a_setting_that_no_group_has_and_a_value_that_makes_no_sense_are_refused
 
 
 @pytest.mark.row("A6", "G4")
-def test_a_mistyped_group_is_an_error_and_comes_into_being_by_no_command(shell: Shell):
+def test_a_mistyped_group_is_an_error_and_comes_into_being_by_no_command(shell: Shell) -> None:
     shell("topic", "create", "typed")
     reset = ("group", "reset-offsets", "croo", "--to", "earliest")
     for arguments in (("group", "describe", "croo"), reset, (*reset, "--topic", "typed"), (*reset, "-n")):
@@ -198,7 +200,7 @@ def test_a_mistyped_group_is_an_error_and_comes_into_being_by_no_command(shell: 
 
 
 @pytest.mark.row("A6", "G4")
-def test_rows_of_a_group_are_sorted_and_only_what_it_has_a_place_in_moves(shell: Shell):
+def test_rows_of_a_group_are_sorted_and_only_what_it_has_a_place_in_moves(shell: Shell) -> None:
     for topic, count in (("zebra", "11"), ("ant", "2")):
         shell("topic", "create", topic, "--partitions", count)
         shell("produce", topic, "-p", "1", stdin=b"x\n")
@@ -217,7 +219,7 @@ def test_rows_of_a_group_are_sorted_and_only_what_it_has_a_place_in_moves(shell:
 
 
 @pytest.mark.row("A6", "G4")
-def test_a_group_with_members_is_moved_by_neither_a_dry_run_nor_the_real_one(shell: Shell):
+def test_a_group_with_members_is_moved_by_neither_a_dry_run_nor_the_real_one(shell: Shell) -> None:
     shell("topic", "create", "busy")
     shell("produce", "busy", stdin=b"one\n")
     with shell.start("consume", "busy", "--group", "team", "--from-beginning") as member:
@@ -232,7 +234,7 @@ def test_a_group_with_members_is_moved_by_neither_a_dry_run_nor_the_real_one(she
 
 
 @pytest.mark.row("A6", "G1", "L1")
-def test_readers_of_a_topic_that_is_deleted_get_an_error_and_do_not_wait_for_ever(shell: Shell):
+def test_readers_of_a_topic_that_is_deleted_get_an_error_and_do_not_wait_for_ever(shell: Shell) -> None:
     shell("topic", "create", "doomed")
     shell("produce", "doomed", stdin=b"one\n")
     with (
@@ -251,6 +253,6 @@ def test_readers_of_a_topic_that_is_deleted_get_an_error_and_do_not_wait_for_eve
 
 @pytest.mark.row("A6")
 @pytest.mark.parametrize("more", [(), ("--group", "g"), ("-p", "0"), ("--from-offset", "3"), ("-e",)])
-def test_a_topic_that_does_not_exist_is_reported_at_once(shell: Shell, more: tuple[str, ...]):
+def test_a_topic_that_does_not_exist_is_reported_at_once(shell: Shell, more: tuple[str, ...]) -> None:
     shell("consume", "nowhere", *more, code=1)
     assert shell.errors == "mansio: topic nowhere: there is no such topic; create it or correct the name\n"

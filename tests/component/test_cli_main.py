@@ -50,7 +50,7 @@ def mansio(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from mansio.cli.main import main\n"
@@ -63,7 +63,7 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
-def test_a_command_does_not_import_what_kio_would_like_to_teach():
+def test_a_command_does_not_import_what_kio_would_like_to_teach() -> None:
     code = (
         "import sys\n"
         "from mansio.cli.main import main\n"
@@ -78,7 +78,7 @@ def test_a_command_does_not_import_what_kio_would_like_to_teach():
     assert done.stdout.splitlines()[-1] == "True []"
 
 
-def test_version_is_that_of_the_package_with_the_commit():
+def test_version_is_that_of_the_package_with_the_commit() -> None:
     printed = mansio("--version").stdout.removesuffix("\n")
     if (ROOT / ".git").exists():
         commit = subprocess.check_output(
@@ -125,7 +125,7 @@ def test_version_is_that_of_the_package_with_the_commit():
 )
 def test_an_invalid_command_line_exits_with_2_and_names_the_error(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     captured = capsys.readouterr()
@@ -134,7 +134,7 @@ def test_an_invalid_command_line_exits_with_2_and_names_the_error(
     assert captured.out == ""
 
 
-def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
+def test_without_a_broker_there_is_one_clear_line_and_exit_code_1() -> None:
     commands = (
         ["topic", "list"],
         ["consume", "t", "--exit-at-end"],
@@ -149,7 +149,7 @@ def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
         assert errors.count("\n") == 1
 
 
-def test_what_was_closed_by_who_started_us_is_no_traceback():
+def test_what_was_closed_by_who_started_us_is_no_traceback() -> None:
     endings = {">&-": "mansio: ", "<&-": "mansio: invalid value for --file: ", "2>&-": ""}
     command = '"$0" -m mansio.cli.main produce t -b 127.0.0.1:1'
     started = {closing: popen("sh", "-c", f"{command} {closing}", sys.executable) for closing in endings}
@@ -163,7 +163,7 @@ def test_what_was_closed_by_who_started_us_is_no_traceback():
 
 def test_a_broker_in_the_environment_that_is_no_address_is_a_wrong_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", "a:b")
     with pytest.raises(SystemExit) as end:
         main(["topic", "list"])
@@ -171,7 +171,7 @@ def test_a_broker_in_the_environment_that_is_no_address_is_a_wrong_command_line(
     assert "not an address: 'a:b'" in capsys.readouterr().err
 
 
-def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "mansio.cli.main", "config", "show"],
@@ -196,7 +196,7 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
 )
 def test_a_setting_that_is_wrong_on_the_command_line_is_a_wrong_command_line(
     command: list[str], flags: list[str], option: str, complaint: str, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command, *flags])
     captured = capsys.readouterr()
@@ -208,7 +208,7 @@ def test_a_setting_that_is_wrong_on_the_command_line_is_a_wrong_command_line(
 
 def test_a_setting_that_is_wrong_elsewhere_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     monkeypatch.setenv("MANSIO_NODE_ID", "many")
     with pytest.raises(SystemExit) as end:
         main(["config", "show"])
@@ -218,7 +218,7 @@ def test_a_setting_that_is_wrong_elsewhere_is_one_clear_line(
     assert "environment" in captured.err
 
 
-def test_config_show_names_the_origin_of_each_value(tmp_path: Path):
+def test_config_show_names_the_origin_of_each_value(tmp_path: Path) -> None:
     path = tmp_path / "mansio.yaml"
     path.write_text("num_partitions: 7\nbroker_rack: from-file\n")
     done = mansio(
@@ -238,13 +238,13 @@ def test_config_show_names_the_origin_of_each_value(tmp_path: Path):
     assert rows["node_id"][-1] == "default"
 
 
-def test_a_missing_configuration_file_is_one_clear_line():
+def test_a_missing_configuration_file_is_one_clear_line() -> None:
     done = mansio("serve", "--config", "/does/not/exist.yaml")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "/does/not/exist.yaml" in done.stderr
 
 
-def test_the_reference_page_is_what_the_commands_say():
+def test_the_reference_page_is_what_the_commands_say() -> None:
     page = ROOT / "docs" / "CLI.md"
     assert page.read_text() == reference(), "run: python -m tools.command_reference > docs/CLI.md"

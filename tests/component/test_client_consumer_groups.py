@@ -264,7 +264,7 @@ def test_slow_revocation_keeps_the_session_and_the_partition(
                     beats.append(answer.member_epoch)
                 return answer
 
-            member._cluster.request_coordinator = counted  # type: ignore[method-assign]
+            member._cluster.request_coordinator = counted
             await until(lambda: len(beats) >= 20)  # of both, over more than a session in all
             await fill(client, "farewell", 2, 5)
             await until(lambda: len(first.seen) == 5)  # the one that stays

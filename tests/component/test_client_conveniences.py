@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_consumer_begins_at_its_start_by_either_name(broker: mansio.Broker, name
     with mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic("orders", partitions=1)
         client.publish_many("orders", [b"0", b"1", b"2"])
-        found = client.consume("orders", to_end=True, **{name: 1})
+        found = client.consume("orders", to_end=True, **dict[str, Any]({name: 1}))
         assert [each.value for each in found] == [b"1", b"2"]
 
 
@@ -88,7 +89,7 @@ def test_reason_of_a_rejection_names_the_attempts_apart_from_the_deliveries() ->
 
 
 def test_missing_etcd_is_explained_to_the_user_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executable.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(ConfigError) as refused:
         executable.find_program()
     assert "make setup" not in refused.value.message

@@ -15,6 +15,7 @@ from mansio.client import OutgoingRecord, TopicPartition
 from mansio.errors import FencedInstanceId, InvalidRequest, UnknownMember, UnknownTopicOrPartition
 from support.client_fixtures import QUICK_MEMBER, broker_in, connected, run, until
 from support.machine import scaled
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,13 +73,14 @@ def die(reader: Reader) -> None:
 
     async def say_nothing() -> None: ...
 
-    part.leave = say_nothing  # type: ignore[method-assign]
+    part.leave = say_nothing
 
 
 @pytest.mark.row("G1", "G2", "G3")
 @either_protocol
 def test_every_record_is_read_while_members_join_and_leave(broker: mansio.Broker, protocol: str) -> None:
-    topic, how = f"shared-{protocol}", {"auto_commit": True, "group_protocol": protocol}
+    topic = f"shared-{protocol}"
+    how: dict[str, Any] = {"auto_commit": True, "group_protocol": protocol}
 
     async def scenario() -> None:
         async with connected(broker, **{topic: 4}) as client:
@@ -131,7 +133,8 @@ def test_retained_partition_is_delivered_during_a_rebalance(broker: mansio.Broke
 def test_current_message_is_processed_before_revocation_and_none_is_read_twice(
     broker: mansio.Broker, protocol: str
 ) -> None:
-    topic, how = f"slow-{protocol}", {"auto_commit": True, "group_protocol": protocol}
+    topic = f"slow-{protocol}"
+    how: dict[str, Any] = {"auto_commit": True, "group_protocol": protocol}
 
     async def scenario() -> None:
         async with connected(broker, **{topic: 2}) as client:
@@ -243,7 +246,7 @@ def test_group_continues_after_a_finished_iteration_without_close(broker: mansio
             for expected in ([0, 1, 2], [3, 4, 5]):
                 await fill(client, topic, 1, 3)
                 now_ms = int(time.time() * 1000)
-                await until(lambda past=now_ms: time.time() * 1000 > past + 1)  # type: ignore[misc]  # a default
+                await until(lambda past=now_ms: time.time() * 1000 > past + 1)
                 how: dict[str, Any] = {"max_records": 3, "to_end": True, "to_time": now_ms + 1}
                 consumer = client.consume(topic, group=topic, **{end: how[end]})  # a session of 45 s
                 async with asyncio.timeout(scaled(20)):
@@ -323,7 +326,8 @@ def test_dead_member_is_replaced_after_its_session_timeout(broker: mansio.Broker
 def test_static_member_rejoins_its_partitions_without_a_rebalance(
     broker: mansio.Broker, protocol: str
 ) -> None:
-    topic, how = f"static-{protocol}", {"group_protocol": protocol}
+    topic = f"static-{protocol}"
+    how: dict[str, Any] = {"group_protocol": protocol}
 
     async def scenario() -> None:
         async with connected(broker, **{topic: 4}) as client:
@@ -378,7 +382,7 @@ def test_group_is_shared_with_librdkafka(broker: mansio.Broker, strategy: str, p
             def poll() -> None:
                 message = foreign.poll(0)
                 if message is not None and not message.error():
-                    seen.add((message.partition(), message.offset()))
+                    seen.add((present(message.partition()), present(message.offset())))
 
             def shared() -> bool:
                 poll()

@@ -86,7 +86,7 @@ def test_handlers_run_on_threads_and_a_stop_waits_for_them(broker: mansio.Broker
         done: list[int] = []
         together = threading.Barrier(3)
 
-        def handle(message: receiver_blocking.Leased) -> None:
+        def handle(message: mansio.blocking.Leased) -> None:
             threads.add(threading.current_thread().name)
             if message.delivery_count == 1 and message.offset == 4:
                 together.wait(scaled(10))

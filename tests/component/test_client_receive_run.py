@@ -224,7 +224,7 @@ def test_what_makes_no_sense_is_refused(broker: mansio.Broker) -> None:
 
             for options in ({"mode": "lifo"}, {"concurrency": 0}):
                 with pytest.raises(mansio.MansioError):
-                    await client.receive("nonsense", group="nonsense").run(handle, **options)  # type: ignore[arg-type]
+                    await client.receive("nonsense", group="nonsense").run(handle, **options)
             with pytest.raises(mansio.MansioError):
                 client.receive("nonsense", group="")
             with pytest.raises(mansio.MansioError):

@@ -144,7 +144,7 @@ def test_offsets_are_committed_with_the_records_or_not_at_all(broker: mansio.Bro
     async def scenario() -> None:
         async with connected(broker, **{source: 1, target: 1}) as client:
             await client.publish_many(source, [b"a", b"b"])
-            options = {"group": group, "auto_commit": False, "group_protocol": protocol}
+            options: dict[str, Any] = {"group": group, "auto_commit": False, "group_protocol": protocol}
             async with client.consume(source, **options, **QUICK_MEMBER) as consumer:
                 for is_commit in (False, True):
                     messages = await consumer.poll()

@@ -25,6 +25,7 @@ from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
 
@@ -177,8 +178,8 @@ def port_of(broker: EmbeddedBroker) -> int:
 
 def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
     """What the broker still keeps for connections and their requests; empty when that is nothing."""
-    service = broker._broker.service
-    server = broker._broker.server
+    service = present(broker._broker).service
+    server = present(broker._broker).server
     memory = server.memory
     found: dict[str, object] = {
         "connections": server.connection_count,
@@ -231,7 +232,8 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
     port = port_of(broker)
     wait_until(lambda: not left_behind(broker), 10, "the broker is at rest")
     descriptors = open_descriptors(broker)
-    tasks = len(broker._broker.service.scheduler._tasks)
+    scheduler: Any = present(broker._broker).service.scheduler
+    tasks = len(scheduler._tasks)
     gc.collect()
     gc.disable()
     known = objects_of_connections()
@@ -250,7 +252,7 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
             lambda: open_descriptors(broker) <= descriptors, 20, f"seed {seed}: descriptors are closed"
         )
         wait_until(
-            lambda: len(broker._broker.service.scheduler._tasks) <= tasks,
+            lambda: len(scheduler._tasks) <= tasks,
             20,
             f"seed {seed}: tasks have ended",
         )
@@ -281,7 +283,7 @@ def test_request_that_was_about_to_begin_when_its_client_vanished_takes_no_memor
     broker: EmbeddedBroker,
 ) -> None:
     """Its turn comes after the connection has given back what it held, and while others hold some."""
-    server = broker._broker.server
+    server = present(broker._broker).server
     assert server is not None
     wait_until(lambda: not left_behind(broker), 10, "the broker is at rest")
     with RawPeer(port_of(broker)) as other, RawPeer(port_of(broker)) as vanishing:

@@ -20,6 +20,7 @@ from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import DELETE_HORIZON_FLAG, build_batch, iterate_batches
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
@@ -102,7 +103,7 @@ class World:
 
     @property
     def partition(self) -> Any:
-        return self.broker._broker.service.partitions.find(self.topic, None, 0)
+        return present(self.broker._broker).service.partitions.find(self.topic, None, 0)
 
     def expected(self) -> list[Seen]:
         return sorted(self.latest.values())
@@ -136,7 +137,7 @@ class World:
             consumer.assign([TopicPartition(self.topic, 0, 0)])
             seen = []
             while (message := consumer.poll(scaled(10))) is not None and message.error() is None:
-                seen.append(Seen(message.offset(), message.key(), message.value()))
+                seen.append(Seen(present(message.offset()), present(message.key()), message.value()))
             assert message is not None, "the reader waits for an offset that does not come"
             return seen
         finally:
@@ -184,7 +185,7 @@ class World:
             where = [mansio.TopicPartition(self.topic, 0)]
             count = len(self.latest)
             return [
-                Seen(m.offset, m.key, m.value)
+                Seen(m.offset, present(m.key), m.value)
                 for m in client.consume(where, from_="earliest", max_records=count)
             ]
 
@@ -206,7 +207,9 @@ def on_loop(broker: mansio.Broker, work: Callable[[], object]) -> None:
 def test_of_each_key_the_latest_stays_at_its_offset_for_every_client_and_codec(broker: mansio.Broker) -> None:
     world = World(broker)
     for turn, codec in enumerate(CODECS * 3):
-        rows = [(b"key-%d" % n, b"%d-%d" % (turn, n) * 5) for n in range(turn % 5, 60, 1 + turn % 3)]
+        rows: list[tuple[bytes, bytes | None]] = [
+            (b"key-%d" % n, b"%d-%d" % (turn, n) * 5) for n in range(turn % 5, 60, 1 + turn % 3)
+        ]
         world.write(world.producer(codec), rows)
     world.roll()
     world.wait_compacted()
@@ -340,9 +343,9 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
         nonlocal last
         for message in consumer.consume(50, timeout_s):
             assert message.error() is None, message.error()
-            assert message.offset() > last
-            last = message.offset()
-            view[message.key()] = Seen(last, message.key(), message.value())
+            assert present(message.offset()) > last
+            last, key = present(message.offset()), present(message.key())
+            view[key] = Seen(last, key, message.value())
 
     try:
         consumer.assign([TopicPartition(world.topic, 0, 0)])
@@ -374,7 +377,7 @@ def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path
                 consumer.commit(offsets=[where], asynchronous=False)
         finally:
             consumer.close()
-        offsets = broker._broker.service.partitions.find(OFFSETS_TOPIC, None, 0)
+        offsets = present(broker._broker).service.partitions.find(OFFSETS_TOPIC, None, 0)
         before = offsets.log.size_bytes
         on_loop(broker, offsets.roll)
         wait_until(lambda: offsets.log.compaction.state.cleaned_end_offset == offsets.log.end_offset)
@@ -402,7 +405,7 @@ def test_a_damaged_batch_ends_the_compaction_of_its_log_and_of_no_other(tmp_path
         victim.write_bytes(content)
         other.roll()
         damaged.roll()
-        log_cleaner = broker._broker.service.log_cleaner
+        log_cleaner = present(broker._broker).service.log_cleaner
         assert log_cleaner is not None
 
         def both_judged() -> bool:
@@ -424,7 +427,7 @@ def test_a_topic_can_be_deleted_while_it_is_compacted(tmp_path: Path) -> None:
         world = World(broker)
         for turn in range(4):
             world.write(world.producer(), [(b"%d" % n, b"%d" % turn * 99) for n in range(50)])
-        log_cleaner = broker._broker.service.log_cleaner
+        log_cleaner = present(broker._broker).service.log_cleaner
         assert log_cleaner is not None
         wait_until(lambda: log_cleaner._current)
         admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})

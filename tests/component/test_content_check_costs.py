@@ -7,6 +7,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
+import crc32c as checksum
 import pytest
 
 import mansio
@@ -41,7 +42,7 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.crcs: list[int] = []
         self.limits: list[int] = []
-        real_crc, real_decompress = record_batch.crc32c, compression.decompress
+        real_crc, real_decompress = checksum.crc32c, compression.decompress
 
         def crc32c(data: Buffer, *rest: int) -> int:
             if len(data) > 60:  # not those of a header

@@ -20,6 +20,7 @@ from mansio.host.disk import HostDisk
 from mansio.storage.inspection import BadRange, Finding, LogReport, Severity
 from mansio.storage.segment import walk
 from mansio.wire.batch.record_batch import HEADER_BYTES
+from support.present import present
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def test_offsets_that_compaction_took_are_not_missed_and_damage_in_what_is_left_
         client.admin.create_topic("t", config=config)
         for number in range(RECORDS):
             client.publish("t", b"x" * 100, key=str(number % 7).encode())
-        log_cleaner = broker._broker.service.log_cleaner
+        log_cleaner = present(broker._broker).service.log_cleaner
         assert log_cleaner is not None
         wait_until(lambda: log_cleaner.counts.records_dropped > RECORDS // 2, 20, "the log is compacted")
     diagnosis = diagnose(data)
@@ -398,7 +399,7 @@ def test_derived_file_is_named_then_repaired_then_clean(data: Path, harm: Callab
     assert {segment: segment.read_bytes() for segment in segments_of(data)} == records
     assert worst(diagnose(data)) == []
     with mansio.Broker(data) as broker:
-        assert broker._broker.service.partitions.find("t", None, 0).end_offset == RECORDS
+        assert present(broker._broker).service.partitions.find("t", None, 0).end_offset == RECORDS
 
 
 def test_repaired_index_leads_readers_around_the_damage(data: Path) -> None:

@@ -181,7 +181,8 @@ def test_a_topic_without_the_setting_is_refused_by_name_by_both_clients(shared: 
 def test_an_unknown_topic_is_no_topic_without_delays() -> None:
     with TestBroker(auto_create_topics_enable=False) as broker:
         client = broker.client(request_timeout_ms=2000)
-        client._original._cluster.topic_wait_ms = 0
+        wrapper: Any = client
+        wrapper._original._cluster.topic_wait_ms = 0
         with pytest.raises(UnknownTopicOrPartition):
             client.publish("absent", b"x", delay=1)
 

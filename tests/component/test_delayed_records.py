@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, Producer
@@ -16,6 +16,7 @@ import mansio
 from mansio.errors import DelaysNotEnabled, InvalidConfig, InvalidRecord
 from mansio.testing import TestBroker
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ def broker() -> Iterator[TestBroker]:
         yield running
 
 
-def delayed(delay_ms: int) -> dict[str, bytes]:
+def delayed(delay_ms: int) -> dict[str, str | bytes | None]:
     return {DELAY_HEADER: b"%d" % delay_ms}
 
 
@@ -91,12 +92,12 @@ class TestDelivery:
         )
         offsets: list[int] = []
         for number in range(20):
-            headers = delayed(60_000 * number) if number % 2 else None
+            headers: Any = delayed(60_000 * number) if number % 2 else None
             producer.produce(
                 TOPIC,
                 b"%d" % number,
                 headers=headers,
-                on_delivery=lambda error, message: offsets.append(-1 if error else message.offset()),
+                on_delivery=lambda error, message: offsets.append(-1 if error else present(message.offset())),
             )
         assert producer.flush(30) == 0
         assert len({*offsets}) == 20
@@ -170,9 +171,9 @@ class TestDurability:
                 client = broker.client()
         broker.clock.advance(minutes=11)
         found = visible(broker)
-        assert sorted(message.value for message in found) == sorted(due_ms)
+        assert sorted(present(message.value) for message in found) == sorted(due_ms)
         for message in found:
-            assert message.timestamp_ms >= due_ms[message.value] - 1
+            assert message.timestamp_ms >= due_ms[present(message.value)] - 1
 
     def test_a_full_disk_delays_a_delivery(self, broker: TestBroker) -> None:
         broker.client().publish(TOPIC, b"x", headers=delayed(60_000))

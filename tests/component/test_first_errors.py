@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -316,7 +317,7 @@ def test_doctor_fails_when_the_given_broker_does_not_answer(capsys: pytest.Captu
 
 
 def disk_check(monkeypatch: pytest.MonkeyPatch, free_bytes: int, place: Path) -> tuple[str, str]:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: (10 << 30, 0, free_bytes))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: (10 << 30, 0, free_bytes))
     found = doctor.check_disk(str(place))
     return str(found.status), found.detail
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Never
 
 import httpx
 import pytest
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from mansio import errors
 from mansio.api.http import connection as http_connection
 from mansio.api.http.app import assemble
-from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample
+from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Phase
 from mansio.api.http.health import REASONS_MAX
 from mansio.api.http.monitors import STALLS_REPEATED, EventLoopMonitor
 from mansio.api.http.server import HttpServer
@@ -24,14 +24,16 @@ from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from starlette.requests import Request
 
 
 class View:
     """A broker as the HTTP listener sees it."""
 
     def __init__(self) -> None:
-        self.phase = "running"
+        self.phase: Phase = "running"
         self.known_problems: list[Problem] = []
         self.worries: list[Problem] = []
         self.bounds = Bounds()
@@ -76,14 +78,18 @@ class LoopClock:
         return time.monotonic() + self.ahead_s
 
 
+class Timer:
+    def cancel(self) -> None: ...
+
+
 class LoopScheduler:
-    def call_later(self, delay_ms: float, callback, *args):
+    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_ms / 1000, callback, *args)
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    view: View, *, clock: LoopClock | None = None, extra=()
+    view: View, *, clock: LoopClock | None = None, extra: Sequence[Route] = ()
 ) -> AsyncIterator[httpx.AsyncClient]:
     watch = EventLoopMonitor(
         LoopScheduler(),
@@ -110,7 +116,7 @@ def get(view: View, path: str, **headers: str) -> httpx.Response:
     return asyncio.run(query())
 
 
-def test_a_healthy_broker_is_live_and_ready():
+def test_a_healthy_broker_is_live_and_ready() -> None:
     live, ready = get(View(), "/health/live"), get(View(), "/health/ready")
     assert (live.status_code, live.json()) == (200, {"live": True})
     assert (ready.status_code, ready.json()) == (
@@ -119,7 +125,7 @@ def test_a_healthy_broker_is_live_and_ready():
     )
 
 
-def test_ready_names_every_reason_against_it():
+def test_ready_names_every_reason_against_it() -> None:
     view = View()
     view.phase = "stopping"
     view.known_problems = [
@@ -136,7 +142,7 @@ def test_ready_names_every_reason_against_it():
     assert get(view, "/health/live").status_code == 200
 
 
-def test_a_broker_with_a_warning_is_ready_and_degraded_and_a_thousand_make_a_short_answer():
+def test_a_broker_with_a_warning_is_ready_and_degraded_and_a_thousand_make_a_short_answer() -> None:
     view = View()
     view.worries = [Problem("corrupt_batch", f"t-{n}: damaged", "t", n) for n in range(1000)]
     answer = get(view, "/health/ready")
@@ -151,14 +157,14 @@ def test_a_broker_with_a_warning_is_ready_and_degraded_and_a_thousand_make_a_sho
     assert (len(body["warnings"]), body["more_warnings"]) == (REASONS_MAX, 1000 - REASONS_MAX)
 
 
-def test_a_thousand_reasons_make_a_short_answer():
+def test_a_thousand_reasons_make_a_short_answer() -> None:
     view = View()
     view.known_problems = [Problem("log_failed", f"t-{n}: gone") for n in range(1000)]
     body = get(view, "/health/ready").json()
     assert (len(body["reasons"]), body["more"]) == (REASONS_MAX, 1000 - REASONS_MAX)
 
 
-def test_one_stall_makes_the_broker_unready_only_while_it_happens_and_repeated_ones_for_longer():
+def test_one_stall_makes_the_broker_unready_only_while_it_happens_and_repeated_ones_for_longer() -> None:
     clock = LoopClock()
 
     async def story() -> list[httpx.Response]:
@@ -185,20 +191,19 @@ def test_one_stall_makes_the_broker_unready_only_while_it_happens_and_repeated_o
     assert [each["reason"] for each in afterwards["warnings"]] == ["event_loop_stalled"]
 
 
-def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded():
+def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded() -> None:
     class Clock:
         now = 0.0
 
         def monotonic(self) -> float:
             return self.now
 
+        def wall_ms(self) -> int:
+            return int(self.now * 1000)
+
     class Scheduler:
-        def call_later(self, delay_ms, callback):
+        def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer:
             self.callback = callback
-
-            class Timer:
-                def cancel(self) -> None: ...
-
             return Timer()
 
     clock, scheduler = Clock(), Scheduler()
@@ -216,16 +221,19 @@ def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded():
     assert watch.recent_stalls() == []
 
 
-def test_a_beat_overdue_right_now_counts_as_a_stall():
+def test_a_beat_overdue_right_now_counts_as_a_stall() -> None:
     class Clock:
         now = 0.0
 
         def monotonic(self) -> float:
             return self.now
 
+        def wall_ms(self) -> int:
+            return int(self.now * 1000)
+
     class Scheduler:
-        def call_later(self, delay_ms, callback):
-            return self
+        def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer:
+            return Timer()
 
     clock = Clock()
     watch = EventLoopMonitor(Scheduler(), clock, stall_lag_ms_min=100)
@@ -236,7 +244,7 @@ def test_a_beat_overdue_right_now_counts_as_a_stall():
     assert [round(stall.lag_ms) for stall in watch.recent_stalls()] == [4750]
 
 
-def test_metrics_show_partitions_and_counts_by_prometheus_conventions():
+def test_metrics_show_partitions_and_counts_by_prometheus_conventions() -> None:
     view = View()
     view.numbers = [
         Measurement("requests", "counter", "Requests answered.", (("api", "Produce"),), 7),
@@ -260,7 +268,7 @@ def test_metrics_show_partitions_and_counts_by_prometheus_conventions():
     assert "mansio_build_info{version=" in answer.text
 
 
-def test_metrics_are_openmetrics_for_clients_that_accept_it():
+def test_metrics_are_openmetrics_for_clients_that_accept_it() -> None:
     answer = get(View(), "/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
@@ -276,9 +284,9 @@ def test_metrics_are_openmetrics_for_clients_that_accept_it():
         (errors.StorageError("disk"), 500),
     ],
 )
-def test_every_typed_error_becomes_its_status_and_one_shape(error: errors.MansioError, status: int):
+def test_every_typed_error_becomes_its_status_and_one_shape(error: errors.MansioError, status: int) -> None:
     async def query() -> httpx.Response:
-        async def fail(_request):
+        async def fail(_request: Request) -> Never:
             raise error
 
         async with serving(View(), extra=[Route("/fail", fail)]) as client:
@@ -297,7 +305,7 @@ def test_every_typed_error_becomes_its_status_and_one_shape(error: errors.Mansio
     assert (answer.headers.get("retry-after") == "1") == (status == 503)
 
 
-def test_a_failure_of_http_itself_has_the_same_shape():
+def test_a_failure_of_http_itself_has_the_same_shape() -> None:
     missing = get(View(), "/nothing")
     assert missing.status_code == 404
     assert missing.json()["error"] == {
@@ -308,9 +316,9 @@ def test_a_failure_of_http_itself_has_the_same_shape():
     }
 
 
-def test_an_unexpected_exception_shows_the_caller_nothing_of_it(caplog: pytest.LogCaptureFixture):
+def test_an_unexpected_exception_shows_the_caller_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
     async def query() -> httpx.Response:
-        async def fail(_request):
+        async def fail(_request: Request) -> Never:
             raise RuntimeError("secret detail")
 
         async with serving(View(), extra=[Route("/fail", fail)]) as client:
@@ -323,7 +331,7 @@ def test_an_unexpected_exception_shows_the_caller_nothing_of_it(caplog: pytest.L
     assert "secret detail" in caplog.text
 
 
-def test_a_taken_port_is_an_error_that_names_it_and_leaves_nothing_behind():
+def test_a_taken_port_is_an_error_that_names_it_and_leaves_nothing_behind() -> None:
     async def story() -> str:
         async with serving(View()) as client:
             port = client.base_url.port
@@ -337,7 +345,7 @@ def test_a_taken_port_is_an_error_that_names_it_and_leaves_nothing_behind():
     assert "cannot listen" in asyncio.run(story())
 
 
-def test_after_stop_the_port_is_free_again_and_no_connection_is_left():
+def test_after_stop_the_port_is_free_again_and_no_connection_is_left() -> None:
     async def story() -> None:
         server = HttpServer(assemble(View(), EventLoopMonitor(LoopScheduler(), LoopClock())), "127.0.0.1", 0)
         host, port = await server.start()
@@ -372,7 +380,7 @@ async def silent_peers(
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
 )
-def test_many_silent_clients_do_not_keep_a_probe_from_its_answer(sent: bytes):
+def test_many_silent_clients_do_not_keep_a_probe_from_its_answer(sent: bytes) -> None:
     async def story() -> None:
         async with (
             serving(View()) as client,
@@ -390,7 +398,7 @@ def test_many_silent_clients_do_not_keep_a_probe_from_its_answer(sent: bytes):
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
 )
-def test_a_connection_that_asks_for_nothing_ends(sent: bytes, monkeypatch: pytest.MonkeyPatch):
+def test_a_connection_that_asks_for_nothing_ends(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "UNANSWERED_S_MAX", 0.05)
 
     async def story() -> None:

@@ -31,6 +31,7 @@ from mansio.wire.batch.record_batch import build_batch
 from support.hostile_bodies import PRODUCE, kafka_request, kafka_text, send_kafka
 from support.loop_watch import HOLD_S_MAX, LoopWatch, frozen_garbage
 from support.machine import scaled
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,11 +79,11 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedd
         broker = started._broker
         assert broker is not None
         running = RunningBroker(
-            broker.service, broker.server, broker.listener_address, lambda: broker.is_ready
+            broker.service, broker.server, broker.clients, broker.listener_address, lambda: broker.is_ready
         )
         app = started._call(in_loop(build_app, running), scaled(20))
         http = HttpServer(app, "127.0.0.1", 0)
-        rpc = GrpcServer(broker.service, broker.listener_address, "127.0.0.1", 0)
+        rpc = GrpcServer(broker.service, broker.clients, "127.0.0.1", 0)
         host, port = started._call(http.start(), scaled(20))
         _, rpc_port = started._call(rpc.start(), scaled(20))
         with frozen_garbage():
@@ -202,7 +203,7 @@ def check(broker: EmbeddedBroker, at: Addresses, content: Content, read: Any, va
         if given is None and value is not None:
             given = base64.b64decode(first["base64"]) if "base64" in first else json.dumps(first["json"])
         is_same = (given.encode() if isinstance(given, str) else given) == value
-        assert is_same, len(given)  # without a comparison of so many bytes in the report
+        assert is_same, len(present(given))  # without a comparison of so many bytes in the report
         assert len(first["headers"]) == len({name for name, _ in headers})
     else:
         is_same = (first.value if first.HasField("value") else None) == value

@@ -16,6 +16,7 @@ from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
@@ -57,7 +58,7 @@ def connected(broker: EmbeddedBroker) -> RawPeer:
 
 
 def server_of(broker: EmbeddedBroker) -> KafkaServer:
-    server = broker._broker.server
+    server = present(broker._broker).server
     assert server is not None
     return server
 

@@ -59,7 +59,7 @@ def test_a_member_chooses_the_duration_at_receive_and_at_extend(broker: mansio.B
                 assert (values([again]), again.delivery_count) == (["a:1"], 2)
                 for wrong in (-1, 12 * HOUR_MS + 1, 1.5, True):
                     with pytest.raises(ValueError, match="lease_ms: not an integer"):
-                        await second.extend(wrong)  # type: ignore[arg-type]
+                        await second.extend(wrong)
                 await second.ack()
             with pytest.raises(ValueError, match="lease_ms: not an integer"):
                 client.receive("chosen", group=group, lease_ms=0)

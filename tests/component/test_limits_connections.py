@@ -17,6 +17,7 @@ from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
 from support.machine import scaled
 from support.paths import free_port, mansio_command
+from support.present import present
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
 from support.waiting import wait_until
 
@@ -156,7 +157,7 @@ def test_partitions_max_refuses_a_topic_with_a_typed_error(tmp_path: Path) -> No
 
 def test_connections_per_ip_max_refuses_one_more_from_there_and_room_is_given_back(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, max_connections_per_ip=2, max_connections=100) as broker:
-        server = broker._broker.server
+        server = present(broker._broker).server
         assert server is not None
         peers = [RawPeer(port_of(broker)) for _ in range(2)]
         assert all(serves(peer) for peer in peers)
@@ -209,7 +210,7 @@ def test_connection_that_is_paused_begins_nothing_and_goes_on_by_itself(tmp_path
     """What throttling (KIP-219) uses: frames that have arrived already wait too, and keep their order."""
     with EmbeddedBroker(tmp_path) as broker, RawPeer(port_of(broker)) as peer:
         assert serves(peer)
-        server = broker._broker.server
+        server = present(broker._broker).server
         assert server is not None
         (connection,) = server._connections
         begin = time.monotonic()
@@ -258,7 +259,7 @@ def test_what_a_handler_keeps_of_a_request_is_its_own(
             values = [b"value %d" % number for number in range(500)]
             client.publish_many("kept", values)
             with client.consume("kept", group="keepers", to_end=True) as consumer:
-                assert sorted(message.value for message in consumer) == sorted(values)
+                assert sorted(present(message.value) for message in consumer) == sorted(values)
         with RawPeer(port_of(broker)) as peer:
             for number in range(20):
                 peer.send(
@@ -274,7 +275,7 @@ def test_reset_of_a_connection_that_is_not_read_is_noticed_and_a_half_closed_one
 ) -> None:
     with EmbeddedBroker(tmp_path) as broker, RawPeer(port_of(broker)) as half_closed:
         assert serves(half_closed)
-        server = broker._broker.server
+        server = present(broker._broker).server
         (staying,) = server._connections
         gone = RawPeer(port_of(broker))
         assert serves(gone)

@@ -27,6 +27,7 @@ from mansio.api.http.broker_stats import (
     LeaderSample,
     Measurement,
     PartitionSample,
+    Phase,
     RunningBroker,
 )
 from mansio.api.http.metrics import render, take_snapshot
@@ -56,6 +57,7 @@ from mansio.state.replica import ReplicationProgress
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.paths import ROOT
+from support.present import present
 from support.raw_peer import RawPeer, batch_of
 from support.waiting import wait_until
 
@@ -113,7 +115,7 @@ class View:
         self.partitions = partitions
         self.groups = groups
         self.pause_s = 0.0
-        self.phase = "running"
+        self.phase: Phase = "running"
 
     def problems(self) -> list[Any]:
         return []
@@ -204,13 +206,14 @@ def scrape(view: Any, disk: DiskMonitor | None = None) -> dict[str, Metric]:
 
 
 def view_of(broker: mansio.Broker) -> ServiceStats:
-    view = ServiceStats(broker._broker.settings)
+    view = ServiceStats(present(broker._broker).settings)
     view.attach(
         RunningBroker(
-            broker._broker.service,
-            broker._broker.server,
-            broker._broker.listener_address,
-            lambda: broker._broker.is_ready,
+            present(broker._broker).service,
+            present(broker._broker).server,
+            present(broker._broker).clients,
+            present(broker._broker).listener_address,
+            lambda: present(broker._broker).is_ready,
         )
     )
     return view
@@ -239,7 +242,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 client.publish("t", b"x" * 5_000_000)
             with pytest.raises(mansio.MansioError):
                 client.admin.delete_topic("nothing")
-        wait_until(lambda: broker._broker.server.connection_count == 0)
+        wait_until(lambda: present(broker._broker).server.connection_count == 0)
         disk = DiskMonitor("/", 1)
         disk.query()
         alone = scrape(view_of(broker), disk)
@@ -425,7 +428,7 @@ def test_a_leader_measures_how_far_its_followers_are_behind_by_what_they_have_on
     led = metrics_cluster.leader_sample(partition)
     assert led == LeaderSample(True, True, (FollowerSample(2, 15, 5.0), FollowerSample(3, -1, 8.0)))
     replica.on_follower_fetch(2, 1, 75, 75, 5000.0)
-    assert metrics_cluster.leader_sample(partition).followers[0] == FollowerSample(2, 0, 0.0), (
+    assert present(metrics_cluster.leader_sample(partition)).followers[0] == FollowerSample(2, 0, 0.0), (
         "it has all there is"
     )
     partition.leader_progress = None

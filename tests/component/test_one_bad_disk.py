@@ -12,6 +12,7 @@ import mansio
 from mansio.api.kafka.connections.connection import Connection
 from mansio.host.disk import HostDisk, HostFile
 from mansio.wire.apis import produce
+from support.present import present
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
 
@@ -95,7 +96,7 @@ def test_failed_sync_is_reported_to_its_own_producer_and_the_other_partition_of_
         bad_disk.syncs.clear()
         assert writer.produce("bad", batch_of(b"again")).error_code == KAFKA_STORAGE_ERROR, "not retried"
         assert writer.produce("good", batch_of(b"again")).error_code == 0
-        assert list(broker._broker.service.partitions.failures()) == ["bad-0"]
+        assert list(present(broker._broker).service.partitions.failures()) == ["bad-0"]
 
 
 def test_many_pipelined_fetches_hold_no_more_answers_than_allowed(tmp_path: Path) -> None:

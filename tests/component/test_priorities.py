@@ -105,7 +105,7 @@ def test_one_answer_has_records_of_all_priorities_and_the_client_hands_out_high_
             producer = ConfluentProducer({"bootstrap.servers": broker.address, "linger.ms": 200})
             names = [("low", "high", "normal")[index % 3] for index in range(60)]
             for index, name in enumerate(names):
-                headers = {"mansio-priority": name, "other": str(index)}
+                headers: dict[str, str | bytes | None] = {"mansio-priority": name, "other": str(index)}
                 producer.produce(topic, f"{name}:{index}", headers=headers)
             assert await asyncio.to_thread(producer.flush, 30) == 0
             async with client.receive(topic, group=group, max_records=30) as receiver:

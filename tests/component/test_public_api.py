@@ -57,7 +57,7 @@ def called() -> Iterator[Called]:
 
 
 def recording(original: Any, name: str, found: Called) -> Any:
-    function = original.fget if isinstance(original, property) else original
+    function: Any = original.fget if isinstance(original, property) else original
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from mansio.testing.broker import TestBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer, batch_of
 from support.sqs import sqs_client
 
@@ -133,7 +134,7 @@ def test_a_producer_over_its_quota_is_asked_to_pause_and_not_read_until_then(
         assert time.monotonic() - answered_at < pause_ms / 1000
         written(peer)
         assert time.monotonic() - answered_at >= pause_ms / 1000 - EARLY_S
-    counters = world.broker._broker.service.quotas.counters
+    counters = present(world.broker._broker).service.quotas.counters
     assert counters.produce_throttled >= 1
     assert counters.produce_throttled_ms >= pause_ms
 
@@ -191,7 +192,7 @@ def test_a_consumer_over_its_quota_gets_an_empty_answer_and_the_rest_later(
     with RawPeer(world.port) as free:
         pause_ms, everything = read(free, f"not {me}", topic)
         assert (pause_ms, everything.records_bytes > 20_000) == (0, True)
-    assert world.broker._broker.service.quotas.counters.fetch_throttled >= 1
+    assert present(world.broker._broker).service.quotas.counters.fetch_throttled >= 1
 
 
 def test_a_batch_larger_than_a_burst_is_still_read(world: World, topic: str, me: str) -> None:
@@ -242,7 +243,7 @@ def test_changed_and_removed_quotas_count_at_once(world: World, topic: str, me: 
 def test_quotas_survive_a_restart_and_cost_nothing_when_there_are_none(tmp_path: Path, me: str) -> None:
     with world_in(tmp_path / "data") as world:
         quotas = world.client.admin.quotas
-        assert world.broker._broker.service.quotas.active is None
+        assert present(world.broker._broker).service.quotas.active is None
         quotas.set(client_id=me, values={"producer_byte_rate": RATE, "consumer_byte_rate": 7})
         quotas.set(user="ANONYMOUS", client_id=DEFAULT_ENTITY, values={"consumer_byte_rate": 8})
         quotas.set(client_id="größe/= ,", values={"consumer_byte_rate": 9})
@@ -259,7 +260,7 @@ def test_quotas_survive_a_restart_and_cost_nothing_when_there_are_none(tmp_path:
         for quota in before:
             quotas.delete(user=quota.user, client_id=quota.client_id)
         assert quotas.list() == []
-        assert world.broker._broker.service.quotas.active is None
+        assert present(world.broker._broker).service.quotas.active is None
         with pytest.raises(InvalidRequest, match="no quotas"):
             quotas.delete(client_id=me)
 
@@ -359,15 +360,14 @@ FILTERS = [
 def filtered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with world_in(tmp_path_factory.mktemp("filters") / "data") as world:
         set_quota = world.client.admin.quotas.set
-        for number, (user, client_id) in enumerate(
-            [
-                ("ANONYMOUS", None),
-                ("ANONYMOUS", "c"),
-                (DEFAULT_ENTITY, None),
-                (None, DEFAULT_ENTITY),
-                (None, "c"),
-            ]
-        ):
+        entities: list[tuple[Any, Any]] = [
+            ("ANONYMOUS", None),
+            ("ANONYMOUS", "c"),
+            (DEFAULT_ENTITY, None),
+            (None, DEFAULT_ENTITY),
+            (None, "c"),
+        ]
+        for number, (user, client_id) in enumerate(entities):
             set_quota(user=user, client_id=client_id, values={"consumer_byte_rate": number + 1})
         yield world
 

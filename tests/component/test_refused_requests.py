@@ -38,6 +38,8 @@ from unit.wire.kio_oracle import kio_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mansio.wire.batch.record_batch import NewRecord
+
 WARM_UP_ROUNDS: Final = 2
 ROUNDS: Final = 3
 WAIT_MS: Final = 5
@@ -50,7 +52,7 @@ TOPICS: Final = {
     "created-time": {"message.timestamp.before.max.ms": "1000"},
     "small": {"max.message.bytes": "200"},
 }
-GOOD: Final = (1_700_000_000_000, b"key", b"value", [])
+GOOD: Final[NewRecord] = (1_700_000_000_000, b"key", b"value", [])
 BAD_RECORDS: Final = {
     "delay": (0, b"k", b"v", [("mansio-delay-ms", b"soon")]),
     "no key": (0, None, b"v", []),
@@ -105,7 +107,7 @@ def settled() -> Counter[str]:
     return fewest
 
 
-def assert_leaves_nothing(one_round: Callable[[], None]) -> None:
+def assert_leaves_nothing(one_round: Callable[[], object]) -> None:
     """Repeat requests with the collector off; no error may be alive afterwards for each round."""
     for _ in range(WARM_UP_ROUNDS):
         one_round()
@@ -124,7 +126,7 @@ def assert_leaves_nothing(one_round: Callable[[], None]) -> None:
     assert not kept, kept
 
 
-def _left_by_each_round(one_round: Callable[[], None]) -> dict[str, int]:
+def _left_by_each_round(one_round: Callable[[], object]) -> dict[str, int]:
     before = settled()
     for _ in range(ROUNDS):
         one_round()
@@ -276,21 +278,21 @@ def test_refused_batches_leave_no_error_alive(broker: TestBroker, clients: Clien
 @pytest.mark.full
 def test_refused_kafka_requests_leave_no_error_alive(clients: Clients) -> None:
     frames = list(kafka_requests(8))
-    assert_leaves_nothing(lambda: [clients.kafka(frame) for frame in frames] and None)
+    assert_leaves_nothing(lambda: [clients.kafka(frame) for frame in frames])
 
 
 @pytest.mark.full
 def test_refused_http_requests_leave_no_error_alive(broker: TestBroker, clients: Clients) -> None:
     requests = list(http_requests())
     url = broker.http_url
-    assert_leaves_nothing(lambda: [clients.http(url, *request) for request in requests] and None)
+    assert_leaves_nothing(lambda: [clients.http(url, *request) for request in requests])
 
 
 @pytest.mark.full
 def test_refused_sqs_requests_leave_no_error_alive(broker: TestBroker, clients: Clients) -> None:
     url = broker.sqs_url
     requests = list(sqs_requests(url))
-    assert_leaves_nothing(lambda: [clients.http(url, "POST", "/", *request) for request in requests] and None)
+    assert_leaves_nothing(lambda: [clients.http(url, "POST", "/", *request) for request in requests])
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import pytest
 
 import mansio
 from mansio.wire.batch.record_batch import iterate_batches
+from support.present import present
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ def test_a_partition_whose_directory_is_gone_is_reported_and_the_others_are_serv
     shutil.rmtree(directories(tmp_path)[1])
     with mansio.Broker(tmp_path) as broker:
         assert read(broker, 0, 1) == [b"zero"]
-        service = broker._broker.service
+        service = present(broker._broker).service
         failures = {name: str(error) for name, error in service.partitions.failures().items()}
         assert list(failures) == [f"{TOPIC}-1"]
         assert "missing" in failures[f"{TOPIC}-1"]
@@ -113,7 +114,7 @@ def test_a_damaged_partition_of_group_offsets_keeps_only_its_own_groups_waiting(
     for checkpoint in (tmp_path / "views").glob("*"):
         checkpoint.unlink()  # else the view would not need the log
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
-        coordinator = broker._broker.service.group_coordinator
+        coordinator = present(broker._broker).service.group_coordinator
         served = []
         for group in groups:
             try:

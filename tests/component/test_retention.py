@@ -26,6 +26,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from support.machine import scaled
+from support.present import present
 from support.process import served
 from support.raw_peer import RawPeer, fetch_frame, produce_frame
 from support.waiting import wait_until
@@ -113,14 +114,14 @@ class World:
             for message in messages:
                 if message.error() is not None:
                     raise KafkaException(message.error())
-            return [message.offset() for message in messages]
+            return [present(message.offset()) for message in messages]
         finally:
             consumer.close()
 
 
 def let_it_check(broker: mansio.Broker) -> None:
     """Return when the retention manager has gone over all partitions once more."""
-    manager = broker._broker.service.retention
+    manager = present(broker._broker).service.retention
     assert manager is not None
     begun = manager.counts.checks
     wait_until(lambda: manager.counts.checks > begun + 1)
@@ -372,7 +373,7 @@ def test_a_reader_at_the_young_end_notices_nothing_while_the_old_end_leaves(brok
             message = consumer.poll(scaled(10))
             assert message is not None
             assert message.error() is None
-            seen.append(message.offset())
+            seen.append(present(message.offset()))
     finally:
         consumer.close()
     assert seen == list(range(30))

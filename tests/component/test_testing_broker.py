@@ -23,6 +23,7 @@ from mansio.node.broker import Broker
 from mansio.testing import TestBroker
 from support.documents import examples
 from support.machine import scaled
+from support.present import present
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class TestClock:
             }
         )
         consumer.subscribe(["orders"])
-        assert consumer.poll(30).value() == b"one"
+        assert present(consumer.poll(30)).value() == b"one"
         before = client.admin.describe_group("readers").members
         broker.clock.advance(minutes=15)
         assert client.admin.describe_group("readers").members == before != ()
@@ -138,7 +139,7 @@ class TestLife:
         assert producer.flush(30) == 0
         reader = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "g"})
         reader.assign([TopicPartition("flights", 0, 0)])
-        message = reader.poll(30)
+        message = present(reader.poll(30))
         assert (message.key(), message.value()) == (b"key", b"value")
         reader.close()
 

@@ -18,6 +18,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.end_marker import EndMarker, decode_end_marker, encode_end_marker
 from mansio.wire.batch.record_batch import read_header
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 from unit.broker.transactional_offsets_fixtures import Verifier
@@ -54,7 +55,7 @@ class TransactionalBroker:
 
     @property
     def services(self) -> Any:
-        return self.broker._broker.service
+        return present(self.broker._broker).service
 
     def call(self, work: Callable[[], Any]) -> Any:
         """Run a function on the event loop of the broker."""
@@ -63,7 +64,7 @@ class TransactionalBroker:
             result = work()
             return await result if asyncio.iscoroutine(result) else result
 
-        loop = self.broker._broker.server.loop
+        loop = present(self.broker._broker).server.loop
         return asyncio.run_coroutine_threadsafe(call(), loop).result(scaled(30))
 
     @property

@@ -29,6 +29,7 @@ from mansio.wire.batch.end_marker import EndMarker
 from mansio.wire.batch.isolation_filter import visible_batches
 from mansio.wire.batch.record_batch import build_batch
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
@@ -297,7 +298,7 @@ def test_retention_keeps_what_readers_of_committed_records_could_not_read_yet(tm
 
         def start_after_check() -> int:
             async def check() -> int:
-                partition = one.services.partitions.get("t", 0)
+                partition = present(one.services.partitions.get("t", 0))
                 one.services.retention.check_partition(partition)
                 return int(partition.start_offset)
 
@@ -325,7 +326,7 @@ def test_a_waiting_reader_of_committed_records_is_answered_when_the_transaction_
 def test_a_batch_that_waits_for_its_verification_is_stored_in_the_codec_of_the_topic(tmp_path: Path) -> None:
     with bench(tmp_path) as one:
         assert one.send(batch(1), topic="small") == 0
-        log = one.services.partitions.get("small", 0).log
+        log = present(one.services.partitions.get("small", 0)).log
         (header,) = log.batch_headers(0)
         assert header.codec == Codec.GZIP
         assert (header.producer_id, header.is_transactional) == (1, True)

@@ -81,7 +81,7 @@ def test_a_consumer_raises_once_for_each_unreadable_batch_and_goes_on_behind_it(
 def test_iteration_continues_after_the_error(broker: TestBroker) -> None:
     client = write_log(broker, "iterated")
     with client.consume("iterated", to_end=True) as consumer:
-        values = []
+        values: list[Any] = []
         for _ in range(5):
             try:
                 values.extend(message.value for message in consumer)

@@ -15,6 +15,7 @@ from mansio.errors import CorruptMessage
 from mansio.state.share_partition.acquisition import READ_RANGES_MAX
 from mansio.testing.broker import TestBroker
 from mansio.wire.batch.record_batch import HEADER_BYTES, iterate_batches
+from support.present import present
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ def test_scrub_finds_a_flip_after_verification_and_readers_get_an_error_from_the
     ):
         write(client)
         assert read_from(client, 0, COUNT) == list(range(COUNT))
-        scrubber = broker._broker.service.log_scrubber
+        scrubber = present(broker._broker).service.log_scrubber
         bad = flip(segments(tmp_path)[1], 3)
         wait_until(lambda: scrubber.counts.damaged_ranges > 0)
-        assert broker._broker.service.partitions.storage_health.damaged[TOPIC, 0].offset == bad
+        assert present(broker._broker).service.partitions.storage_health.damaged[TOPIC, 0].offset == bad
         assert read_from(client, 0, bad) == list(range(bad))
         with pytest.raises(CorruptMessage, match=f"at offset {bad}"):
             read_from(client, bad, 1)
@@ -77,7 +78,7 @@ def test_scrub_of_intact_logs_reports_nothing_and_counts_what_it_read(tmp_path: 
         mansio.blocking.connect(broker.address) as client,
     ):
         write(client)
-        service = broker._broker.service
+        service = present(broker._broker).service
         rounds = service.log_scrubber.counts.rounds
         wait_until(lambda: service.log_scrubber.counts.rounds >= rounds + 2)
         assert service.log_scrubber.counts.damaged_ranges == 0
@@ -97,7 +98,7 @@ def test_large_batches_are_verified_off_the_event_loop_while_the_fetch_waits(tmp
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
         where = mansio.TopicPartition(TOPIC, 0)
         assert [m.value == big for m in client.consume([where], from_=0, max_records=3)] == [True] * 3
-        verifier = broker._broker.service.partitions.verifier
+        verifier = present(broker._broker).service.partitions.verifier
         assert verifier.checked_bytes >= 3 * len(big)
         checked = verifier.checked_bytes
         assert [m.value == big for m in client.consume([where], from_=0, max_records=3)] == [True] * 3
@@ -167,7 +168,7 @@ def test_part_that_the_disk_cannot_read_when_it_is_sent_is_reported_and_verified
         for name in ("pread", "preadv"):
             monkeypatch.setattr(os, name, once(getattr(os, name)))
         where = mansio.TopicPartition(TOPIC, 0)
-        health = broker._broker.service.partitions.storage_health
+        health = present(broker._broker).service.partitions.storage_health
         failing.append(1)
         with contextlib.suppress(mansio.MansioError):
             list(client.consume([where], from_=0, max_records=1))

@@ -15,6 +15,7 @@ from mansio.wire.apis import produce as produce_wire
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from sim.clients import Client
+from support.present import present
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -137,7 +138,8 @@ class Administrator(Client):
             for record in read_records(
                 answer.records[position : position + header.size], output_bytes_max=1 << 20
             ):
-                if not record.value.startswith(str(topic_id).encode()):
-                    self.world.checker.broken(f"{record.value!r} is in the topic {topic_id}")
-                found[record.offset] = record.value
+                value = present(record.value)
+                if not value.startswith(str(topic_id).encode()):
+                    self.world.checker.broken(f"{value!r} is in the topic {topic_id}")
+                found[record.offset] = value
         return found

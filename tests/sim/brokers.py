@@ -57,7 +57,7 @@ LIMITS = ServerLimits(
 )
 
 
-def settings_of(node_id: int, **more: int) -> Settings:
+def settings_of(node_id: int, **more: Any) -> Settings:
     return Settings(
         data_dir="data",
         node_id=node_id,

@@ -17,6 +17,7 @@ from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
 from sim.key_order import key_of
 from sim.priorities import headers_of
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -285,7 +286,7 @@ class Reader(Client):
                     checker.broken(
                         f"{self.name} reads {record.offset}, the high watermark is {answer.high_watermark}"
                     )
-                checker.read(self.index, record.offset, record.value.strip(), by=self.name)
+                checker.read(self.index, record.offset, present(record.value).strip(), by=self.name)
                 self.position = record.offset + 1
         return True
 

@@ -128,14 +128,14 @@ class NextMember(Member):
             if not await self._commit(index, position + 1):
                 return False
         for index in list(self.positions):
-            if (position := self.positions[index]) is None:
+            if (begin := self.positions[index]) is None:
                 at_least = self.checker.asks(index)
-                position = await self._position(index)
-                if position is None or self.world.is_misled(self.node_id):
+                begin = await self._position(index)
+                if begin is None or self.world.is_misled(self.node_id):
                     return False
-                self.checker.begins(index, self.epoch, position, at_least)
-            self.positions[index] = position + 1
-            if not await self._commit(index, position + 1):
+                self.checker.begins(index, self.epoch, begin, at_least)
+            self.positions[index] = begin + 1
+            if not await self._commit(index, begin + 1):
                 return False
         return True
 

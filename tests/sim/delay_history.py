@@ -47,7 +47,7 @@ class Sent(NamedTuple):
 class Delivered(NamedTuple):
     """A record that is in a log for consumers."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     offset: int
     record: Record
 

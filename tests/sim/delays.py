@@ -35,6 +35,7 @@ from sim.clients import (
 )
 from sim.delay_history import DelayHistory, Sent
 from sim.feature import Feature, FeatureProducer, Until, ViewScene
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -350,7 +351,7 @@ class DelayedReader(Client):
             if not header.is_control:
                 for record in read_records(batch, output_bytes_max=1 << 20):
                     if record.offset >= before and FIRING_HEADER not in dict(record.headers):
-                        checker.read(self.index, record.offset, record.value.strip(), by=self.name)
+                        checker.read(self.index, record.offset, present(record.value).strip(), by=self.name)
             if header.last_offset >= answer.high_watermark:
                 checker.broken(
                     f"{self.name} reads {header.last_offset}, the high watermark is {answer.high_watermark}"

@@ -23,6 +23,7 @@ from sim import key_order, priorities, workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
 from sim.features import feature_of
 from sim.key_order import EXTENSIONS_MS, LEASES_MS, Answer, KeyChecker
+from support.present import present
 from support.share_history import Breach, Place, ShareHistory
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class Delivery:
         dead: list[Place] = []
         dead_letters_topic = state.topics.get(DEAD_LETTERS)
         for index in range(len(dead_letters_topic.partitions)) if dead_letters_topic is not None else ():
-            log = workload_clients.copies(world, dead_letters_topic.topic_id, index)[0].log
+            log = workload_clients.copies(world, present(dead_letters_topic).topic_id, index)[0].log
             for batch in log.batches(log.start_offset):
                 for record in read_records(batch, output_bytes_max=1 << 24):
                     known = dict(record.headers)

@@ -16,6 +16,7 @@ from mansio.errors import MansioError, Unavailable
 from mansio.metadata.metadata_store import AmbiguousOutcome, LeaseExpired
 from mansio.node.lease_keep_alive import LeaseKeepAlive
 from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -114,7 +115,7 @@ class SimulatedEtcdClient(InMemoryStoreClient):
                 answer = work()
             except MansioError as refused:
                 error = refused
-            self._scheduler.call_later(self.delay_ms(), complete, answer, error)
+            self._scheduler.call_later(present(self.delay_ms)(), complete, answer, error)
 
         self._etcd.call_later(self.delay_ms(), arrive)
         timer = self._scheduler.call_later(CALL_MS_MAX, complete, None, AmbiguousOutcome("no answer in time"))
@@ -155,7 +156,7 @@ class SimulatedEtcdClient(InMemoryStoreClient):
         promise = self._scheduler.promise()
 
         def tell(_: object) -> None:
-            self._scheduler.call_later(self.delay_ms(), promise.set_result, None)
+            self._scheduler.call_later(present(self.delay_ms)(), promise.set_result, None)
 
         self.store.next_change().add_done_callback(tell)
         await promise

@@ -7,10 +7,9 @@ delete anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 from unittest.mock import patch
 
 from mansio.broker.partition.partition import Partition
@@ -20,14 +19,12 @@ from mansio.wire.batch.record_batch import build_batch, read_header
 from sim.clients import DUPLICATE_SEQUENCE, LOOK_AGAIN, OUT_OF_ORDER, PRODUCE_VERSION, TOPIC, Producer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mansio.wire.batch.record_batch import BatchHeader
+    from sim.admin import Administrator
     from sim.brokers import SimulatedBroker
     from sim.world import World
-
-Until = Callable[[Callable[[], bool], float, str], None] if TYPE_CHECKING else Any
-"""Runs the history until a condition holds, at most so many ms; the text names what was waited for."""
 
 SINGLE_EVERY: Final = 4
 """Every so many histories of a view have a single node without etcd."""
@@ -48,6 +45,12 @@ SINGLE_FAULTS: Final = {
     "slow disk": 3,
 }
 """The faults of a single node."""
+
+
+class Until(Protocol):
+    """Runs the history until a condition holds, at most so many ms; the text names what was waited for."""
+
+    def __call__(self, condition: Callable[[], bool], within_ms: float, what: str, /) -> None: ...
 
 
 class Feature(NamedTuple):
@@ -87,7 +90,7 @@ class FeatureScene:
     def begin_clients(self) -> None:
         """Start producers and readers. Clients of other histories there are none."""
         world = self.world
-        world.administrator = SimpleNamespace(done=True, made=0)
+        world.administrator = cast("Administrator", SimpleNamespace(done=True, made=0))
         world.committers, world.members = [], []
 
     @contextmanager

@@ -284,7 +284,7 @@ class SimulatedConnection(Connection):
         """As the loop of a socket does: read while reading is on."""
         inbox, transport = self._inbox, self._transport
         while inbox and not self.closed and not transport.paused:  # type: ignore[union-attr]
-            room = self.get_buffer(-1)
+            room: Any = self.get_buffer(-1)
             size = min(len(room), len(inbox))
             room[:size] = inbox if size == len(inbox) else inbox[:size]
             del inbox[:size]

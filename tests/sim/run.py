@@ -24,7 +24,7 @@ from sim.world import Stalled, World
 from support.nightly_counts import leave
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 HISTORIES: Final = "histories of clusters"
 KEPT_TOGETHER: Final = 250
@@ -163,7 +163,7 @@ class Summary:
         ]
 
 
-def outcomes_of(seeds: range, jobs: int, *, more: bool) -> Iterator[Outcome]:
+def outcomes_of(seeds: range, jobs: int, *, more: bool) -> Generator[Outcome]:
     """In the order of the seeds, by so many processes."""
     work = partial(run_seed, more=more)
     if jobs == 1:
@@ -186,7 +186,7 @@ def run_many(
             part.add(outcome)
             _tell(outcome, verbose)
             if kept is not None and (part.seeds == KEPT_TOGETHER or outcome.seed == seeds[-1]):
-                leave(HISTORIES, into=Path(kept), **part.numbers())
+                leave(HISTORIES, Path(kept), **part.numbers())
                 part = Summary()
             if outcome.failure and not keep_going:
                 break

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.api.http.broker_stats import RunningBroker
 from mansio.api.http.service_stats import ServiceStats
+from mansio.api.routing.routed_clients import RoutedClients
 from mansio.config.settings import Address
 from mansio.metadata.metadata_store import Put, encode
 from sim.brokers import TTL_MS
@@ -72,7 +73,15 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
         """Before its lease would have ended by itself, and long after it would have registered again."""
         broker = world.network.brokers[found["broker"]]
         state, view = broker.core.state, ServiceStats(broker.core.settings)
-        view.attach(RunningBroker(broker.core.service, broker.server, Address("", 0), lambda: broker.ready))
+        view.attach(
+            RunningBroker(
+                broker.core.service,
+                broker.server,
+                RoutedClients(broker.server, None),
+                Address("", 0),
+                lambda: broker.ready,
+            )
+        )
         found["session"] = world.etcd.get(state.keys.session(broker.node_id))
         found["controller"] = other(broker.node_id).controller
         found["led after"] = led_by(broker.node_id)
@@ -88,7 +97,7 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
     def led_by(node_id: int) -> int:
         return sum(one.leader == node_id for one in other(node_id).topics[TOPIC].partitions)
 
-    world._fault = fail  # type: ignore[method-assign]
+    world._fault = fail
     world.run()
     assert found["led"] > 0
     assert found["session"] is None

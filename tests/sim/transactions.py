@@ -34,7 +34,7 @@ from sim.feature import Feature, FeatureScene, Until
 from sim.transaction_history import Consumed, LoggedRecord, TransactionHistory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from mansio.broker.partition.partition import Partition
     from mansio.wire.batch.record_batch import BatchHeader
@@ -112,6 +112,8 @@ class Transactions(FeatureScene):
 
     def __init__(self, world: World) -> None:
         super().__init__(world, TransactionHistory(world.checker.broken))
+        soon_exhausted = (machine, "EPOCH_MAX", SOON_EXHAUSTED_EPOCH)
+        self.constants = [*CONSTANTS, soon_exhausted] if world.seed % 3 == 0 else CONSTANTS
         self.transactors: list[Transactor] = []
         self.watchers: list[OffsetWatcher] = []
         self.instances: dict[str, int] = {}
@@ -148,12 +150,6 @@ class Transactions(FeatureScene):
 
     def _is_faithful(self, request: bytes) -> bool:
         return self.is_mixed and int.from_bytes(request[4:6], "big") == ApiKey.WRITE_TXN_MARKERS
-
-    @property
-    def constants(self) -> Sequence[tuple[Any, str, int]]:
-        """Smaller bounds."""
-        soon_exhausted = (machine, "EPOCH_MAX", SOON_EXHAUSTED_EPOCH)
-        return [*CONSTANTS, soon_exhausted] if self.world.seed % 3 == 0 else CONSTANTS
 
     # The end
 
@@ -232,6 +228,7 @@ class PlainProducer(Producer):
     """An idempotent producer without transactions."""
 
     async def _send(self, values: list[bytes]) -> bool:
+        assert isinstance(self.world.scene, Transactions)
         history = self.world.scene.history
         history.send_plain(self.index, values)
         before = self.acknowledged
@@ -758,6 +755,7 @@ async def fetch_committed(
     if answer.error_code:
         client.forget(("leader", index))
         return None
+    assert isinstance(world.scene, Transactions)
     history = world.scene.history
     link = client._links[client.node_id]
     where = f"{reader} at {link.served_by.name}"

@@ -13,6 +13,7 @@ from mansio.metadata.metadata_store import decode
 from mansio.metadata.model import TOPIC_LIVE
 from mansio.wire.batch.record_reader import read_records
 from sim.clients import TOPIC
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -141,7 +142,8 @@ def reasons(world: World) -> Iterator[str]:
         yield from world.delivery.reasons()
     if world.scene is not None:
         yield from world.scene.reasons()
-    for client in (*world.committers, *world.members):
+    clients: list[Any] = [*world.committers, *world.members]
+    for client in clients:
         if client.good_at_ms < world.healed_ms:
             yield f"{client.name} got through last at {client.good_at_ms:.0f}: {client.last_error}"
 
@@ -179,4 +181,6 @@ def check_end(world: World) -> None:
                 world.checker.broken(f"{topic.name}-{index} is not the same everywhere")
             if topic.name == TOPIC and world.scene is None:
                 records = [read_records(batch, output_bytes_max=1 << 24) for batch in batches[0]]
-                world.checker.finish(index, [one.value.strip() for batch in records for one in batch])
+                world.checker.finish(
+                    index, [present(one.value).strip() for batch in records for one in batch]
+                )

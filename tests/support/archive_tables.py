@@ -14,7 +14,7 @@ from mansio.spark.iceberg.catalog import ArchiveTable, open_table
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA, BatchPlan, WrittenDataFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from mansio.client.types import Message
@@ -55,7 +55,7 @@ class Archive:
         """A handle of its own, as another process would have."""
         return open_table(None, str(self.warehouse), self.topic, create=True, topic_id=self.topic_id)
 
-    def add(self, table: ArchiveTable, rows_of: dict[int, int | Sequence[dict[str, Any]]]) -> None:
+    def add(self, table: ArchiveTable, rows_of: Mapping[int, int | Sequence[dict[str, Any]]]) -> None:
         """Archive one batch: for each partition so many more records, or these."""
         rows = {
             partition: [row(partition, self.offsets.get(partition, 0) + index) for index in range(given)]

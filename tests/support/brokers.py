@@ -57,7 +57,7 @@ class Cluster:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def until(self, condition: Callable[[], bool], *, within_s: float = 60) -> float:
+    async def until(self, condition: Callable[..., bool], *, within_s: float = 60) -> float:
         """How long it took until `condition` held."""
         began = self.loop.time()
         while not condition():

@@ -22,7 +22,7 @@ STALL_S = 0.15
 """A process that stood still for so long may have missed what was due by the clock."""
 STALL_LOOK_S = 0.02
 STALLED_RUNS_MAX = 4
-QUICK_GROUPS = {
+QUICK_GROUPS: dict[str, Any] = {
     "group_min_session_timeout_ms": 300,
     "group_initial_rebalance_delay_ms": 0,
     "group_consumer_session_timeout_ms": 1_500,
@@ -103,7 +103,7 @@ async def connected(broker: mansio.Broker, **topics: int) -> AsyncIterator[mansi
         yield client
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     """Wait for a condition; the scenario's own time bounds it."""
     while not condition():  # noqa: ASYNC110  # what is waited for has no event
         await asyncio.sleep(0.005)

@@ -254,7 +254,7 @@ class Cluster:
 
     # Waiting
 
-    def wait(self, condition: Callable[[], Any], what: str, deadline_s: float = FORMED_DEADLINE_S) -> Any:
+    def wait(self, condition: Callable[..., Any], what: str, deadline_s: float = FORMED_DEADLINE_S) -> Any:
         """`wait_until` that names what the brokers wrote when it was in vain."""
         try:
             return wait_until(condition, deadline_s, what)

@@ -27,9 +27,10 @@ from mansio.wire.topic_partition import TopicPartition as NamedPartition
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from mansio.state.assignors import Assignor
     from mansio.state.consumer_group.types import HeartbeatResponse, TopicPartition
 
-ASSIGNORS = {"uniform": UniformAssignor(), "range": RangeAssignor()}
+ASSIGNORS: dict[str, Assignor] = {"uniform": UniformAssignor(), "range": RangeAssignor()}
 SESSION_MS = 6_000
 REBALANCE_MS = 5_000
 

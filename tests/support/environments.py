@@ -109,7 +109,14 @@ class Environment:
 
     def pip(self, *arguments: str | Path, seconds: float = COMMAND_S) -> str:
         """Run pip for this environment with the index that the machine is configured for."""
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.bin / "python"]
+        pip: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--python",
+            self.bin / "python",
+        ]
         return run([*pip, *arguments], place=self.place, seconds=seconds)
 
     def run(self, *command: str, seconds: float = COMMAND_S) -> str:

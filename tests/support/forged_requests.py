@@ -7,6 +7,7 @@ broker.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinator.share import state_messages
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterator
 
-    from mansio.wire.codec.messages import MergedSchema
+    from mansio.wire.codec.schema_compiler import MergedSchema
 
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
 CLIENT_ID: Final = "mansio-follower"
@@ -82,6 +83,9 @@ def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
         topics: Any = [
             (None if by_id else target.topic, target.topic_id.bytes if by_id else None, [partition])
         ]
+        own_fields: dict[str, Any] = (
+            {"replica_epoch": sender.broker_epoch, "is_repair_read": is_repair_read} if version >= 15 else {}
+        )
         frame = fetch.encode_request(
             version,
             1,
@@ -91,13 +95,9 @@ def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
             min_bytes=0,
             max_bytes=1 << 20,
             replica_id=sender.node_id,
-            **(
-                {"replica_epoch": sender.broker_epoch, "is_repair_read": is_repair_read}
-                if version >= 15
-                else {}
-            ),
+            **own_fields,
         )
-        yield Forged(frame, lambda answer, version=version: _fetch_codes(version, answer))
+        yield Forged(frame, partial(_fetch_codes, version))
     own = fetch.encode_replica_request(
         CLIENT_ID.encode(),
         {target.topic_id.bytes: [fetch.FetchPartition(0, 0, target.end_offset, 0, 0, 1 << 20)]},
@@ -140,7 +140,7 @@ def _leader_epochs(target: Target, sender: RequestSender) -> Iterator[Forged]:
 def _in_all_versions(key: ApiKey, fields: dict[str, Any]) -> Iterator[Forged]:
     for version in range(SUPPORTED_APIS[key].min_version, SUPPORTED_APIS[key].max_version + 1):
         frame = messages.encode_request(key, version, 1, CLIENT_ID, fields)
-        yield Forged(frame, lambda answer, version=version: _codes(key, version, answer))
+        yield Forged(frame, partial(_codes, key, version))
 
 
 def _codes(key: ApiKey, version: int, answer: bytes) -> list[int]:
@@ -162,7 +162,7 @@ def _markers(target: Target, _: RequestSender) -> Iterator[Forged]:
             "topics": [{"name": target.topic, "partition_indexes": [0]}],
         }
         frame = messages.encode_request(key, version, 1, CLIENT_ID, {"markers": [marker]})
-        yield Forged(frame, lambda answer, version=version: _marker_codes(version, answer))
+        yield Forged(frame, partial(_marker_codes, version))
 
 
 def _marker_codes(version: int, answer: bytes) -> list[int]:
@@ -213,6 +213,21 @@ def _leases(key: ApiKey, **fields: Any) -> Callable[[Target, RequestSender], Ite
     return forge
 
 
+def _forwarded(target: Target, sender: RequestSender) -> Iterator[Forged]:
+    """A request that any client may send, and one that only brokers may, as a client's and as the broker's own."""
+    metadata = messages.encode_request(ApiKey.METADATA, 9, 1, CLIENT_ID, {"topics": [{"name": target.topic}]})
+    fetches = [each.frame for each in _fetches(target, sender)]
+    for frame in (metadata, fetches[-1]):
+        for is_own in (False, True):
+            fields = {
+                **sender._asdict(),
+                "is_own": is_own,
+                "client_address": "10.0.0.1",
+                "request": frame[4:],
+            }
+            yield from _in_all_versions(ApiKey.FORWARD_REQUEST, fields)
+
+
 FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]]]] = {
     ApiKey.FETCH: _fetches,
     ApiKey.LIST_OFFSETS: _list_offsets,
@@ -235,6 +250,7 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ),
     ApiKey.RELEASE_LEASES: _leases(ApiKey.RELEASE_LEASES, member_id="00" * 16),
     ApiKey.REGISTER_SHARE_GROUP: _leases(ApiKey.REGISTER_SHARE_GROUP),
+    ApiKey.FORWARD_REQUEST: _forwarded,
 }
 
 

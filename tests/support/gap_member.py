@@ -18,8 +18,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from support.present import present
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 RECORD = struct.Struct("<diq")
 """Seconds of the monotonic clock, partition, offset; or one of these instead of an offset:"""
@@ -67,7 +69,7 @@ def confluent(bootstrap_servers: str, group: str, topic: str, leaving: threading
         for message in messages:
             if message.error() is not None:
                 raise KafkaException(message.error())
-        delivered((one.partition(), one.offset()) for one in messages)
+        delivered((present(one.partition()), present(one.offset())) for one in messages)
     consumer.close()
 
 
@@ -120,7 +122,7 @@ def load_ours() -> None:
 
 
 LOADERS = {"confluent-kafka": load_confluent, "mansio": load_ours}
-KINDS = {"confluent-kafka": confluent, "mansio": ours}
+KINDS: dict[str, Callable[..., None]] = {"confluent-kafka": confluent, "mansio": ours}
 
 
 def main() -> None:

@@ -417,7 +417,7 @@ def _send_grpc(address: str, method: str, body: bytes) -> str:
         try:
             call(body, timeout=scaled(ANSWER_S_MAX))
         except grpc.RpcError as error:
-            return str(error.code().name)  # type: ignore[attr-defined]  # it is a Call, too
+            return str(error.code().name)
     return "OK"
 
 

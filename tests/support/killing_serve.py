@@ -71,19 +71,19 @@ def arm(point: str, countdown: _Countdown) -> None:
     elif point == "copy appended":
         appended = DeadLetterTopics._wait_with_timeout
 
-        async def wait(self: DeadLetterTopics, *arguments: Any) -> None:
+        async def wait(self: DeadLetterTopics, *arguments: Any, **_: Any) -> None:
             countdown.reached()
             await appended(self, *arguments)
 
-        DeadLetterTopics._wait_with_timeout = wait  # type: ignore[method-assign]
+        DeadLetterTopics._wait_with_timeout = wait
     elif point == "copy committed":
         append = DeadLetterTopics.append
 
-        async def committed(self: DeadLetterTopics, *arguments: Any) -> None:
+        async def committed(self: DeadLetterTopics, *arguments: Any, **_: Any) -> None:
             await append(self, *arguments)
             countdown.reached()
 
-        DeadLetterTopics.append = committed  # type: ignore[method-assign]
+        DeadLetterTopics.append = committed
     else:
         raise ValueError(point)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mansio.broker.topics.topics import TopicService
 from mansio.config.settings import Settings
@@ -25,7 +25,7 @@ DEADLINE_SECONDS = 20
 
 
 @asynccontextmanager
-async def sqlite_store(path: str = ":memory:", **options: int) -> AsyncIterator[SqliteStore]:
+async def sqlite_store(path: str = ":memory:", **options: Any) -> AsyncIterator[SqliteStore]:
     """An open store, closed at the end."""
     scheduler = AsyncioScheduler(asyncio.get_running_loop())
     background = BackgroundThread(scheduler.call_from_thread)

@@ -26,7 +26,7 @@ Counted = float | list[float] | dict[str, float]
 
 
 def leave(
-    what: str, *, into: Path = COUNTS, **counted: float | Sequence[float] | Mapping[str, float]
+    what: str, into: Path = COUNTS, /, **counted: float | Sequence[float] | Mapping[str, float]
 ) -> None:
     """Add one line about `what`."""
     if into.parent.is_dir():

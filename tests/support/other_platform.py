@@ -12,7 +12,10 @@ import builtins
 import importlib
 import sys
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 F_FULLFSYNC: Final = 51
 OPEN_MAX: Final = 10_240
@@ -129,8 +132,9 @@ def imitate_macos() -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     true_limit(resource.RLIMIT_NOFILE, (SOFT_LIMIT, hard))
-    fcntl.fcntl, fcntl.F_FULLFSYNC = control, F_FULLFSYNC  # type: ignore[assignment]  # Linux has no such constant
-    resource.setrlimit = set_limit  # type: ignore[assignment]  # the same parameters, without their overloads
+    fcntl.fcntl = control
+    vars(fcntl)["F_FULLFSYNC"] = F_FULLFSYNC
+    resource.setrlimit = set_limit
     atexit.register(lambda: print(f"full syncs: {FULL_SYNCS}", file=sys.stderr, flush=True))
     sys.platform = "darwin"
 
@@ -155,7 +159,7 @@ def _import_first(*names: str) -> None:
         importlib.import_module(name)
 
 
-def _remove(*tables: dict[str, tuple[str, ...]]) -> None:
+def _remove(*tables: Mapping[str, tuple[str, ...]]) -> None:
     for table in tables:
         for module, names in table.items():
             for name in names:

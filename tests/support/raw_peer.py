@@ -19,7 +19,7 @@ from mansio.wire.codec import messages
 from support.machine import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mansio.wire.codec.messages import Struct
 
@@ -127,7 +127,7 @@ class RawPeer:
 
 
 def produce_frame(
-    topics: list[tuple[str, None, list[tuple[int, bytes | None]]]],
+    topics: Sequence[tuple[str, None, Sequence[tuple[int, bytes | memoryview | None]]]],
     *,
     acks: int = -1,
     version: int = 9,

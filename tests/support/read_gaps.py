@@ -27,6 +27,7 @@ from confluent_kafka import Producer
 
 from support.gap_member import GIVEN, LOST, RECORD, TAKEN, UP
 from support.machine import scaled
+from support.present import present
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Load:
         if error is not None:
             self.failures.append(error)
         else:
-            self.stored[message.partition()] += 1
+            self.stored[present(message.partition())] += 1
 
 
 class MemberProcess:

@@ -509,7 +509,7 @@ class Cluster:
     def run_for(self, duration_ms: float) -> None:
         self.simulation.run_for(duration_ms)
 
-    def run_until(self, condition: Callable[[], object], within_ms: float = 30_000) -> None:
+    def run_until(self, condition: Callable[..., object], within_ms: float = 30_000) -> None:
         self.simulation.run_until(condition, within_ms=within_ms)
 
     def settled(self) -> bool:

@@ -80,12 +80,15 @@ class RestCatalog:
                 }
             case "POST", ["namespaces", namespace, "tables"]:
                 asked = CreateTableRequest.model_validate({"location": None, **json.loads(body)})
+                given: dict[str, Any] = (
+                    {} if asked.partition_spec is None else {"partition_spec": asked.partition_spec}
+                )
                 table = self.catalog.create_table(
                     (namespace, asked.name),
                     asked.table_schema,
                     location=asked.location,
                     properties=asked.properties,
-                    **({"partition_spec": asked.partition_spec} if asked.partition_spec is not None else {}),
+                    **given,
                 )
                 return _described(table.metadata, table.metadata_location)
             case "GET" | "HEAD", ["namespaces", namespace, "tables", name]:

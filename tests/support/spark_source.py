@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mansio
 from mansio.client.types import OutgoingRecord
@@ -59,7 +59,7 @@ class Topic:
                     ],
                 )
 
-    def trim(self, before: int | str = "end") -> None:
+    def trim(self, before: int | Literal["end"] = "end") -> None:
         """Delete the records before an offset, in all partitions."""
         with mansio.blocking.connect(self.bootstrap_servers) as client:
             client.admin.delete_records([self.name], before=before)
@@ -95,7 +95,7 @@ class Topic:
             streaming=streaming,
         )
 
-    def rows(self, **more: str) -> list[Row]:
+    def rows(self, **more: Any) -> list[Row]:
         """What a batch read gives."""
         reader = BatchReader(self.options(**more), selected_columns(more))
         return read_all(reader, reader.partitions())

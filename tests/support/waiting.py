@@ -2,7 +2,8 @@
 
 Always true: both ask at once, then again after pauses that grow to 50 ms, and once more at the deadline.
 A condition that raises ends the wait; the caller decides what it tolerates. Deadlines are given for the reference
-machine and multiplied by the machine factor.
+machine and multiplied by the machine factor. A condition is called without arguments; its type is `Callable[..., T]`
+because a lambda in a loop has the loop's variables as defaults.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from support.machine import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 
 
-def wait_until(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "") -> T:
+def wait_until(condition: Callable[..., T | None], deadline_s: float = DEADLINE_S, what: str = "") -> T:
     """Call `condition` until it returns something true, and return that.
 
     Raises `AssertionError` naming `what` (or the condition) after `deadline_s` seconds of the reference machine.
@@ -43,9 +44,15 @@ def wait_until(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what:
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
+@overload
 async def eventually(
-    condition: Callable[[], T | Awaitable[T]], deadline_s: float = DEADLINE_S, what: str = ""
-) -> T:
+    condition: Callable[..., Coroutine[Any, Any, T | None]], deadline_s: float = DEADLINE_S, what: str = ""
+) -> T: ...
+@overload
+async def eventually(
+    condition: Callable[..., T | None], deadline_s: float = DEADLINE_S, what: str = ""
+) -> T: ...
+async def eventually(condition: Callable[..., Any], deadline_s: float = DEADLINE_S, what: str = "") -> Any:
     """`wait_until` for a test on a loop; the condition may be a coroutine function."""
     deadline_s = scaled(deadline_s)
     end = time.monotonic() + deadline_s

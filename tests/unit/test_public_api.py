@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ def test_every_public_parameter_result_and_attribute_is_annotated() -> None:
                 for parameter in parameters
                 if parameter.annotation is parameter.empty
             ]
-        if inspect.isclass(value) and not issubclass(value, public_api.enum.Enum):
+        if inspect.isclass(value) and not issubclass(value, enum.Enum):
             missing += [
                 f"{module_name}.{name}.{member.name}"
                 for member in public_api.members(value)

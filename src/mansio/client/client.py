@@ -65,20 +65,15 @@ def connect(
         request_timeout_ms=request_timeout_ms,
         tls=tls,
     )
-    return Client(bootstrap_servers, options=options, producer=producer)
+    return Client(Cluster(bootstrap_servers, options=options), producer=producer)
 
 
 class Client:
     """A connected client; see `connect`."""
 
-    def __init__(
-        self,
-        bootstrap_servers: str | Iterable[str],
-        *,
-        options: ConnectionOptions,
-        producer: ProducerOptions | None = None,
-    ) -> None:
-        self._cluster = Cluster(bootstrap_servers, options=options)
+    def __init__(self, cluster: Cluster, *, producer: ProducerOptions | None = None) -> None:
+        """`cluster` is closed with the client. `producer`: options of the producer of `publish`."""
+        self._cluster = cluster
         self._producer_options = producer
         self._producer: Producer | None = None
         self._producers: list[Producer] = []

@@ -37,8 +37,13 @@ from mansio.wire.codec import messages
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from mansio.net.connection import BrokerConnection
     from mansio.ports import Backoff
     from mansio.wire.topic_partition import TopicPartition
+
+    Connect = Callable[[Node, ConnectionOptions, BrokerConnection | None], Awaitable[BrokerConnection]]
+    """Opens a connection to a broker. The last argument: an open connection to it, if there is one, whose API versions
+    the new one takes. Raises `ConnectionLost`."""
 
 T = TypeVar("T")
 
@@ -55,6 +60,8 @@ COORDINATORS_MAX = 1_000
 """Number of known coordinators at which all of them are forgotten."""
 TRANSACTION_KEY_TYPE = 1
 """`key_type` of a FindCoordinator request for a transactional id."""
+UNKNOWN_NODE = -1
+"""Node id of a broker of which only the address is known."""
 _NEVER = float("-inf")
 """Fetch time of metadata that is marked stale; earlier than any time of the loop's clock."""
 
@@ -75,7 +82,10 @@ class Cluster:
         topic_wait_ms: float = TOPIC_WAIT_MS,
         metadata_age_ms_max: float = METADATA_AGE_MS_MAX,
         auto_create_topics: bool = True,
+        connect: Connect | None = None,
     ) -> None:
+        """`connect`: opens a connection to a broker, by default one over a socket."""
+        self._open: Connect = connect or _connect_socket
         self.bootstrap_servers: list[tuple[str, int]] = parse_addresses(bootstrap_servers)
         self.options = options
         self.backoff = backoff
@@ -90,7 +100,7 @@ class Cluster:
         self._failed: dict[str, MansioError] = {}
         self._coordinators: dict[tuple[int, str], Node] = {}
         """(key type, group or transactional id) -> coordinator."""
-        self._connections: dict[tuple[str, int, str], Connection] = {}
+        self._connections: dict[tuple[str, int, str], BrokerConnection] = {}
         self._connecting: dict[tuple[str, int, str], asyncio.Lock] = {}
         self._refreshing = asyncio.Lock()
         self._is_closed = False
@@ -117,7 +127,7 @@ class Cluster:
         self._connections.clear()
         await asyncio.gather(*(connection.close() for connection in connections))
 
-    async def connection(self, node_id: int, channel: str = "main") -> Connection:
+    async def connection(self, node_id: int, channel: str = "main") -> BrokerConnection:
         """The connection to one broker on a channel; opens it if necessary. Raises `ConnectionLost` if that fails or
         the broker is not in the cluster."""
         node = self.nodes.get(node_id)
@@ -126,9 +136,9 @@ class Cluster:
             node = self.nodes.get(node_id)
             if node is None:
                 raise ConnectionLost(f"broker {node_id} is not in the cluster")
-        return await self._connect(node.host, node.port, channel)
+        return await self._connect(node, channel)
 
-    def existing_connection(self, node_id: int, channel: str = "main") -> Connection | None:
+    def existing_connection(self, node_id: int, channel: str = "main") -> BrokerConnection | None:
         """The open connection to one broker on a channel, or None. Does no I/O; used on hot paths."""
         node = self.nodes.get(node_id)
         if node is None:
@@ -136,20 +146,21 @@ class Cluster:
         connection = self._connections.get((node.host, node.port, channel))
         return None if connection is None or connection.closed else connection
 
-    async def any_connection(self) -> Connection:
+    async def any_connection(self) -> BrokerConnection:
         """A connection to any broker: an open connection if there is one, else a new connection to the first broker
         that accepts, in random order. Raises `ConnectionLost` if none does."""
         for (_, _, channel), connection in self._connections.items():
             if channel == "main" and not connection.closed:
                 return connection
-        known = [(node.host, node.port) for node in self.nodes.values()]
-        random.shuffle(known)
+        known = {(node.host, node.port): node for node in self.nodes.values()}
+        addresses = [*known]
+        random.shuffle(addresses)
         last: MansioError = ConnectionLost("no broker to connect to")
-        for host, port in dict.fromkeys(
-            [*known, *random.sample(self.bootstrap_servers, len(self.bootstrap_servers))]
+        for address in dict.fromkeys(
+            [*addresses, *random.sample(self.bootstrap_servers, len(self.bootstrap_servers))]
         ):
             try:
-                return await self._connect(host, port, "main")
+                return await self._connect(known.get(address, Node(UNKNOWN_NODE, *address)), "main")
             except ConnectionLost as error:
                 last = without_traceback(error)
         raise copied(last)
@@ -159,8 +170,8 @@ class Cluster:
         for key in [key for key in self._connections if key[2] == channel]:
             await self._connections.pop(key).close()
 
-    async def _connect(self, host: str, port: int, channel: str) -> Connection:
-        key = (host, port, channel)
+    async def _connect(self, node: Node, channel: str) -> BrokerConnection:
+        key = (node.host, node.port, channel)
         connection = self._connections.get(key)
         if connection is not None and not connection.closed:
             return connection
@@ -168,8 +179,8 @@ class Cluster:
             connection = self._connections.get(key)
             if connection is None or connection.closed:
                 self._check_open()
-                main = self._connections.get((host, port, "main"))
-                connection = await Connection.open(host, port, self.options, negotiated=main)
+                main = self._connections.get((node.host, node.port, "main"))
+                connection = await self._open(node, self.options, main)
                 try:
                     self._check_open()
                 except ConnectionLost:
@@ -376,11 +387,11 @@ class Cluster:
 
     async def coordinator(
         self, key: str, channel: str = "group", *, key_type: int = GROUP_KEY_TYPE
-    ) -> Connection:
+    ) -> BrokerConnection:
         """The connection to the coordinator of a group, or with `TRANSACTION_KEY_TYPE` of a transactional id, on a
         channel. Looks up the coordinator and opens the connection if necessary, without retries."""
         node = await self.coordinator_node(key, key_type=key_type)
-        return await self._connect(node.host, node.port, channel)
+        return await self._connect(node, channel)
 
     async def coordinator_node(self, key: str, *, key_type: int = GROUP_KEY_TYPE) -> Node:
         """The coordinator of a group or transactional id; looks it up if necessary, without retries."""
@@ -435,6 +446,12 @@ class Cluster:
                 raise
 
         return await self.retry(attempt, timeout_ms=retry_timeout_ms, not_retried=not_retried)
+
+
+async def _connect_socket(
+    node: Node, options: ConnectionOptions, negotiated: BrokerConnection | None
+) -> BrokerConnection:
+    return await Connection.open(node.host, node.port, options, negotiated=negotiated)
 
 
 def _errors_not_retried(*, retry_unknown_topic: bool) -> tuple[type[MansioError], ...]:

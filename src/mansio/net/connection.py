@@ -18,6 +18,7 @@ import asyncio
 import itertools
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -84,10 +85,11 @@ class Waiter(Protocol):
         """Receive `ConnectionLost` or `RequestTimedOut` instead of a response."""
 
 
-class Connection(asyncio.BufferedProtocol):
-    """Connection to one broker. `Connection.open` creates it; it belongs to the event loop on which it was opened."""
+class BrokerConnection(ABC):
+    """What a client has to one broker, over a socket or in the broker's process: it negotiates versions and exchanges
+    requests."""
 
-    def __init__(self, address: tuple[str, int], options: ConnectionOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(self, address: tuple[str, int], options: ConnectionOptions) -> None:
         self.address = address
         self.options = options
         self.versions: Mapping[int, tuple[int, int]] = {}
@@ -97,68 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed: bool = False
         """Whether the connection was closed or lost."""
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(
-            options.frame_bytes_max, detaches_large_frames=options.detaches_large_frames
-        )
-        self._copied_bytes_max = options.frame_bytes_max
-        """Size up to which a response frame is copied for its waiter."""
-        if options.frames_are_views:
-            self._copied_bytes_max = -1
-        elif options.detaches_large_frames:
-            self._copied_bytes_max = ATTACHED_FRAME_BYTES_MAX
-        self._waiting: dict[int, tuple[Waiter, float]] = {}
-        """Correlation id -> (waiter, deadline)."""
-        self._earliest_timer = EarliestTimer(self._loop, self._check_deadlines)
-        """Fires at or before the earliest deadline in `_waiting`."""
-        self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
         self._correlation_ids = itertools.count()
-        self._paused = False
-        self._in_flight = 0
-        self._failure: MansioError | None = None
-        self._closed = self._loop.create_future()
-
-    @classmethod
-    async def open(
-        cls,
-        host: str,
-        port: int,
-        options: ConnectionOptions = DEFAULT_OPTIONS,
-        *,
-        negotiated: Connection | None = None,
-    ) -> Connection:
-        """Open a connection and negotiate API versions, or take them from `negotiated`, an open connection to the same
-        address, which saves a round trip. Raises `ConnectionLost` if the broker cannot be reached or does not respond
-        within `connect_timeout_ms`."""
-        loop = asyncio.get_running_loop()
-        connection: Connection | None = None
-        try:
-            async with asyncio.timeout(options.connect_timeout_ms / 1000):
-                _, connection = await loop.create_connection(
-                    lambda: cls((host, port), options), host, port, ssl=options.tls
-                )
-                if negotiated is not None and not negotiated.closed:
-                    connection.versions, connection.features = negotiated.versions, negotiated.features
-                else:
-                    await connection._negotiate()
-        except TimeoutError as error:
-            raise ConnectionLost(f"{host}:{port} did not respond in time") from error
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if error.errno and not isinstance(error, socket.gaierror):
-                reason = os.strerror(error.errno)  # asyncio's own text is "Connect call failed"
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {reason}") from error
-        finally:
-            if connection is not None and not connection.versions:
-                connection.abort()
-        return connection
-
-    # -- requests --------
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that were sent and have no response yet."""
-        return self._in_flight
 
     def version_for(self, api_key: int, *, highest: int | None = None) -> int:
         """The highest version of an API, up to `highest`, that both the broker and this client support. Raises
@@ -208,6 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             del waiter  # its error refers to this frame
 
+    @abstractmethod
     def begin_exchange(
         self,
         buffers: Sequence[Buffer],
@@ -219,6 +161,101 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Send or queue an encoded request, in the order of the calls, and return; `waiter` receives the response
         frame. `now`: time of the event loop at which the timeout begins, if the caller has read it already."""
+
+    @abstractmethod
+    def send_one_way(self, buffers: Sequence[Buffer]) -> None:
+        """Send an encoded request that has no response (Produce with acks=0)."""
+
+    @abstractmethod
+    def abort(self, failure: MansioError | None = None) -> None:
+        """Close the connection immediately. Pending requests fail with `ConnectionLost` and the message of
+        `failure`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection and wait until it is closed."""
+
+    @property
+    def _name(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+
+class Connection(BrokerConnection, asyncio.BufferedProtocol):
+    """Connection to one broker. `Connection.open` creates it; it belongs to the event loop on which it was opened."""
+
+    def __init__(self, address: tuple[str, int], options: ConnectionOptions = DEFAULT_OPTIONS) -> None:
+        super().__init__(address, options)
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(
+            options.frame_bytes_max, detaches_large_frames=options.detaches_large_frames
+        )
+        self._copied_bytes_max = options.frame_bytes_max
+        """Size up to which a response frame is copied for its waiter."""
+        if options.frames_are_views:
+            self._copied_bytes_max = -1
+        elif options.detaches_large_frames:
+            self._copied_bytes_max = ATTACHED_FRAME_BYTES_MAX
+        self._waiting: dict[int, tuple[Waiter, float]] = {}
+        """Correlation id -> (waiter, deadline)."""
+        self._earliest_timer = EarliestTimer(self._loop, self._check_deadlines)
+        """Fires at or before the earliest deadline in `_waiting`."""
+        self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
+        self._paused = False
+        self._in_flight = 0
+        self._failure: MansioError | None = None
+        self._closed = self._loop.create_future()
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        options: ConnectionOptions = DEFAULT_OPTIONS,
+        *,
+        negotiated: BrokerConnection | None = None,
+    ) -> Connection:
+        """Open a connection and negotiate API versions, or take them from `negotiated`, an open connection to the same
+        address, which saves a round trip. Raises `ConnectionLost` if the broker cannot be reached or does not respond
+        within `connect_timeout_ms`."""
+        loop = asyncio.get_running_loop()
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(options.connect_timeout_ms / 1000):
+                _, connection = await loop.create_connection(
+                    lambda: cls((host, port), options), host, port, ssl=options.tls
+                )
+                if negotiated is not None and not negotiated.closed:
+                    connection.versions, connection.features = negotiated.versions, negotiated.features
+                else:
+                    await connection._negotiate()
+        except TimeoutError as error:
+            raise ConnectionLost(f"{host}:{port} did not respond in time") from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno and not isinstance(error, socket.gaierror):
+                reason = os.strerror(error.errno)  # asyncio's own text is "Connect call failed"
+            raise ConnectionLost(f"cannot connect to {host}:{port}: {reason}") from error
+        finally:
+            if connection is not None and not connection.versions:
+                connection.abort()
+        return connection
+
+    # -- requests --------
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that were sent and have no response yet."""
+        return self._in_flight
+
+    def begin_exchange(
+        self,
+        buffers: Sequence[Buffer],
+        correlation_id: int,
+        waiter: Waiter,
+        *,
+        timeout_ms: float | None = None,
+        now: float | None = None,
+    ) -> None:
         if self.closed:
             raise ConnectionLost(str(self._failure))
         deadline = (self._loop.time() if now is None else now) + (
@@ -234,18 +271,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.writelines(buffers)
 
     def send_one_way(self, buffers: Sequence[Buffer]) -> None:
-        """Send an encoded request that has no response (Produce with acks=0)."""
         if self._failure is not None or self._transport is None:
             raise ConnectionLost(str(self._failure))
         self._transport.writelines(buffers)
 
     def abort(self, failure: MansioError | None = None) -> None:
-        """Close the connection immediately. Pending requests fail with `ConnectionLost` and the message of
-        `failure`."""
         self._fail_requests(failure or ConnectionLost(f"the connection to {self._name} was closed"))
 
     async def close(self) -> None:
-        """Close the connection and wait until the socket is closed."""
         self.abort()
         if self._transport is not None:
             await asyncio.shield(self._closed)
@@ -293,10 +326,6 @@ class Connection(asyncio.BufferedProtocol):
         self._send_backlog()
 
     # -- internals --------
-
-    @property
-    def _name(self) -> str:
-        return f"{self.address[0]}:{self.address[1]}"
 
     async def _negotiate(self) -> None:
         """Learn the API versions of the broker.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mansio.api.kafka.connections.limits import ServerLimits
 from mansio.api.kafka.server.listener import KafkaServer
+from mansio.api.routing.routed_clients import RoutedClients
 from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
 from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode
 from mansio.config.cluster import WILDCARD_HOSTS
@@ -66,6 +67,7 @@ class Broker:
         self._cluster_member: ClusterMember | None = None
         self._service: BrokerServices | None = None
         self._server: KafkaServer | None = None
+        self._clients: RoutedClients | None = None
         self.is_ready = False
         """Whether the broker accepts connections: true at the end of `start`, false from the beginning of `stop`."""
 
@@ -80,6 +82,12 @@ class Broker:
         """The Kafka listener. Available after `start`."""
         assert self._server is not None, "the broker has not been started"
         return self._server
+
+    @property
+    def clients(self) -> RoutedClients:
+        """Clients of this broker itself, each of which acts for a caller. Available after `start`."""
+        assert self._clients is not None, "the broker has not been started"
+        return self._clients
 
     async def start(self) -> None:
         """Start the broker; returns when clients can connect. Raises the error that prevented the start."""
@@ -134,7 +142,7 @@ class Broker:
         await runtime.open(stack, host.close_scheduler)
         if self._cluster_member is not None:
             stack.push_async_callback(self._cluster_member.leave)
-        await self._listen(runtime, loop)
+        await self._listen(runtime, loop, stack)
         if self._schema_preload:
             stack.callback(SchemaPreload(scheduler.call_from_thread).stop)
         if self._cluster_member is not None:
@@ -143,7 +151,9 @@ class Broker:
         logger.info("broker_ready", extra=fields(kafka=self.listener_address, node=settings.node_id))
         runtime.start_background_work()
 
-    async def _listen(self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop) -> None:
+    async def _listen(
+        self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop, stack: AsyncExitStack
+    ) -> None:
         settings, service = self.settings, runtime.service
         server = KafkaServer(service, _server_limits(runtime.settings), loop, self._intercept)
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
@@ -152,6 +162,9 @@ class Broker:
             *await server.start(host, port, advertised=settings.advertised_address)
         )
         self._server = server
+        peers = None if self._cluster_member is None else self._cluster_member.new_peers()
+        self._clients = RoutedClients(server, peers)
+        stack.push_async_callback(self._clients.close)
         if server.listener[0] in WILDCARD_HOSTS:
             details = fields(address=Address(*server.listener), remedy="set advertised_listeners")
             logger.warning(

@@ -225,7 +225,7 @@ def start_available_now(writer: DataStreamWriter) -> StreamingQuery:
 
 def _stop_when_idle(query: StreamingQuery) -> None:
     """Stop the query when it has processed all data. The caller gets an error of the query from `awaitTermination`."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's own, and it has no types
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     with suppress(PySparkException, Py4JError, OSError):

@@ -29,7 +29,7 @@ from mansio.tracebacks import without_traceback
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mansio.ports import Background, Clock, Disk, Scheduler, Timer
+    from mansio.ports import Background, Clock, Disk, Timer, Timers
     from mansio.storage.log import Log
 
 LOG_FLUSH_INTERVAL_MS = 100
@@ -70,7 +70,7 @@ class GroupCommit:
         background: Background,
         root: str,
         *,
-        scheduler: Scheduler | None = None,
+        scheduler: Timers | None = None,
         log_flush_interval_ms: int = LOG_FLUSH_INTERVAL_MS,
         log_flush_offset_checkpoint_interval_ms: int = LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL_MS,
         sync_all_files_min: int = SYNC_ALL_FILES_MIN,

@@ -229,7 +229,13 @@ class TestBroker:
         broker = self._running()
         view = ServiceStats(settings=self._settings)
         view.attach(
-            RunningBroker(broker.service, broker.server, broker.listener_address, lambda: broker.is_ready)
+            RunningBroker(
+                broker.service,
+                broker.server,
+                broker.clients,
+                broker.listener_address,
+                lambda: broker.is_ready,
+            )
         )
         watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
         self._http = HttpServer(
@@ -243,7 +249,7 @@ class TestBroker:
         from mansio.api.grpc.server import GrpcServer
 
         broker = self._running()
-        self._grpc = GrpcServer(broker.service, broker.listener_address, "127.0.0.1", 0)
+        self._grpc = GrpcServer(broker.service, broker.clients, "127.0.0.1", 0)
         return Address(*await self._grpc.start())
 
     async def _start_sqs(self) -> Address:
@@ -251,7 +257,7 @@ class TestBroker:
         from mansio.api.sqs.app import SqsEndpoint
 
         broker = self._running()
-        endpoint = SqsEndpoint(broker.service, self._settings, broker.listener_address)
+        endpoint = SqsEndpoint(broker.service, self._settings, broker.clients)
         self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0)
         return Address(*await self._sqs.start())
 

@@ -96,6 +96,7 @@ class ApiKey(IntEnum):
     PREPARE_TRANSACTION = 20112
     COMMIT_BATCH = 20113
     DESCRIBE_HEALTH = 20114
+    FORWARD_REQUEST = 20115
 
 
 REQUEST_ITEMS_MAX: Final = 32_000
@@ -545,6 +546,15 @@ _ROWS: Final = (
         "cluster.describe_health",
         note="Mansio's own. Problems and warnings of the broker that answers, and whether its session is held.",
     ),
+    Api(
+        ApiKey.FORWARD_REQUEST,
+        0,
+        0,
+        note="Mansio's own, not advertised. A request of a client of HTTP, gRPC or SQS, with the identity of the "
+        f"client, for the broker that is responsible (compare KIP-590). {_BROKERS_ONLY}",
+        brokers_only=True,
+        is_advertised=False,
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -642,6 +652,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.PREPARE_TRANSACTION: 0,
     ApiKey.COMMIT_BATCH: 0,
     ApiKey.DESCRIBE_HEALTH: 0,
+    ApiKey.FORWARD_REQUEST: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

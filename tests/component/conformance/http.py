@@ -45,6 +45,7 @@ class Http(Protocol):
         response = self._http.request(method, path, json=body, **more)
         answer = response.json() if response.content else None
         if response.status_code >= 400:
+            assert answer is not None
             known = (answer["title"], response.status_code)
             raise Refused(NAMES.get(known, f"{known} {answer}"))
         return answer

@@ -28,6 +28,7 @@ from component.conformance.protocol import (
     Refused,
 )
 from support.machine import scaled
+from support.present import present
 
 NAMES: Final = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: UNKNOWN_TOPIC,
@@ -113,7 +114,7 @@ class Kafka(Protocol):
         priority: str | None = None,
         dedup_id: str | None = None,
     ) -> None:
-        headers = [
+        headers: list[tuple[str, str | bytes | None]] = [
             (name, str(text).encode())
             for name, text in (
                 ("mansio-delay-ms", None if delay_s is None else delay_s * 1000),
@@ -182,7 +183,7 @@ class Kafka(Protocol):
             while (message := consumer.poll(scaled(WAIT_S))) is not None and message.error() is None:
                 found.append((message.value() or b"").decode())
             assert message is not None
-            assert message.error().code() == KafkaError._PARTITION_EOF
+            assert present(message.error()).code() == KafkaError._PARTITION_EOF
             return found
 
     def close(self) -> None:
@@ -194,4 +195,6 @@ class Kafka(Protocol):
 def received(message: Message, handle: Any) -> Received:
     key = message.key()
     value = message.value() or b""
-    return Received(value.decode(), None if key is None else key.decode(), message.delivery_count(), handle)
+    return Received(
+        value.decode(), None if key is None else key.decode(), present(message.delivery_count()), handle
+    )

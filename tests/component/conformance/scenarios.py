@@ -159,14 +159,14 @@ def order_by_key(one: Protocol, topic: str) -> list[Any]:
 
 
 def priorities(one: Protocol, topic: str) -> list[Any]:
-    one.create(topic, **{PRIORITY: "true"})
+    one.create(topic, **dict[str, Any]({PRIORITY: "true"}))
     for priority in ("low", "normal", "high"):
         one.publish(topic, priority, priority=priority)
     return [one.take(topic, 1, "accept")[0].value for _ in range(3)] + [one.is_empty(topic)]
 
 
 def delay(one: Protocol, topic: str) -> list[Any]:
-    one.create(topic, **{DELAYS: "true"})
+    one.create(topic, **dict[str, Any]({DELAYS: "true"}))
     one.publish(topic, "later", delay_s=600)
     one.publish(topic, "now")
     now = seen(one.take(topic, 1, "accept"))
@@ -177,7 +177,7 @@ def delay(one: Protocol, topic: str) -> list[Any]:
 
 
 def deduplication(one: Protocol, topic: str) -> list[Any]:
-    one.create(topic, **{DEDUPLICATION: "300000"})
+    one.create(topic, **dict[str, Any]({DEDUPLICATION: "300000"}))
     for value, dedup_id in (("a", "1"), ("again", "1"), ("b", "2")):
         one.publish(topic, value, key="k", dedup_id=dedup_id)
     within = [each.value for _ in range(2) for each in one.take(topic, 1, "accept")]
@@ -188,7 +188,8 @@ def deduplication(one: Protocol, topic: str) -> list[Any]:
 
 
 def replay_by_time(one: Protocol, topic: str) -> list[Any]:
-    one.create(topic, **{LOG_APPEND_TIME: "LogAppendTime"})  # the clock of the test broker, for every client
+    # The clock of the test broker, for every client.
+    one.create(topic, **dict[str, Any]({LOG_APPEND_TIME: "LogAppendTime"}))
     one.publish(topic, "early")
     one.broker.clock.advance(seconds=3600)
     between_ms = one.broker.clock.time_ms() - 1_800_000
@@ -235,7 +236,7 @@ def errors(one: Protocol, topic: str) -> list[Any]:
 
 
 def invalid_argument(one: Protocol, topic: str) -> list[Any]:
-    one.create(topic, **{DELAYS: "true"})
+    one.create(topic, **dict[str, Any]({DELAYS: "true"}))
     return [outcome(lambda: one.publish(topic, "a", delay_s=400 * 86_400)), one.is_empty(topic)]
 
 

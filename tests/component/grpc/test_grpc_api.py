@@ -280,7 +280,7 @@ def test_topics_groups_and_schedules_are_administered(stub: Any, broker: TestBro
     refused(grpc.StatusCode.NOT_FOUND, stub.GetGroupOffsets, pb.GroupName(name="readers"))
     stub.DeleteTopic(pb.TopicName(name=topic))
     error = refused(grpc.StatusCode.NOT_FOUND, stub.DescribeTopic, pb.TopicName(name=topic))
-    metadata = dict(error.trailing_metadata())  # type: ignore[attr-defined]
+    metadata = dict(error.trailing_metadata())
     assert (metadata["mansio-error"], metadata["mansio-code"]) == ("UnknownTopicOrPartition", "3")
 
 

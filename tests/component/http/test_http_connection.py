@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -189,4 +189,5 @@ def connections_of(broker: TestBroker) -> list[connection.HttpConnection]:
     """Return the open connections on which a request has begun."""
     server = broker._http
     assert server is not None
-    return [each for each in list(server._server.server_state.connections) if each.scope]
+    connections: list[Any] = list(server._server.server_state.connections)
+    return [each for each in connections if each.scope]

@@ -63,7 +63,8 @@ def description(broker: TestBroker) -> Any:
 
 def _bounded(case: Case) -> Case:
     """Lower what a request makes the broker do: waits, partitions, and firings."""
-    for values in (case.query, case.body):
+    parts: list[Any] = [case.query, case.body]
+    for values in parts:
         if not isinstance(values, dict):
             continue
         for name, limit in (("wait_ms", WAIT_MS), ("partitions", PARTITIONS_MAX)):
@@ -89,7 +90,9 @@ def _requests(operation: Any, *, valid: bool, deletes: bool) -> st.SearchStrateg
             )
         return _bounded(case)
 
-    chosen = st.one_of(st.fixed_dictionaries(names), st.fixed_dictionaries(names), st.just({}))
+    chosen: st.SearchStrategy[Any] = st.one_of(
+        st.fixed_dictionaries(names), st.fixed_dictionaries(names), st.just({})
+    )
     return st.builds(with_names, operation.as_strategy(generation_mode=mode), chosen)
 
 

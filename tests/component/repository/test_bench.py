@@ -17,6 +17,7 @@ from mansio.wire.batch.record_reader import read_records
 from mansio.wire.headers import read_request_header
 from support.machine import scaled
 from support.paths import ROOT, free_port
+from support.present import present
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ def test_prebuilt_produce_requests_mean_what_they_say() -> None:
     request = produce.decode_request(header.api_version, frame, header.body_position)
     assert (request.acks, request.transactional_id) == (-1, None)
     ((name, _, ((index, records),)),) = request.topics
-    assert (name, index, bytes(records)) == ("topic", 3, batch)
+    assert (name, index, bytes(present(records))) == ("topic", 3, batch)
     assert check_batch(batch).record_count == RECORDS
     values = [record.value for record in read_records(batch, output_bytes_max=1 << 20)]
     assert [len(value or b"") for value in values] == [100] * RECORDS

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mansio
 from mansio.broker.topics.topics import NewTopic
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -25,6 +26,6 @@ def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, Non
         await work(services)
 
     with mansio.Broker(tmp_path / "data", **settings) as broker:
-        started = broker._broker
+        started = present(broker._broker)
         work_done = asyncio.run_coroutine_threadsafe(prepare_and_work(started.service), started.server.loop)
         work_done.result(TIMEOUT_S)

@@ -10,6 +10,7 @@ from mansio.broker.services.produce import ACKS_ALL
 from mansio.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.wire.batch.record_batch import build_batch
 from support.machine import scaled
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -36,19 +37,20 @@ class Request(NamedTuple):
     min_bytes: int = 1
     max_bytes: int = 1 << 20
     isolation_level: int = 0
+    is_repair_read: bool = False
 
 
-def request(*wanted: Wanted, **options: int) -> Request:
-    return Request([("t", None, list(wanted))], **options)  # type: ignore[arg-type]
+def request(*wanted: Wanted, **options: Any) -> Request:
+    return Request([("t", None, list(wanted))], **options)
 
 
 def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, None]]) -> None:
     with mansio.Broker(tmp_path / "data") as broker:
         with mansio.blocking.connect(broker.address) as client:
             client.admin.create_topic("t", partitions=2)
-        asyncio.run_coroutine_threadsafe(work(broker._broker.service), broker._broker.server.loop).result(
-            scaled(30)
-        )
+        asyncio.run_coroutine_threadsafe(
+            work(present(broker._broker).service), present(broker._broker).server.loop
+        ).result(scaled(30))
 
 
 async def publish(services: BrokerServices, value: bytes = b"value", partition: int = 0) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
@@ -20,7 +22,7 @@ from mansio.state.consumer_group.types import Heartbeat
 from unit.broker.consumer_groups_fixtures import ConsumerBroker
 
 
-def joining(member_id: str = "m", **fields: object) -> Heartbeat:
+def joining(member_id: str = "m", **fields: Any) -> Heartbeat:
     defaults = {"rebalance_timeout_ms": 10_000, "topic_names": ("t",), "owned": frozenset()}
     return Heartbeat(member_id, 0, **{**defaults, **fields})
 
@@ -29,7 +31,7 @@ def classic_join(member_id: str) -> Join:
     return Join(member_id, None, "client", "/host", 10_000, 10_000, "connect", (Protocol("default", b""),))
 
 
-def test_a_consumer_joins_and_is_described_listed_and_deleted():
+def test_a_consumer_joins_and_is_described_listed_and_deleted() -> None:
     broker = ConsumerBroker()
     run, groups = broker.scheduler.run, broker.group_service
     joined = run(groups.consumer_heartbeat("g", joining()))
@@ -56,13 +58,13 @@ def test_a_consumer_joins_and_is_described_listed_and_deleted():
         Heartbeat("m", -3),
     ],
 )
-def test_invalid_heartbeats_are_rejected(request_: Heartbeat):
+def test_invalid_heartbeats_are_rejected(request_: Heartbeat) -> None:
     broker = ConsumerBroker()
     with pytest.raises(InvalidRequest):
         broker.scheduler.run(broker.group_service.consumer_heartbeat("g", request_))
 
 
-def test_a_classic_member_joins_syncs_and_leaves():
+def test_a_classic_member_joins_syncs_and_leaves() -> None:
     broker = ConsumerBroker()
     run, groups = broker.scheduler.run, broker.group_service
     first = run(groups.join("c", classic_join("")))
@@ -81,7 +83,7 @@ def test_a_classic_member_joins_syncs_and_leaves():
     assert groups.describe("c").state == "Empty"
 
 
-def test_offsets_are_committed_fetched_and_deleted():
+def test_offsets_are_committed_fetched_and_deleted() -> None:
     broker = ConsumerBroker()
     run, groups = broker.scheduler.run, broker.group_service
     assert run(groups.commit_offsets("o", [OffsetToCommit("t", 0, 7, metadata="note")])) == [None]
@@ -93,14 +95,14 @@ def test_offsets_are_committed_fetched_and_deleted():
     assert run(groups.fetch_offsets("o")) == {}
 
 
-def test_a_single_node_coordinates_every_group():
+def test_a_single_node_coordinates_every_group() -> None:
     broker = ConsumerBroker()
     assert broker.scheduler.run(broker.group_service.find_coordinator("g")) is None
     with pytest.raises(InvalidGroupId):
         broker.scheduler.run(broker.group_service.find_coordinator(""))
 
 
-def test_errors_of_the_offsets_topic_are_coordinator_errors(monkeypatch: pytest.MonkeyPatch):
+def test_errors_of_the_offsets_topic_are_coordinator_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = ConsumerBroker()
     partition = broker.home
 

@@ -14,6 +14,7 @@ from mansio.errors import CorruptMessage, InvalidTopic, UnknownTopicOrPartition,
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
 from support.machine import scaled
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -27,9 +28,9 @@ def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, Non
     with mansio.Broker(tmp_path / "data") as broker:
         with mansio.blocking.connect(broker.address) as client:
             client.admin.create_topic("t", partitions=2)
-        asyncio.run_coroutine_threadsafe(work(broker._broker.service), broker._broker.server.loop).result(
-            scaled(30)
-        )
+        asyncio.run_coroutine_threadsafe(
+            work(present(broker._broker).service), present(broker._broker).server.loop
+        ).result(scaled(30))
 
 
 def batch(value: bytes = b"value", **options: Any) -> bytes:

@@ -28,7 +28,8 @@ def entities(services: BrokerServices, *filters: QuotaFilter, strict: bool = Fal
 def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         quotas = services.quotas
-        assert quotas.active is None
+        before = quotas.active
+        assert before is None
         errors = await quotas.alter_each(
             [
                 QuotaAlteration(SLOW, [(PRODUCER_BYTE_RATE, 1000.0), (CONSUMER_BYTE_RATE, 2000.0)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +24,7 @@ from mansio.wire.internal_records.dead_letter_headers import (
     REASON_HEADER,
     VALUE_OMITTED_HEADER,
 )
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,7 +132,7 @@ def test_records_are_received_decoded_and_acknowledged(tmp_path: Path) -> None:
         received = [one.value for one in (*first.records, *second.records)]
         while len(received) < len(values):
             received += [one.value for one in (await receive(services)).records]
-        assert sorted(received) == values
+        assert sorted(map(present, received)) == values
 
     run(tmp_path, work)
 
@@ -265,7 +266,7 @@ def test_a_record_that_no_answer_can_hold_is_rejected_alone_and_visibly(
         ]
         (letter,) = await dead_letters(services)
         assert letter.value == bytes(300_000), "the dead-letter topic keeps it"
-        assert b"a receive returns at most 250000" in dict(letter.headers)[REASON_HEADER]
+        assert b"a receive returns at most 250000" in present(dict(letter.headers)[REASON_HEADER])
 
     run(tmp_path, work)
 
@@ -281,7 +282,7 @@ def test_an_unreadable_batch_is_rejected_alone_and_its_neighbours_are_delivered_
         store_unreadable(services, UNREADABLE[content])
         await publish_one(services, b"3")
         await publish_one(services, b"4", Codec.LZ4)
-        found = []
+        found: list[Any] = []
         for _ in range(20):
             result = await receive(services, max_wait_ms=100)
             assert not result.errors
@@ -295,7 +296,7 @@ def test_an_unreadable_batch_is_rejected_alone_and_its_neighbours_are_delivered_
         for offset, letter in zip((1, 2), rejected_records, strict=True):
             headers = dict(letter.headers)
             assert headers[OFFSET_HEADER] == b"%d" % offset
-            assert headers[REASON_HEADER].startswith(b"the record cannot be read: ")
+            assert present(headers[REASON_HEADER]).startswith(b"the record cannot be read: ")
             assert headers[VALUE_OMITTED_HEADER] == b"the record cannot be read"
         health = services.partitions.storage_health
         assert health.unreadable["t", 0].offset == 1
@@ -316,7 +317,7 @@ def test_records_before_the_unreadable_rest_of_a_batch_are_delivered(tmp_path: P
         batch = encode_batch(read_header(whole)._replace(attributes=int(codec)), compress(codec, bytes(body)))
         services.partitions.find("t", None, 0).append(batch, internal=True)
         await publish_one(services, b"4")
-        found = []
+        found: list[Any] = []
         while len(found) < 4:
             result = await receive(services, max_wait_ms=100)
             found += [(record.offset, record.delivery_count) for record in result.records]

@@ -6,6 +6,7 @@ Every Java here is a directory with a start script, so the tests need no Java an
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     (tmp_path / "path").mkdir()
     return tmp_path
 

@@ -17,9 +17,9 @@ from component.test_compaction import QUIET, World, broker_in
 from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import DataLoss, InvalidRequest, ProducerFenced, Unavailable, UnknownTopicOrPartition
-from mansio.net.offsets import LATEST, READ_COMMITTED, READ_UNCOMMITTED, list_offsets
+from mansio.net.offsets import LATEST, READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, list_offsets
 from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
-from mansio.spark.mirroring import group_offsets, offset_map
+from mansio.spark.mirroring import group_offsets, offset_map, state_topic
 from mansio.spark.mirroring import mirror as mirroring
 from mansio.spark.mirroring.mirror import MirrorJob, mirror, run_mirror, translate_offsets
 from mansio.spark.mirroring.passed_clusters import CLUSTER_HEADER
@@ -305,7 +305,7 @@ def test_a_second_mirror_of_a_topic_fences_the_first_one(pair: Pair, monkeypatch
     pair.publish(120)
     main_thread = threading.current_thread()
     waits, may_send = threading.Event(), threading.Event()
-    send, load_states = TaskSender.send, mirroring.load_states
+    send, load_states = TaskSender.send, state_topic.load_states
     sent = itertools.count()
     errors: list[BaseException] = []
 
@@ -473,7 +473,7 @@ def test_offsets_that_do_not_change_are_renewed_because_the_target_deletes_those
 ) -> None:
     monkeypatch.setattr(group_offsets, "RENEWAL_INTERVAL_S", 0.1)
     renewals: list[Any] = []
-    commit = group_offsets.commit_offsets
+    commit = commit_offsets
 
     async def recorded(cluster: Any, group: str, offsets: Any, **options: Any) -> None:
         await commit(cluster, group, offsets, **options)

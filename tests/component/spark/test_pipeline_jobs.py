@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 from mansio.cli import pipeline
 from mansio.cli.pipeline.run import absolute_location
@@ -50,9 +52,9 @@ def test_help_of_the_jobs_loads_them_all_and_nothing_heavy() -> None:
 
 
 def test_every_module_of_a_job_adds_its_command() -> None:
-    group = pipeline.typer.main.get_group(pipeline.app)
+    group = typer.main.get_group(pipeline.app)
     names = {name.replace("-", "_") for name in group.commands}
-    assert names == {one.name for one in pipeline.pkgutil.iter_modules(pipeline.__path__)}
+    assert names == {one.name for one in pkgutil.iter_modules(pipeline.__path__)}
 
 
 @pytest.mark.parametrize("words", [["run", "x.py"], ["run", "x.py", "--to", "a", "--to-table", "b"]])

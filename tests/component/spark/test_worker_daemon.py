@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from pyspark import daemon
 
 pytest.importorskip("pyspark")
 from mansio.spark.session import worker_daemon
@@ -35,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return call
 
     monkeypatch.setattr(worker_daemon, "import_worker_modules", lambda _: came_to.append("preload"))
-    monkeypatch.setattr(worker_daemon.daemon, "manager", stop("manager"))
+    monkeypatch.setattr(daemon, "manager", stop("manager"))
     monkeypatch.setattr(os, "execv", stop("execv"))
     monkeypatch.setattr(
         worker_daemon, "__spec__", type("Spec", (), {"name": "mansio.spark.session.worker_daemon"})

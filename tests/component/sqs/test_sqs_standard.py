@@ -215,7 +215,7 @@ def test_dead_letters_keep_their_message_and_are_moved_back(sqs: Any, broker: Te
 
     wait_until(moved)
     back: list[Any] = []
-    wait_until(lambda: back.extend(receive(sqs, url, MessageAttributeNames=["All"])) or len(back) == 3)  # type: ignore[func-returns-value]
+    wait_until(lambda: back.extend(receive(sqs, url, MessageAttributeNames=["All"])) or len(back) == 3)
     assert {each["Body"] for each in back} == {f"poison {n}" for n in range(3)}
     assert all(each["MessageAttributes"] == attributes for each in back)
     assert receive_none(sqs, dead)
@@ -487,7 +487,7 @@ def test_kafka_clients_read_and_write_the_same_queue(sqs: Any, broker: TestBroke
         client.publish("shared", b"from kafka", key=b"bob")
         client.publish("shared", b"\xff\x00")
     found = []
-    wait_until(lambda: found.extend(receive(sqs, url)) or len(found) == 3)  # type: ignore[func-returns-value]
+    wait_until(lambda: found.extend(receive(sqs, url)) or len(found) == 3)
     assert sorted(bodies(found)) == ["/wA=", "from kafka", "from sqs"]  # bytes that are no text in Base64
     groups = {each["Body"]: each["Attributes"].get("MessageGroupId") for each in found}
     assert groups == {"from sqs": "ann", "from kafka": "bob", "/wA=": None}
@@ -636,7 +636,7 @@ def test_resource_api_of_boto3_works(broker: TestBroker) -> None:
     queue = resource.create_queue(QueueName="resource")
     queue.send_messages(Entries=[{"Id": str(n), "MessageBody": str(n)} for n in range(10)])
     found = []
-    wait_until(lambda: found.extend(queue.receive_messages(MaxNumberOfMessages=10)) or len(found) == 10)  # type: ignore[func-returns-value]
+    wait_until(lambda: found.extend(queue.receive_messages(MaxNumberOfMessages=10)) or len(found) == 10)
     assert sorted(each.body for each in found) == [str(n) for n in range(10)]
     assert queue.attributes["QueueArn"].endswith(":resource")
     assert datetime.fromtimestamp(int(queue.attributes["CreatedTimestamp"]), UTC) > datetime.now(

@@ -20,6 +20,7 @@ from mansio import blocking
 from nightly.interop.java_client import QUICK_JVM, fetched
 from support.machine import scaled
 from support.paths import free_port
+from support.present import present
 from support.process import served
 from support.waiting import wait_until
 from system.interop.conftest import ARGUMENTS, create_topic
@@ -135,7 +136,7 @@ class Worker:
 def written(broker: ServedBroker) -> list[str]:
     """The lines that readers of committed records see."""
     with blocking.connect(broker.bootstrap_servers) as client:
-        return [message.value.decode() for message in client.consume("lines", to_end=True)]
+        return [present(message.value).decode() for message in client.consume("lines", to_end=True)]
 
 
 @pytest.mark.parametrize("restarts_broker", [False, True], ids=["killed", "killed-with-the-broker"])

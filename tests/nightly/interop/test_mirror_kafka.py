@@ -20,7 +20,8 @@ from mansio.spark.mirroring.passed_clusters import CLUSTER_HEADER
 from mansio.spark.sync_client import close_sync_clients
 from nightly.interop.java_client import QUICK_JVM, fetched
 from support.machine import scaled
-from support.process import ServedBroker, free_port
+from support.paths import free_port
+from support.process import ServedBroker
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def test_mirrors_between_kafka_and_mansio_copy_each_record_once(kafka: str, brok
                     topic,
                     [
                         OutgoingRecord(
-                            b"%d" % n, key=b"k%d" % n, headers=[("n", b"1")], partition=n % PARTITIONS
+                            b"%d" % n, key=b"k%d" % n, headers=(("n", b"1"),), partition=n % PARTITIONS
                         )
                         for n in range(begin, begin + RECORDS)
                     ],

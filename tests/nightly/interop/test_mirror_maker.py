@@ -70,7 +70,7 @@ def brokers(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
 def publish(broker: ServedBroker, begin: int, end: int) -> None:
     with mansio.blocking.connect(broker.bootstrap_servers) as client:
         records = [
-            OutgoingRecord(b"%d" % n, key=b"k%d" % (n % 7), headers=[("n", b"%d" % n)])
+            OutgoingRecord(b"%d" % n, key=b"k%d" % (n % 7), headers=(("n", b"%d" % n),))
             for n in range(begin, end)
         ]
         client.publish_many("orders", records)

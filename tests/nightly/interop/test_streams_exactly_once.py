@@ -19,6 +19,7 @@ from mansio import blocking
 from mansio.client.types import OutgoingRecord
 from nightly.interop.java_client import compiled
 from support.machine import scaled
+from support.present import present
 from support.process import served
 from support.waiting import wait_until
 from system.interop.conftest import ARGUMENTS, create_topic
@@ -107,7 +108,7 @@ def counts(broker: ServedBroker) -> dict[str, list[int]]:
     found = defaultdict(list)
     with blocking.connect(broker.bootstrap_servers) as client:
         for message in client.consume("counts", to_end=True):
-            found[(message.key or b"").decode()].append(int(message.value))
+            found[(message.key or b"").decode()].append(int(present(message.value)))
     return dict(found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pytest
@@ -92,7 +92,11 @@ def test_half_an_hour_of_clients_that_come_and_go_leaves_no_trace(tmp_path: Path
 
 def prepare(broker: ServedBroker) -> None:
     with RawPeer(broker.kafka_port) as peer:
-        passing = {"segment_bytes": str(MIB), "retention_bytes": str(2 * MIB), "retention_ms": "60000"}
+        passing: dict[str, Any] = {
+            "segment_bytes": str(MIB),
+            "retention_bytes": str(2 * MIB),
+            "retention_ms": "60000",
+        }
         peer.create_topic("steady", segment_bytes=str(MIB))
         peer.create_topic("churn", 4, **passing)
         for topic in ("target", "silent"):
@@ -146,7 +150,7 @@ def judge(samples: list[Sample]) -> None:
     kept = after_warm_up(samples)
     times = [sample.time_s for sample in kept]
     hours = (times[-1] - times[0]) / 3600
-    trends = {}
+    trends: dict[str, Any] = {}
     for name in ("memory_mib", "descriptors", "threads", "p50_ms", "p99_ms"):
         values = [getattr(sample, name) for sample in kept]
         trends[name] = slope(times, values) * 3600

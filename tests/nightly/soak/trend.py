@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+T = TypeVar("T")
 
 POINTS_MAX = 400
 """Pairs are compared, so this many points are 80,000 slopes."""
@@ -24,6 +26,6 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
     )
 
 
-def after_warm_up(samples: Sequence[float]) -> Sequence[float]:
+def after_warm_up(samples: Sequence[T]) -> Sequence[T]:
     """Without the first third: schemas are imported, caches fill, the allocator finds its size."""
     return samples[len(samples) // 3 :]

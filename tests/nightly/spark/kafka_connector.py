@@ -33,7 +33,7 @@ def copy(spark: SparkSession, options: dict[str, str], source: str, target: str,
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(scaled(120))
+    query.awaitTermination(int(scaled(120)))
     return sum(progress.numInputRows for progress in query.recentProgress)
 
 

@@ -52,7 +52,7 @@ def main(jars: str, bootstrap_servers: str, topic: str, place: str) -> None:
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(scaled(200))
+        query.awaitTermination(int(scaled(200)))
         return values(spark.read.schema("value string").json(target))
 
     committed = read("read_committed")

@@ -130,7 +130,8 @@ def test_sparks_own_connector_reads_what_is_committed_without_missing_offsets(tm
     fetch()
     with served(tmp_path / "data", http=False) as broker, RawPeer(broker.kafka_port) as raw:
         raw.create_topic("transactions", PARTITIONS)
-        committed, aborted = [], []
+        committed: list[Any] = []
+        aborted: list[Any] = []
         one = transactional_producer(broker.bootstrap_servers, "one")
         for number in range(24):
             value = f"value {number:02}"

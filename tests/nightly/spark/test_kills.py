@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.iceberg import checksum
+from support.present import present
 from support.seeds import chosen_seed
 from system.spark import test_kills
 from system.spark.archives import archived
@@ -73,9 +74,9 @@ def test_run_killed_twenty_times_has_every_record_once(
     _, copy = jobs
     kill_at_random(copy)
     copy.finish(spark, monkeypatch)
-    values = [one.value for one in contents(copy.broker.bootstrap_servers, copy.target)]
+    values = [present(one.value) for one in contents(copy.broker.bootstrap_servers, copy.target)]
     found = checksum(sorted(values))
     assert found == checksum(
-        sorted(one.value for one in contents(copy.broker.bootstrap_servers, copy.source))
+        sorted(present(one.value) for one in contents(copy.broker.bootstrap_servers, copy.source))
     )
     print(f"{NIGHTLY_KILLS} kills, {len(values)} of {copy.published} records, {found}")

@@ -16,6 +16,7 @@ from mansio.spark.sink.task_sender import TaskReport, TaskSender
 from mansio.spark.sink.writers import SinkCommitMessage, commit_tasks
 from mansio.spark.sync_client import SyncClient, close_sync_clients
 from mansio.wire.api_versions import ApiKey
+from support.present import present
 from support.process import ServedBroker
 from system.spark.topics import contents, create
 
@@ -47,7 +48,7 @@ def test_batches_without_end_leave_as_many_ids_and_producers_as_one(tmp_path: Pa
             commit_tasks(options, batch, [SinkCommitMessage(write(client, options, batch), "q")])
         for number, other in enumerate(others):
             other.send(topic, row(f"other {number} again"))
-        values = [message.value.decode() for message in contents(servers, topic)]
+        values = [present(message.value).decode() for message in contents(servers, topic)]
         assert values[OTHERS : OTHERS + BATCHES] == [str(batch) for batch in range(BATCHES)]
         assert len(values) == BATCHES + 2 * OTHERS, "each batch and each record of the others is there once"
         listed = client.run(

@@ -61,9 +61,9 @@ def go_test(
     wanted = sorted(names)
     setting = {**LOCAL_TOOLS, **environment}
     program = log.with_suffix(".program")
-    build = ["go", "test", "-c", "-o", program, *flags, "."]
+    build: list[str | Path] = ["go", "test", "-c", "-o", program, *flags, "."]
     checked(build, log=log, limit_s=BUILD_LIMIT_S, directory=directory, environment=setting)
-    as_json = ["go", "tool", "test2json", program, "-test.v=test2json", "-test.timeout=0"]
+    as_json: list[str | Path] = ["go", "tool", "test2json", program, "-test.v=test2json", "-test.timeout=0"]
     outcomes: Outcomes = {}
     for candidates in [wanted, *([name] for name in wanted)]:
         group = [name for name in candidates if name not in outcomes]

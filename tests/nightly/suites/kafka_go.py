@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nightly.suites.brokers import one_broker
 from nightly.suites.go_tests import go_test, module_copy, tests_in
@@ -18,7 +18,7 @@ VERSION = "0.4.51"
 KAFKA_VERSION = "3.7.0"
 """The newest that its authors test with; it selects the tests that apply."""
 LIMIT_S = 1800
-SETTINGS = {"auto_create_topics_enable": True, "group_initial_rebalance_delay_ms": 0}
+SETTINGS: dict[str, Any] = {"auto_create_topics_enable": True, "group_initial_rebalance_delay_ms": 0}
 """As in the broker that its authors test with."""
 
 

@@ -13,7 +13,7 @@ import shlex
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nightly.suites.brokers import FOLDER, one_broker
 from nightly.suites.commands import TimeLimitExceeded, checked
@@ -40,7 +40,7 @@ BUILD_LIMIT_S = 1800
 TEST_LIMIT_S = 400
 AT_ONCE = 2
 TIMEOUT_MULTIPLIER = 3
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "default": {"auto_create_topics_enable": True, "num_partitions": 4, "log_cleaner_backoff_ms": 1000},
     "noautocreate": {"num_partitions": 4},
 }
@@ -121,7 +121,7 @@ def _build(directory: Path) -> None:
     (packed,) = directory.glob("*.tgz")
     with tarfile.open(packed) as archive:
         # a parameter of Python 3.11.4 and newer
-        checks = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        checks: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(directory, [one for one in archive if one.name.startswith(f"{SOURCE}/")], **checks)
     source = directory / SOURCE
     for command in (

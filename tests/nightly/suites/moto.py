@@ -79,10 +79,17 @@ def _install(directory: Path, tree: Path, python: Path) -> None:
     for made in (tree, directory / "venv", directory / "source"):
         shutil.rmtree(made, ignore_errors=True)
     checked([sys.executable, "-m", "venv", directory / "venv"], log=log, limit_s=INSTALL_LIMIT_S)
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    constraints = ["--constraint", ROOT / "constraints.txt"]
+    pip: list[str | Path] = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    constraints: list[str | Path] = ["--constraint", ROOT / "constraints.txt"]
     checked([*pip, "install", *constraints, *_NEEDED], log=log, limit_s=INSTALL_LIMIT_S)
-    source = ["--no-deps", "--no-binary", ":all:", "--dest", directory / "source", f"moto=={VERSION}"]
+    source: list[str | Path] = [
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--dest",
+        directory / "source",
+        f"moto=={VERSION}",
+    ]
     checked([*pip, "download", *source], log=log, limit_s=INSTALL_LIMIT_S)
     top = f"moto-{VERSION}/tests"
     wanted = {f"{top}/__init__.py", *(f"{top}/test_sqs/{name}" for name in ("__init__.py", *FILES))}

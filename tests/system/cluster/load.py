@@ -85,7 +85,7 @@ class ClusterLoad(Load):
         self._commits = commits
         self.timed = self.history.acknowledged = Timed()
 
-    def create_topic(self, **config: str) -> None:
+    def create_topic(self, **config: Any) -> None:
         create_topic(self.cluster, self.topic, PARTITIONS, **config)
 
     def _commit(self, name: str) -> None:

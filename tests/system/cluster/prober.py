@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from mansio.wire.apis import produce
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import CLIENT_ID, RawPeer, batch_of
 from system.crash.kill_load import QUIET
 
@@ -110,7 +111,7 @@ def read_values(one: Cluster, topic: str) -> list[tuple[int, bytes]]:
     while len(found) < end and time.monotonic() < limit:
         for message in consumer.consume(1000, 0.2):
             assert message.error() is None, message.error()
-            found.append((message.offset(), message.value()))
+            found.append((present(message.offset()), present(message.value())))
     consumer.close()
     assert [offset for offset, _ in found] == list(range(end))
     return found

@@ -61,7 +61,7 @@ def test_group_of_the_new_protocol_goes_on_after_its_coordinators_broker_is_kill
             GOES_ON_S_MAX,
             "commits go on",
         )
-        members.append(ConfluentMember(one.bootstrap_servers, group, topic).join())  # type: ignore[arg-type]
+        members.append(ConfluentMember(one.bootstrap_servers, group, topic).join())
         wait_until(lambda: len(members[-1].received) > 50, GOES_ON_S_MAX, "a classic member reads with them")
         # A classic member gives everything up whenever it joins anew: the shares are compared once they settle.
         wait_until(

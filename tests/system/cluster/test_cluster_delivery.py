@@ -4,7 +4,7 @@ acknowledgements are kept, records are delivered again, each dead-lettered recor
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,7 +33,7 @@ DEAD_LETTERS = 10
 
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[Cluster]:
-    settings = {
+    settings: dict[str, Any] = {
         "share_coordinator_state_topic_num_partitions": 2,
         "share_coordinator_snapshot_update_records_per_snapshot": 40,
     }

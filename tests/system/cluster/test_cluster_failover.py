@@ -7,7 +7,7 @@ All fail-over times are printed. `tests/nightly/kills` has many more kills.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from support.cluster import Cluster
 
 KILLS = 2
-QUICK_GROUPS = {"group_initial_rebalance_delay_ms": 0}
+QUICK_GROUPS: dict[str, Any] = {"group_initial_rebalance_delay_ms": 0}
 
 
 def fail_over(one: Cluster, load: ClusterLoad, index: int) -> list[float]:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+import mansio
 from support.cluster import cluster
 from support.machine import scaled
 from support.waiting import wait_until
@@ -58,9 +60,28 @@ def test_any_broker_publishes_to_and_reads_from_all_partitions(tmp_path: Path) -
             for url in urls:
                 assert len(ok(http.get(f"{url}/topics/{TOPIC}/delayed"))["records"]) == PARTITIONS
 
-            # After the leader of a partition died the others answer for it.
+            # The leader of a partition knows the client that has asked another broker.
             victim = one.leader(TOPIC, 0)
             other = next(url for node, url in zip(one.brokers, urls, strict=True) if node != victim)
+            with mansio.blocking.connect(one.bootstrap_servers) as client:
+                client.admin.quotas.set(client_id="slow", values={"consumer_byte_rate": 100})
+
+            def throttled_fetches() -> float:
+                families = text_string_to_metric_families(
+                    http.get(f"{one.brokers[victim].http_url}/metrics").text
+                )
+                (family,) = (each for each in families if each.name == "mansio_throttled_requests")
+                return next(each.value for each in family.samples if each.labels["api"] == "fetch")
+
+            records = f"{other}/topics/{TOPIC}/partitions/0/records"
+            ok(http.get(records, headers={"Mansio-Client-Id": "fast"}))
+            assert throttled_fetches() == 0
+            wait_until(
+                lambda: ok(http.get(records, headers={"Mansio-Client-Id": "slow"})) and throttled_fetches(),
+                60,
+            )
+
+            # After the leader of a partition died the others answer for it.
             one.kill(victim)
 
             def is_published() -> bool:

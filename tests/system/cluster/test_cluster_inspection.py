@@ -61,7 +61,7 @@ def one(joined: Cluster) -> Cluster:
     return joined
 
 
-def new_topic(one: Cluster, **config: str) -> str:
+def new_topic(one: Cluster, **config: Any) -> str:
     topic = f"seen-{next(numbers)}"
     create_topic(one, topic, **config)
     return topic

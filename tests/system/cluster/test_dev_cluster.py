@@ -29,6 +29,7 @@ from mansio.errors import ConfigError, Unavailable
 from mansio.host.disk import HostDisk
 from support.machine import scaled
 from support.paths import ROOT, required_tool
+from support.present import present
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -187,8 +188,8 @@ def test_etcd_runs_as_long_as_a_broker_that_the_user_started(tmp_path: Path) -> 
             [sys.executable, "-S", "broker.py", *words], cwd=tmp_path, stdout=subprocess.PIPE
         )
         try:
-            assert own.stdout is not None
-            wait_until(lambda: b"ready" in own.stdout.readline(), 30)
+            stdout = present(own.stdout)
+            wait_until(lambda: b"ready" in stdout.readline(), 30)
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGKILL)
             wait_until(lambda: cluster.output().count("is not restarted") == 3, 30)

@@ -400,7 +400,7 @@ def test_watch_that_is_denied_tries_a_new_token_before_it_gives_up() -> None:
             yield rpc.WatchResponse(created=True, header=rpc.ResponseHeader(revision=9))
             yield rpc.WatchResponse(events=[change])
 
-        methods = {
+        methods: dict[str, Any] = {
             "Auth/Authenticate": (authenticate, rpc.AuthenticateRequest),
             "Maintenance/Status": (status, rpc.StatusRequest),
             "Watch/Watch": (watch, rpc.WatchRequest),

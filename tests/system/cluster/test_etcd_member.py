@@ -74,7 +74,7 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
             await eventually(healthy, WAIT_S)
             assert one.pid != first
             ended = next(record for record in caplog.records if record.message == "etcd_member_exited")
-            assert ended.mansio_fields["ended"] == "killed by SIGKILL"
+            assert vars(ended)["mansio_fields"]["ended"] == "killed by SIGKILL"
             last = one.pid
         finally:
             await one.stop()

@@ -246,6 +246,7 @@ def test_answers_in_pieces_keep_a_revision_together(etcd: Etcd) -> None:
                 puts = [Put(f"{prefix}{number}/{part}", value) for part in range(3)]
                 done = await store.transact([], puts)
                 first = first or done.revision
+            assert first is not None
             async with Watching(store, prefix, first) as watching:
                 await eventually(lambda: len(watching.events) == 15)
                 for batch in watching.batches:

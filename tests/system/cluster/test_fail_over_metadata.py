@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mansio.broker.topics.topics import NewTopic, TopicService
 from mansio.config.settings import Settings
@@ -42,7 +42,12 @@ class Member:
         self.store = await EtcdStore.open(self.config, random)
         self.state = await MetadataImage.load(self.store, "", random)
         self.state.start(self.store, self.scheduler, shared=True)
-        shared = {"store": self.store, "state": self.state, "scheduler": self.scheduler, "random": random}
+        shared: dict[str, Any] = {
+            "store": self.store,
+            "state": self.state,
+            "scheduler": self.scheduler,
+            "random": random,
+        }
         self.membership = BrokerLifecycle(
             **shared,
             leases=self.store.leases,

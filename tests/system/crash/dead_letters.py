@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -33,7 +33,7 @@ def places_of_dead_letters(bootstrap_servers: str, topic: str, group: str) -> li
             assert time.monotonic() < end, f"{len(places)} of {left} dead letters were read"
             for one in consumer.consume(500, 0.1):
                 assert one.error() is None, one.error()
-                known = dict(one.headers() or ())
+                known: dict[str, Any] = dict(one.headers() or ())
                 assert known["__dlq.errors.group"] == group.encode()
                 assert known["__dlq.errors.topic"] == topic.encode()
                 places.append(Place(int(known["__dlq.errors.partition"]), int(known["__dlq.errors.offset"])))

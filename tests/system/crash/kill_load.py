@@ -18,13 +18,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import mansio
 from mansio import blocking
 from support.machine import scaled
+from support.present import present
 from support.waiting import wait_until
 from system.crash.checker import Acknowledged, History, Seen, sender_of, value_of
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
 
-    from mansio.client.blocking import Delivery
+    from mansio.blocking import Delivery
 
 PARTITIONS = 4
 SENT_AT_ONCE = 16
@@ -133,7 +134,9 @@ class Load:
             if error is not None:
                 self.failures.append(f"{name}: a record was given up: {error}")
                 return
-            self._acknowledge(name, message.partition(), message.offset(), message.value())
+            self._acknowledge(
+                name, present(message.partition()), present(message.offset()), present(message.value())
+            )
 
         next_number = 0
         while self._producing.is_set():
@@ -203,8 +206,8 @@ class Load:
         while self._reading.is_set():
             for message in consumer.consume(500, 0.05):
                 if message.error() is None:
-                    seen.append(Seen(message.partition(), message.offset(), message.value()))
-                elif not message.error().retriable():
+                    seen.append(seen_in(message))
+                elif not present(message.error()).retriable():
                     self.failures.append(f"{name}: {message.error()}")
         consumer.close()
 
@@ -255,9 +258,10 @@ def read_log(bootstrap_servers: str, topic: str) -> list[Seen]:
         assert time.monotonic() < end, f"partitions {unfinished} were not read to their ends"
         for message in messages:
             if message.error() is None:
-                seen.append(Seen(message.partition(), message.offset(), message.value()))
-                if message.offset() + 1 >= ends[message.partition()]:
-                    unfinished.discard(message.partition())
+                seen.append(seen_in(message))
+                last = seen[-1]
+                if last.offset + 1 >= ends[last.partition]:
+                    unfinished.discard(last.partition)
     consumer.close()
     return seen
 
@@ -274,3 +278,7 @@ def committed_offsets(bootstrap_servers: str, topic: str, group: str) -> dict[in
 def senders(seen: list[Seen]) -> set[str]:
     """Which producers have records there."""
     return {sender[0] for one in seen if (sender := sender_of(one.value))}
+
+
+def seen_in(message: Message) -> Seen:
+    return Seen(present(message.partition()), present(message.offset()), present(message.value()))

@@ -439,7 +439,9 @@ class ShareLoad:
         self._spawn(last.run, last.name)
         self._alive.append(last)
         try:
-            ends = wait_until(lambda: self.failures or self._all_settled(), QUIET_S, "everything is settled")
+            ends: Any = wait_until(
+                lambda: self.failures or self._all_settled(), QUIET_S, "everything is settled"
+            )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.described()}") from None
         self.stop()

@@ -265,6 +265,7 @@ def test_durable_records_survive_a_crash_of_an_intermittently_full_disk() -> Non
                 if chance.random() < 0.1:
                     workload.truncate(workload.log)
             workload.background.run_all()
+            assert workload.log is not None
             workload.sync(workload.log)
             workload.background.run_all()
             assert workload.log.failure is None, workload.log.failure

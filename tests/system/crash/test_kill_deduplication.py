@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -13,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from support.machine import scaled
+from support.present import present
 from support.process import served
 from support.waiting import wait_until
 from system.crash.kill_load import QUIET
@@ -74,7 +76,7 @@ class RepeatingLoad:
                 b"content",
                 partition=number % PARTITIONS,
                 headers={DEDUP_ID_HEADER: dedup_id},
-                on_delivery=lambda error, message, dedup_id=dedup_id: self._note(error, message, dedup_id),
+                on_delivery=partial(self._note, dedup_id=dedup_id),
             )
             self._producer.poll(0.001)
 
@@ -125,8 +127,9 @@ def read_ids(bootstrap_servers: str) -> dict[bytes, list[int]]:
     def is_at_end() -> bool:
         for message in consumer.consume(1_000, 0.3):
             if message.error() is None:
-                (dedup_id,) = (value for name, value in message.headers() or () if name == DEDUP_ID_HEADER)
-                found.setdefault(dedup_id, []).append(message.offset())
+                headers: Any = message.headers() or ()
+                (dedup_id,) = (value for name, value in headers if name == DEDUP_ID_HEADER)
+                found.setdefault(dedup_id, []).append(present(message.offset()))
         return [one.offset for one in consumer.position(partitions)] == ends
 
     wait_until(is_at_end, 60, "the end of the topic")

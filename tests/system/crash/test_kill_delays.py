@@ -6,7 +6,8 @@ import random
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DUE_AT_HEADER
 from support.machine import scaled
+from support.present import present
 from support.process import served
 from support.waiting import wait_until
 from system.crash.kill_load import QUIET
@@ -57,18 +59,18 @@ class DelayedLoad:
             value = b"%d" % number
             number += 1
             delay_ms = self._random.randrange(DELAY_MS_MAX) if number % 4 else 0
-            headers = {DELAY_HEADER: b"%d" % delay_ms} if delay_ms else None
+            headers: Any = {DELAY_HEADER: b"%d" % delay_ms} if delay_ms else None
             earliest_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
             self._producer.produce(
                 TOPIC,
                 value,
                 partition=number % PARTITIONS,
                 headers=headers,
-                on_delivery=lambda error, _, value=value, due=earliest_ms: self._note(error, value, due),
+                on_delivery=partial(self._note, value=value, earliest_ms=earliest_ms),
             )
             self._producer.poll(0.002)
 
-    def _note(self, error: KafkaError | None, value: bytes, earliest_ms: int) -> None:
+    def _note(self, error: KafkaError | None, _: Message, *, value: bytes, earliest_ms: int) -> None:
         if error is None:
             self.acknowledged[value] = earliest_ms
         else:
@@ -118,7 +120,7 @@ def check_delivered_once(load: DelayedLoad, found: list[Message], what: str) -> 
         due = dict(message.headers() or []).get(DUE_AT_HEADER)
         if due is not None:
             assert message.timestamp()[1] >= int(due), "a record was delivered before it was due"
-            earliest_ms = load.acknowledged.get(message.value(), 0)
+            earliest_ms = load.acknowledged.get(present(message.value()), 0)
             assert int(due) >= earliest_ms, "a record was due earlier than its producer asked for"
     print(f"{what}: {len(load.acknowledged)} acknowledged, 0 lost, 0 doubled, {len(load.unknown)} unknown")
 

@@ -197,7 +197,7 @@ async def kill_while_working(broker: ServedBroker, kills: int, seed: int) -> Key
     return history
 
 
-async def until(is_true: Callable[[], bool], tasks: Sequence[asyncio.Future[None]]) -> None:
+async def until(is_true: Callable[..., bool], tasks: Sequence[asyncio.Future[None]]) -> None:
     """Wait until a function returns true, or raise the error of a task."""
     async with asyncio.timeout(scaled(60)):
         while not is_true():

@@ -12,6 +12,7 @@ import pytest
 
 from mansio import blocking
 from support.paths import free_port
+from support.present import present
 from support.process import served
 from support.seeds import chosen_seed
 from support.sqs import sqs_client
@@ -47,7 +48,7 @@ def kill_and_check(tmp_path: Path, kills: int, seed: int) -> ProtocolLoad:
         assert load.errors == []
         assert load.is_drained()
         with blocking.connect(addresses.kafka) as client:
-            load.check_log([each.value.decode() for each in client.consume(QUEUE, to_end=True)])
+            load.check_log([present(each.value).decode() for each in client.consume(QUEUE, to_end=True)])
         assert "Traceback" not in broker.text(), broker.text()
     assert min(load.received[kind.name] for kind in CLIENTS) > 0, load.received
     return load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -49,7 +49,7 @@ def read_all(bootstrap_servers: str, counts: Mapping[str, int], deadline_s: floa
         for message in consumer.consume(500, 0.5):
             if message.error() is None:
                 found.append(message)
-                headers = dict(message.headers())
+                headers: dict[str, Any] = dict(message.headers() or ())
                 name = headers["mansio-schedule"].decode()
                 if int(headers["mansio-schedule-firing"]) >= missing.get(name, 1 << 62):
                     del missing[name]
@@ -62,7 +62,7 @@ def check_fired_once(created_ms: Mapping[str, int], found: list[Message], what: 
     """The firings of each schedule are numbered from 1 on without gaps, and due at their times."""
     fired: dict[str, list[tuple[int, int]]] = {name: [] for name in created_ms}
     for message in found:
-        headers = dict(message.headers())
+        headers: dict[str, Any] = dict(message.headers() or ())
         due_ms = int(headers["mansio-schedule-due-ms"])
         fired[headers["mansio-schedule"].decode()].append((int(headers["mansio-schedule-firing"]), due_ms))
         assert message.timestamp()[1] >= due_ms, "a schedule fired early"

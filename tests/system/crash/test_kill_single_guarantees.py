@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -62,7 +62,7 @@ def test_lease_keeps_the_duration_that_its_member_has_chosen(tmp_path: Path) -> 
             await client.publish_many("jobs", [b"0", b"1"])
             receiver = client.receive("jobs", group="workers", lease_ms=hour_ms)
             await receiver.start()
-            messages = []
+            messages: list[Any] = []
             while len(messages) < 2:
                 messages += await receiver.poll()
             await messages[1].extend(2 * hour_ms)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+Process = subprocess.Popen[bytes]
+
+
 class Shell:
     """Runs `mansio` with MANSIO_BOOTSTRAP_SERVERS set: a child forked from here, so that it need not import
     everything anew.
@@ -83,7 +86,7 @@ class Shell:
     def json_lines(self, *arguments: str, **more: Any) -> list[Any]:
         return [json.loads(line) for line in self(*arguments, "--output", "json", **more).splitlines()]
 
-    def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    def start(self, *arguments: str) -> AbstractContextManager[Process]:
         return started([*mansio_command(), *arguments], self.environment)
 
 
@@ -123,7 +126,7 @@ def shell(broker: ServedBroker) -> Shell:
 
 
 @pytest.mark.row("A6", "L1")
-def test_a_topic_from_create_to_delete(shell: Shell):
+def test_a_topic_from_create_to_delete(shell: Shell) -> None:
     shell("topic", "create", "life", "--partitions", "3", "--config", "retention.ms=3600000")
     shell("topic", "create", "life", code=1)
     assert "exists" in shell.errors
@@ -167,7 +170,7 @@ def test_a_topic_from_create_to_delete(shell: Shell):
 
 
 @pytest.mark.row("A6", "L2", "P1")
-def test_what_goes_in_comes_out_byte_for_byte(shell: Shell):
+def test_what_goes_in_comes_out_byte_for_byte(shell: Shell) -> None:
     shell("topic", "create", "bytes")
     lines = [b"plain", b"", b"\xff\x00\xfe", "é".encode(), b"x" * 100_000]
     shell.bytes("produce", "bytes", stdin=b"\n".join(lines) + b"\n")
@@ -178,7 +181,7 @@ def test_what_goes_in_comes_out_byte_for_byte(shell: Shell):
 
 
 @pytest.mark.row("A6", "L2", "P1", "L8")
-def test_keys_headers_codec_partition_and_null(shell: Shell):
+def test_keys_headers_codec_partition_and_null(shell: Shell) -> None:
     shell("topic", "create", "shape", "--partitions", "3")
     shell("produce", "shape", "-K", ":", "-H", "a=1", "-H", "a=2", "-z", "zstd", stdin=b"k1:v1\nk2:v2\nk1:\n")
     shell("produce", "shape", "-p", "2", "-k", "fixed", "-Z", stdin=b"\n")
@@ -196,7 +199,7 @@ def test_keys_headers_codec_partition_and_null(shell: Shell):
 
 
 @pytest.mark.row("A6")
-def test_produce_returns_where_each_record_was_stored(shell: Shell, tmp_path: Path):
+def test_produce_returns_where_each_record_was_stored(shell: Shell, tmp_path: Path) -> None:
     shell("topic", "create", "stored")
     path = tmp_path / "lines.txt"
     path.write_bytes(b"a\nb\nc\n")
@@ -205,7 +208,7 @@ def test_produce_returns_where_each_record_was_stored(shell: Shell, tmp_path: Pa
 
 
 @pytest.mark.row("A6", "P5")
-def test_a_record_too_large_is_one_clear_line(shell: Shell):
+def test_a_record_too_large_is_one_clear_line(shell: Shell) -> None:
     shell("topic", "create", "small", "--config", "max.message.bytes=1000")
     shell("produce", "small", stdin=b"x" * 5000, code=1)
     assert shell.errors.count("\n") == 1
@@ -216,7 +219,7 @@ def test_a_record_too_large_is_one_clear_line(shell: Shell):
 
 
 @pytest.mark.row("A6", "T3")
-def test_where_consume_starts_and_stops(shell: Shell):
+def test_where_consume_starts_and_stops(shell: Shell) -> None:
     shell("topic", "create", "range")
     shell("produce", "range", stdin=b"".join(b"%d\n" % n for n in range(10)))
     records = shell.json_lines("consume", "range", "-e")
@@ -232,7 +235,7 @@ def test_where_consume_starts_and_stops(shell: Shell):
 
 
 @pytest.mark.row("A6", "G1", "G4")
-def test_a_group_goes_on_where_it_stopped_and_can_be_moved(shell: Shell):
+def test_a_group_goes_on_where_it_stopped_and_can_be_moved(shell: Shell) -> None:
     shell("topic", "create", "work", "--partitions", "2")
     shell("produce", "work", "-p", "0", stdin=b"a\nb\nc\n")
     shell("produce", "work", "-p", "1", stdin=b"d\n")
@@ -259,7 +262,7 @@ def test_a_group_goes_on_where_it_stopped_and_can_be_moved(shell: Shell):
 
 
 @pytest.mark.row("A6", "G1")
-def test_a_follower_sees_new_records_at_once_and_leaves_quietly_on_interrupt(shell: Shell):
+def test_a_follower_sees_new_records_at_once_and_leaves_quietly_on_interrupt(shell: Shell) -> None:
     shell("topic", "create", "live")
     with shell.start("consume", "live", "--from-beginning") as follower:
         assert follower.stdout is not None
@@ -274,7 +277,7 @@ def test_a_follower_sees_new_records_at_once_and_leaves_quietly_on_interrupt(she
 
 @pytest.mark.row("A6", "G1", "G4")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_group_member_that_is_stopped_commits_and_leaves(shell: Shell, number: int, code: int):
+def test_a_group_member_that_is_stopped_commits_and_leaves(shell: Shell, number: int, code: int) -> None:
     topic, group = f"stopped-{code}", f"crew-{code}"
     shell("topic", "create", topic)
     shell("produce", topic, stdin=b"one\ntwo\n")
@@ -291,7 +294,7 @@ def test_a_group_member_that_is_stopped_commits_and_leaves(shell: Shell, number:
 
 
 @pytest.mark.row("A6")
-def test_a_partition_or_name_that_cannot_be_is_one_clear_line(shell: Shell):
+def test_a_partition_or_name_that_cannot_be_is_one_clear_line(shell: Shell) -> None:
     shell("topic", "create", "narrow")
     shell("consume", "narrow", "-p", "99", "-e", code=1)
     assert shell.errors == "mansio: topic narrow has no partition 99\n"
@@ -301,7 +304,7 @@ def test_a_partition_or_name_that_cannot_be_is_one_clear_line(shell: Shell):
 
 
 @pytest.mark.row("A6")
-def test_a_broken_pipe_is_quiet(shell: Shell):
+def test_a_broken_pipe_is_quiet(shell: Shell) -> None:
     shell("topic", "create", "pipe")
     shell("produce", "pipe", stdin=b"x" * 999 + b"\n" + (b"y" * 999 + b"\n") * 2000)
     command = " ".join([*mansio_command(), "consume", "pipe", "--from-beginning"])
@@ -312,7 +315,7 @@ def test_a_broken_pipe_is_quiet(shell: Shell):
 
 
 @pytest.mark.row("A6")
-def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell):
+def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell) -> None:
     shell("topic", "create", "typed")
     with shell.start("produce", "typed", "--output", "json") as producer:
         assert producer.stdin is not None
@@ -325,7 +328,7 @@ def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell):
 
 
 @pytest.mark.row("O1", "A6")
-def test_serve_reports_ready_drains_and_exits_0(tmp_path: Path):
+def test_serve_reports_ready_drains_and_exits_0(tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         listen = ["--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0"]
         with started([*mansio_command(), "serve", "--data", str(tmp_path), *listen]) as served:
@@ -342,7 +345,7 @@ def test_serve_reports_ready_drains_and_exits_0(tmp_path: Path):
 @pytest.mark.row("O2", "A6")
 def test_a_second_broker_on_the_same_data_or_port_is_refused_in_one_line(
     broker: ServedBroker, tmp_path: Path
-):
+) -> None:
     for data, kafka, word in (
         (str(broker.data), "127.0.0.1:0", str(broker.data)),
         (str(tmp_path), broker.bootstrap_servers, broker.bootstrap_servers),
@@ -371,7 +374,7 @@ main()
 
 
 @pytest.mark.row("A6")
-def test_the_demo_keeps_its_promises_without_a_terminal_the_flights_and_spark():
+def test_the_demo_keeps_its_promises_without_a_terminal_the_flights_and_spark() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_FLIGHTS, "demo", "--count", "20000"],
         capture_output=True,

@@ -19,7 +19,7 @@ RECORDS = 40
 
 
 @pytest.mark.row("A6")
-def test_a_killed_brokers_directory_is_healthy_and_a_rotten_index_is_not(tmp_path: Path):
+def test_a_killed_brokers_directory_is_healthy_and_a_rotten_index_is_not(tmp_path: Path) -> None:
     never = {
         "MANSIO_LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL_MS": "600000"
     }  # so that no index of a closed segment is written

@@ -42,6 +42,9 @@ signal.pause()
 """
 
 
+actor: Any = dramatiq.actor  # of its types, none has the options of its middleware
+
+
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestBroker]:
     with TestBroker() as broker:
@@ -69,7 +72,7 @@ def test_a_task_of_a_killed_process_of_dramatiq_runs_again_after_the_visibility_
     broker: TestBroker, tasks: SQSBroker, sqs: Any, tmp_path: Path
 ) -> None:
     ran: queue.Queue[str] = queue.Queue()
-    charge = dramatiq.actor(ran.put, actor_name="charge", broker=tasks)
+    charge: Any = actor(ran.put, actor_name="charge", broker=tasks)
     charge.send("ann")
     environment = {**inherited(), "SQS_URL": broker.sqs_url}
     killed = subprocess.run(
@@ -99,8 +102,8 @@ def test_a_retry_of_dramatiq_is_a_delay_of_the_broker_and_is_lost_if_it_is_longe
             raise ValueError(name)
 
     options = {"broker": tasks, "min_backoff": MS_MAX + 1_000}
-    bounded = dramatiq.actor(fail_once, actor_name="bounded", max_backoff=MS_MAX, **options)
-    unbounded = dramatiq.actor(fail_once, actor_name="unbounded", **options)
+    bounded: Any = actor(fail_once, actor_name="bounded", max_backoff=MS_MAX, **options)
+    unbounded: Any = actor(fail_once, actor_name="unbounded", **options)
     worker = dramatiq.Worker(tasks, worker_threads=1, worker_timeout=1000)
     worker.start()
     bounded.send("ann")

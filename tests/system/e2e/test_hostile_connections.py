@@ -18,6 +18,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
 from support.machine import scaled
+from support.present import present
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
@@ -145,7 +146,7 @@ def test_many_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
         with RawPeer(port) as peer:
             peer.create_topic("wide", TOPICS)
             answer_bytes = len(answer_to(peer, METADATA))
-        server = broker._broker.server
+        server = present(broker._broker).server
         assert server is not None
         for _ in range(12):
             push(stack.enter_context(RawPeer(port, receive_buffer_bytes=4096)), METADATA * 2000)

@@ -27,7 +27,7 @@ def numbers(broker: ServedBroker) -> dict[str, float]:
 
 
 @pytest.mark.row("T5")
-def test_metrics_follow_what_happens(served_broker: ServedBroker):
+def test_metrics_follow_what_happens(served_broker: ServedBroker) -> None:
     before = numbers(served_broker)
     assert before["mansio_partitions"] == 0
     with blocking.connect(served_broker.bootstrap_servers) as client:
@@ -43,7 +43,9 @@ def test_metrics_follow_what_happens(served_broker: ServedBroker):
 
 
 @pytest.mark.row("T5")
-def test_ready_while_it_serves_and_after_a_pause_it_reports_the_loop_stood_still(served_broker: ServedBroker):
+def test_ready_while_it_serves_and_after_a_pause_it_reports_the_loop_stood_still(
+    served_broker: ServedBroker,
+) -> None:
     assert readiness(served_broker.http_url)["ready"]
     served_broker.signal(signal.SIGSTOP)
     try:

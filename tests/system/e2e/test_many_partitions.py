@@ -18,6 +18,7 @@ import pytest
 import mansio
 from mansio.client.producer.producer import ProducerOptions
 from support.machine import scaled
+from support.present import present
 from support.process import ServedBroker
 from support.waiting import wait_until
 
@@ -109,7 +110,7 @@ def test_partitions_of_a_broker_that_was_killed_keep_apart_what_is_damaged(tmp_p
         (segment,) = tmp_path.glob(f"topics/one.*/{index}/*.log")
         segment.write_bytes(segment.read_bytes()[:20])
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
-        failures = broker._broker.service.partitions.failures()
+        failures = present(broker._broker).service.partitions.failures()
         assert sorted(failures) == ["one-11", "one-3"]
         for index in range(20):
             if index not in (3, 11):

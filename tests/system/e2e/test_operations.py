@@ -23,6 +23,7 @@ from mansio.config.settings import SPECIFICATIONS
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled
 from support.paths import ROOT
+from support.present import present
 from support.process import ServedBroker, served
 from support.waiting import wait_until
 
@@ -300,7 +301,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
 
 def unit_file() -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser(strict=False)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
+    parser.optionxform = str  # type: ignore[assignment]  # systemd's names have capitals
     parser.read_string(UNIT.read_text())
     return parser
 
@@ -333,7 +334,7 @@ def test_unit_is_confined_and_runs_a_command_that_exists() -> None:
         "CapabilityBoundingSet": "",
     }.items():
         assert service[name] == value, name
-    assert int(service["LimitNOFILE"]) >= 4096 * 2 + SPECIFICATIONS["open_files_max"].minimum
+    assert int(service["LimitNOFILE"]) >= 4096 * 2 + present(SPECIFICATIONS["open_files_max"].minimum)
     command = service["ExecStart"].split()
     assert command[1] == "serve"
     help_text = subprocess.run(

@@ -26,6 +26,7 @@ import mansio
 from mansio.cli.main import app
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 from support.machine import scaled
+from support.present import present
 from support.process import ServedBroker, served
 from support.waiting import wait_until
 
@@ -109,16 +110,16 @@ class World:
                 message = consumer.poll(scaled(10))
                 assert message is not None
                 if message.error() is not None:
-                    assert message.error().code() == KafkaError._PARTITION_EOF
+                    assert present(message.error()).code() == KafkaError._PARTITION_EOF
                     return found
-                found.append(message.offset())
+                found.append(present(message.offset()))
         finally:
             consumer.close()
 
     def let_it_check(self) -> None:
         """Return when retention has looked again, twice."""
         assert isinstance(self.broker, mansio.Broker)
-        service = self.broker._broker.service
+        service = present(self.broker._broker).service
         assert service.retention is not None
         begun = service.retention.counts.checks
         wait_until(lambda: service.retention is not None and service.retention.counts.checks > begun + 1)

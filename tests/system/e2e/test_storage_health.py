@@ -16,6 +16,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
 from support.machine import scaled
+from support.present import present
 from support.process import served
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 from support.readiness import readiness
@@ -168,7 +169,7 @@ def test_full_disk_shows_at_once_and_a_new_group_reads_when_there_is_room(tmp_pa
         def read() -> None:
             with mansio.blocking.connect(broker.bootstrap_servers) as client:
                 found.extend(
-                    message.value
+                    present(message.value)
                     for message in client.consume("t", group="g", max_records=1, from_="earliest")
                 )
 
@@ -260,7 +261,7 @@ def test_topic_of_group_offsets_keeps_what_groups_depend_on(tmp_path: Path) -> N
             resource = {"resource_type": 2, "resource_name": "__consumer_offsets", "configs": []}
             answer = peer.call(ApiKey.ALTER_CONFIGS, 1, {"resources": [resource]})
             assert answer.responses[0].error_code == 0
-            topic = broker._broker.service.topics.find("__consumer_offsets")
+            topic = present(broker._broker).service.topics.find("__consumer_offsets")
             assert (topic.configs["cleanup.policy"], topic.configs["retention.ms"]) == ("compact", "-1")
 
             names = {"topic_names": ["__consumer_offsets"], "timeout_ms": 1000}

@@ -21,6 +21,7 @@ from kafka import TopicPartition as KafkaPythonPartition
 
 from support.machine import scaled
 from support.paths import required_tool
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,7 +76,7 @@ def confluent_write(
             **options,
         }
     )
-    offsets: list[int] = []
+    offsets: list[Any] = []  # of None with acks=0
     errors: list[Any] = []
     for key, value, headers, timestamp_ms in items:
         producer.produce(
@@ -105,9 +106,11 @@ def confluent_read(bootstrap_servers: str, topic: str, count: int, *, partitions
     while len(got) < count and time.monotonic() < end:
         for message in consumer.consume(count - len(got), 0.5):
             assert message.error() is None, message.error()
-            headers = tuple(message.headers() or ())
+            headers: Any = tuple(message.headers() or ())
             item = Item(message.key(), message.value(), headers, message.timestamp()[1])
-            got.append(Got(message.partition(), message.offset(), message.timestamp()[1], item))
+            got.append(
+                Got(present(message.partition()), present(message.offset()), message.timestamp()[1], item)
+            )
     consumer.close()
     assert len(got) == count, f"confluent-kafka read {len(got)} of {count}"
     return got

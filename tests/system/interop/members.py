@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from kafka import KafkaConsumer
 
 from support.machine import scaled
+from support.present import present
 from support.waiting import wait_until
 from system.interop.clients import QUIET
 
@@ -102,7 +103,9 @@ class ConfluentMember(Member):
                     continue
                 error = message.error()
                 if error is None:
-                    self.received.append((message.partition(), message.offset(), message.value()))
+                    self.received.append(
+                        (present(message.partition()), present(message.offset()), message.value())
+                    )
                 elif error.fatal() or error.code() == KafkaError._FATAL:
                     raise AssertionError(error)
         finally:
@@ -149,7 +152,7 @@ class AiokafkaMember(Member):
     async def _consume(self) -> None:
         member = self
 
-        class Listener(ConsumerRebalanceListener):
+        class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # of a library without types
             async def on_partitions_revoked(self, revoked: Any) -> None:
                 member._assigned(())
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from support.machine import scaled
+from support.present import present
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,7 +133,7 @@ class _Consumer:
             for message in self._consumer.poll(min(left, 0.5)):
                 if message.error() is not None:
                     raise RuntimeError(str(message.error()))
-                value = message.value().decode()
+                value = present(message.value()).decode()
                 found.append([message.partition(), message.offset(), value, message.delivery_count()])
             if found and self._explicit:
                 break  # what was given has to be answered for first

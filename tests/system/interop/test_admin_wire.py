@@ -131,8 +131,10 @@ def test_kafka_python_hears_that_there_is_no_access_control(kafka_python: KafkaA
 
 @pytest.mark.row("A1")
 def test_no_user_has_credentials(confluent: AdminClient, kafka_python: KafkaAdminClient) -> None:
-    assert confluent.describe_user_scram_credentials().result(scaled(10)) == {}
-    alone = confluent.describe_user_scram_credentials(["alice"])["alice"]
+    every: Any = confluent.describe_user_scram_credentials()
+    assert every.result(scaled(10)) == {}
+    named: Any = confluent.describe_user_scram_credentials(["alice"])
+    alone = named["alice"]
     assert code_of(alone) == RESOURCE_NOT_FOUND
     assert kafka_python.describe_user_scram_credentials() == {}
 
@@ -447,7 +449,7 @@ def test_confluent_kafka_writes_at_its_quota_and_hears_of_the_pauses(limited: st
     begun = time.monotonic()
     for _ in range(ITEMS):
         producer.produce(
-            "t", b"x" * ITEM_BYTES, on_delivery=lambda error, _: error and pytest.fail(str(error))
+            "t", b"x" * ITEM_BYTES, on_delivery=lambda error, _: pytest.fail(str(error)) if error else None
         )
     assert producer.flush(scaled(20)) == 0
     took_s = time.monotonic() - begun

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -103,7 +103,7 @@ def test_a_changed_codec_applies_to_the_batches_that_follow(
 ) -> None:
     topic = make_topic()
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
-    written = []
+    written: list[Any] = []
     for codec in ("producer", "zstd", "uncompressed", "producer"):
         entry = ConfigEntry("compression.type", codec, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
@@ -169,7 +169,9 @@ def test_without_waiting_for_a_commit_the_order_is_kept_too(
 ) -> None:
     topic = make_topic(compression_type="snappy")
     sent = [one for number in range(10) for one in (*items(1, 100_000, number), *items(2, 20, number))]
-    confluent_write(bootstrap_servers, topic, sent, acks=acks, **{"batch.num.messages": 1, "linger.ms": 0})
+    confluent_write(
+        bootstrap_servers, topic, sent, acks=acks, **dict[str, Any]({"batch.num.messages": 1, "linger.ms": 0})
+    )
     wait_until(lambda: raw.end_offset(topic) == len(sent), 30)
     assert as_sent(confluent_read(bootstrap_servers, topic, len(sent))) == sent
     assert {header.codec for header in stored(raw, topic)} == {Codec.SNAPPY}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -210,9 +211,7 @@ def test_settings_without_effect_have_kafkas_defaults_and_are_validated(
         "remote.storage.enable": "true",
         "segment.index.bytes": "3",
     }.items():
-        code, reason = refusal(
-            lambda name=name, value=value: alter(admin, ResourceType.TOPIC, topic, {name: value})
-        )
+        code, reason = refusal(partial(alter, admin, ResourceType.TOPIC, topic, {name: value}))
         assert code == KafkaError.INVALID_CONFIG
         assert name in reason
 

@@ -24,6 +24,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from support.machine import scaled
+from support.present import present
 from support.process import served
 from support.waiting import wait_until
 from system.interop.clients import QUIET, Item, confluent_write
@@ -81,7 +82,9 @@ class NextMember(Member):
                     continue
                 error = message.error()
                 if error is None:
-                    self.received.append((message.partition(), message.offset(), message.value()))
+                    self.received.append(
+                        (present(message.partition()), present(message.offset()), message.value())
+                    )
                 elif error.fatal() or error.code() == KafkaError._FATAL:
                     raise KafkaException(
                         consumer.fatal_error() if hasattr(consumer, "fatal_error") else error

@@ -15,6 +15,7 @@ from mansio.errors import CorruptMessage, StorageError
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import HEADER_BYTES, iterate_batches
 from support.machine import scaled
+from support.present import present
 from support.raw_peer import RawPeer, fetch_frame
 from system.interop.clients import QUIET
 
@@ -105,7 +106,7 @@ def test_librdkafka_reports_the_batch_and_reads_on_after_it(flipped: mansio.Brok
         for message in consumer.consume(1, 0.2):
             error = message.error()
             if error is None:
-                good[message.partition(), message.offset()] = message.value()
+                good[present(message.partition()), present(message.offset())] = present(message.value())
             else:
                 reported.add((error.code(), message.partition(), message.offset()))
                 consumer.seek(TopicPartition(TOPIC, 0, BAD + 1))
@@ -187,6 +188,6 @@ def test_what_the_broker_itself_cannot_frame_is_answered_as_corruption_and_the_r
             assert [m.value for m in client.consume([other], from_="earliest", max_records=1)] == [
                 b"elsewhere"
             ]
-        partition = broker._broker.service.partitions.find(TOPIC, None, 0)
+        partition = present(broker._broker).service.partitions.find(TOPIC, None, 0)
         with pytest.raises(StorageError, match="damaged"):
             partition.log.verify()

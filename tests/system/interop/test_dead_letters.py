@@ -110,7 +110,7 @@ def test_what_a_stock_consumer_gives_up_is_a_dead_letter_with_kafkas_headers(
         (f"k{at}".encode(), f"v{at}".encode()) for at in range(3)
     ]
     for at, each in enumerate(found):
-        headers = each.headers()
+        headers: Any = each.headers()
         assert headers[:2] == [("own", b"\x00\xff"), ("nothing", None)]
         reported = {name: value.decode() for name, value in headers[2:]}
         assert reported.pop("mansio-dlq-id").endswith(f"/0/{at}/{times}")
@@ -200,7 +200,7 @@ def test_each_is_there_once_when_the_broker_is_killed_on_the_way(tmp_path: Path)
                 dead_letters = mansio.TopicPartition(f"dlq.{topic}", 0)
                 assert client.admin.list_offsets([dead_letters])[dead_letters].offset == count
             found = read(broker.bootstrap_servers, dead_letters.topic, count)
-            offsets = [dict(each.headers())["__dlq.errors.offset"] for each in found]
+            offsets = [dict(each.headers() or ())["__dlq.errors.offset"] for each in found]
             assert offsets == [str(at).encode() for at in range(count)]
         assert "Traceback" not in broker.text()
 

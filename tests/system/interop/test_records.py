@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -193,12 +193,13 @@ def test_same_key_goes_to_the_same_partition_with_every_client(
     ]
     items = [Item(key, b"v") for key in keys]
     expected = {key: partition_for_key(key, partitions) for key in keys}
-    for name, how in {
+    settings: dict[str, dict[str, Any]] = {
         "confluent-kafka": {"partition": -1, "partitioner": "murmur2_random"},
         "kafka-python": {"partition": None},
         "aiokafka": {"partition": None},
         "kcat": {"partition": -1, "topic.partitioner": "murmur2_random"},
-    }.items():
+    }
+    for name, how in settings.items():
         topic = make_topic(partitions)
         WRITERS[name](bootstrap_servers, topic, items, **how)
         got = READERS["confluent-kafka"](bootstrap_servers, topic, len(items), partitions=partitions)

@@ -14,6 +14,7 @@ from mansio.broker.maintenance.data_dir_format import CURRENT_DATA_FORMAT, FIRST
 from support.environments import Environment
 from support.machine import scaled
 from support.paths import ROOT, mansio_command
+from support.present import present
 from support.process import ServedBroker, inherited
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def test_data_of_a_release_is_all_there(wheel: Path, tmp_path: Path) -> None:
             assert admin.describe_config("orders")["retention.ms"].value == "86400000"
             assert admin.describe_config("prices")["cleanup.policy"].value == "compact"
             assert written["records"] == sorted(
-                [each.partition, each.offset, str(each.key), each.value.decode(), str(each.headers)]
+                [each.partition, each.offset, str(each.key), present(each.value).decode(), str(each.headers)]
                 for topic in ("orders", "prices")
                 for each in client.consume(topic, to_end=True)
             )
@@ -73,7 +74,7 @@ def test_data_of_a_release_is_all_there(wheel: Path, tmp_path: Path) -> None:
             ]
             assert sorted(offsets) == written["offsets"]
             dead = list(client.consume("dlq.orders", to_end=True))
-            assert [each.value.decode() for each in dead] == written["dead"]
+            assert [present(each.value).decode() for each in dead] == written["dead"]
             received = receive_all(client, 200 - len(written["done"]))
         assert broker.stop() == 0
     finally:

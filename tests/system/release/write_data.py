@@ -6,6 +6,7 @@ Prints one JSON document, and then holds its leases until its standard input end
 import json
 import sys
 import time
+from typing import Any
 
 import mansio
 
@@ -28,7 +29,7 @@ with mansio.blocking.connect(sys.argv[1]) as client:
     }
     admin.alter_group_config("billing", settings)
     with client.receive("orders", group="billing") as receiver:
-        leased = []
+        leased: list[Any] = []
         while len(leased) < 60:
             leased += receiver.poll(5000, max_records=10)
         acknowledged, rejected, held = leased[:40], leased[40], leased[41:]
@@ -40,7 +41,7 @@ with mansio.blocking.connect(sys.argv[1]) as client:
             time.sleep(0.02)
         written = {
             "records": sorted(
-                [each.partition, each.offset, str(each.key), each.value.decode(), str(each.headers)]
+                [each.partition, each.offset, str(each.key), (each.value or b"").decode(), str(each.headers)]
                 for topic in ("orders", "prices")
                 for each in client.consume(topic, to_end=True)
             ),
@@ -49,9 +50,9 @@ with mansio.blocking.connect(sys.argv[1]) as client:
                 [each.topic, each.partition, found.offset]
                 for each, found in admin.group_offsets("audit").items()
             ),
-            "done": sorted(each.value.decode() for each in [*acknowledged, rejected]),
-            "held": sorted(each.value.decode() for each in held),
-            "dead": [value.decode() for value in dead],
+            "done": sorted((each.value or b"").decode() for each in [*acknowledged, rejected]),
+            "held": sorted((each.value or b"").decode() for each in held),
+            "dead": [(value or b"").decode() for value in dead],
         }
         print(json.dumps(written), flush=True)
         sys.stdin.read()

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from support.spark_source import Topic
 
@@ -47,7 +48,7 @@ class Streams:
     def to_end(self, topic: Topic, **options: str) -> StreamingQuery:
         query = start_available_now(self.writer(topic, stopAtLatest="true", **options))
         self.running.append(query)
-        assert query.awaitTermination(scaled(DEADLINE_S))
+        assert query.awaitTermination(int(scaled(DEADLINE_S)))
         return query
 
     def read(self) -> list[tuple[int, int]]:

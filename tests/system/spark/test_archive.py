@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.archive import BatchProgress
+    from mansio.spark.jobs.pipeline_progress import BatchProgress
     from support.process import ServedBroker
 
 

@@ -7,6 +7,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark import TaskContext
 
 from mansio.errors import TopicRecreated
 from mansio.spark.iceberg.catalog import open_table
@@ -85,7 +86,7 @@ def task(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Task]:
-    monkeypatch.setattr(iceberg_sink.TaskContext, "get", Context)
+    monkeypatch.setattr(TaskContext, "get", Context)
     one = Task(broker_process, topic_name("in"), tmp_path)
     yield one
     one.reader.stop()

@@ -36,7 +36,10 @@ def test_records_that_cannot_be_read_are_an_error_or_are_listed_and_kept_apart(
     with mansio.blocking.connect(here.bootstrap_servers) as client:
         client.publish_many(
             here.name,
-            [OutgoingRecord(b"%d" % n, headers=[("fine" if n % 4 else marker, b"x")]) for n in range(10, 20)],
+            [
+                OutgoingRecord(b"%d" % n, headers=(("fine" if n % 4 else marker, b"x"),))
+                for n in range(10, 20)
+            ],
         )
     here.fill(5, first=20)
     here.damage(marker.encode(), b"\xff" + marker.encode()[1:], seal=True)

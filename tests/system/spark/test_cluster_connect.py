@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -97,7 +97,8 @@ def connect_server(place: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         with suppress(psutil.NoSuchProcess):
             everyone = psutil.Process(process.pid).children(recursive=True)
-        for one in (process, *everyone):
+        processes: list[Any] = [process, *everyone]
+        for one in processes:
             with suppress(psutil.NoSuchProcess, ProcessLookupError):
                 one.send_signal(signal.SIGTERM)
         _, alive = psutil.wait_procs(everyone, scaled(30))

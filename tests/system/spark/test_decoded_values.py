@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from mansio.spark.jobs.archive import ArchiveResult, BatchProgress
+    from mansio.spark.jobs.archive import ArchiveResult
+    from mansio.spark.jobs.pipeline_progress import BatchProgress
     from support.process import ServedBroker
 
 Rows = list[dict[str, Any]]

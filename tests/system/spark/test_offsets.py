@@ -112,7 +112,7 @@ MEANINGS: list[tuple[dict[str, str], tuple[int, int], tuple[int, int]]] = [
     ("options", "first", "second"), MEANINGS, ids=[str(given) for given, _, _ in MEANINGS]
 )
 def test_options_mean_offsets(
-    ten: Topic, options: dict[str, str], first: tuple[int, int], second: tuple[int, int]
+    ten: Topic, options: dict[str, Any], first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     found = resolve_ranges(sync_client(ten.bootstrap_servers), ten.options(**options))
     assert {partition.partition: (one.start, one.end) for partition, one in found.items()} == {
@@ -156,7 +156,7 @@ REFUSALS: list[tuple[dict[str, str], type[MansioError], str]] = [
     ("options", "kind", "message"), REFUSALS, ids=[message for _, _, message in REFUSALS]
 )
 def test_offsets_that_cannot_be_meant_are_refused(
-    ten: Topic, options: dict[str, str], kind: type[MansioError], message: str
+    ten: Topic, options: dict[str, Any], kind: type[MansioError], message: str
 ) -> None:
     with pytest.raises(kind) as refused:
         resolve_ranges(sync_client(ten.bootstrap_servers), ten.options(**options))

@@ -12,6 +12,7 @@ from tools import public_api
 import mansio.spark
 import mansio.spark.functions
 from support.machine import scaled
+from support.present import present
 from support.protobuf_files import descriptor_set
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def test_archive_union_and_replay_with_public_names(
     options = {"kafka.bootstrap.servers": servers}
     assert mansio.spark.read_topic_as_table(spark, topic, table, options).count() == RECORDS + 1
     names = mansio.spark.register_topics(spark, [topic], servers, warehouse=warehouse)
-    assert spark.sql(f"select count(*) from {names[topic]}").first()[0] == RECORDS + 1
+    assert present(spark.sql(f"select count(*) from {names[topic]}").first())[0] == RECORDS + 1
     spark.catalog.dropTempView(names[topic])
     selection = mansio.spark.Selection(partitions=frozenset([0]), starts={0: 1})
-    assert selection.ends is selection.from_us is selection.to_us is None
+    assert (selection.ends, selection.from_us, selection.to_us) == (None, None, None)
     version: mansio.spark.TableVersion = mansio.spark.find_version(
         table, str(table.iceberg.metadata.current_snapshot_id), int
     )
@@ -69,7 +70,7 @@ def test_archive_union_and_replay_with_public_names(
     stream = spark.readStream.format("mansio").options(**options, subscribe=topic, startingOffsets="earliest")
     rows = stream.option("stopAtLatest", "true").load().writeStream.format("noop")
     query = mansio.spark.start_available_now(rows.option("checkpointLocation", str(tmp_path / "checkpoint")))
-    assert query.awaitTermination(scaled(QUERY_DEADLINE_S))
+    assert query.awaitTermination(int(scaled(QUERY_DEADLINE_S)))
     assert sum(progress.numInputRows for progress in query.recentProgress) == RECORDS + 1
 
 
@@ -123,7 +124,7 @@ def test_columns_are_encoded_and_decoded_with_public_names(spark: SparkSession) 
     files = descriptor_set('syntax = "proto3"; message R { int64 id = 1; }')
     messages = spark.sql("select unhex('0805') as value")
     message = mansio.spark.functions.from_protobuf("value", "R", binaryDescriptorSet=files)
-    assert messages.select(message.alias("value")).first()["value"]["id"] == 5
+    assert present(messages.select(message.alias("value")).first())["value"]["id"] == 5
 
 
 def test_every_public_name_is_used_above() -> None:

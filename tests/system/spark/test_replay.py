@@ -98,7 +98,7 @@ def table(archive: Archive) -> ArchiveTable:
 def delete_everything(bootstrap_servers: str, topic: str) -> None:
     with mansio.blocking.connect(bootstrap_servers) as client:
         every = [TopicPartition(topic, one.index) for one in client.admin.describe_topic(topic).partitions]
-        client.admin.delete_records(every, before="latest")
+        client.admin.delete_records(every, before="end")
 
 
 def test_everything_that_expired_comes_back_identical_and_a_second_run_adds_nothing(

@@ -11,6 +11,7 @@ import pytest
 from mansio.spark import start_available_now
 from mansio.wire.murmur2 import partition_for_key
 from support.machine import scaled
+from support.present import present
 from system.spark.topics import contents, create, publish
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from support.process import ServedBroker
 
@@ -53,7 +54,7 @@ def test_every_column_of_a_dataframe_arrives_in_its_record(
         "kafka.bootstrap.servers", broker_process.bootstrap_servers
     ).mode("append").save()
     found = {
-        int(message.value): message
+        int(present(message.value)): message
         for topic in (first, second)
         for message in contents(broker_process.bootstrap_servers, topic)
     }
@@ -79,7 +80,7 @@ def run_once(
             **options,
         )
     )
-    assert query.awaitTermination(scaled(DEADLINE_S))
+    assert query.awaitTermination(int(scaled(DEADLINE_S)))
     return query
 
 
@@ -112,7 +113,9 @@ def test_a_stream_whose_batch_is_repeated_after_its_commit_writes_each_record_on
     )
     more = {} if exactly_once else {"exactlyOnce": "false"}
     run_once(frame, bootstrap_servers, target, checkpoint, **more)
-    assert sorted(int(message.value) for message in contents(bootstrap_servers, target)) == list(range(500))
+    assert sorted(int(present(message.value)) for message in contents(bootstrap_servers, target)) == list(
+        range(500)
+    )
     query = run_once(frame, bootstrap_servers, target, checkpoint, **more)
     assert len(contents(bootstrap_servers, target)) == 500, "a restart without news writes nothing"
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
@@ -120,7 +123,7 @@ def test_a_stream_whose_batch_is_repeated_after_its_commit_writes_each_record_on
         path.unlink(missing_ok=True)
     publish(bootstrap_servers, source, [(b"500", b"500")])
     run_once(frame, bootstrap_servers, target, checkpoint, **more)
-    after = sorted(int(message.value) for message in contents(bootstrap_servers, target))
+    after = sorted(int(present(message.value)) for message in contents(bootstrap_servers, target))
     if exactly_once:
         assert after == list(range(501))
     else:
@@ -141,7 +144,9 @@ def test_a_write_with_a_task_that_fails_leaves_nothing(
         failing.write.format("mansio").mode("append").options(**options).save()
     assert contents(broker_process.bootstrap_servers, target) == []
     frame.write.format("mansio").mode("append").options(**options).save()
-    found = sorted(int(message.value) for message in contents(broker_process.bootstrap_servers, target))
+    found = sorted(
+        int(present(message.value)) for message in contents(broker_process.bootstrap_servers, target)
+    )
     assert found == list(range(2_000))
 
 
@@ -155,7 +160,9 @@ def test_a_write_of_a_batch_that_foreach_batch_repeats_is_there_once(
         frame = spark.range(10).selectExpr(f"concat('{batch}/', id) value")
         writer = frame.write.format("mansio").mode("append").options(**options)
         writer.options(queryId=topic_name("query")[-60:].strip("-"), batchId=batch).save()
-    found = [message.value.decode() for message in contents(broker_process.bootstrap_servers, target)]
+    found = [
+        present(message.value).decode() for message in contents(broker_process.bootstrap_servers, target)
+    ]
     assert sorted(found) == sorted(f"{batch}/{place}" for batch in (0, 1) for place in range(10))
 
 

@@ -14,6 +14,7 @@ from mansio.spark.sync_client import SyncClient
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.murmur2 import partition_for_key
 from support.paths import free_port
+from support.present import present
 from support.process import ServedBroker
 from system.spark.disconnecting_proxy import losing_answers
 from system.spark.topics import contents, create
@@ -65,8 +66,10 @@ def test_rows_go_where_every_kafka_client_puts_their_keys_in_order_and_the_repor
     for written in report.ranges:
         here = [message for message in found if message.partition == written.partition]
         assert (written.first_offset, written.last_offset, written.rows) == (0, len(here) - 1, len(here))
-        assert all(partition_for_key(message.key, PARTITIONS) == written.partition for message in here)
-        places = [int(message.value) for message in here]
+        assert all(
+            partition_for_key(present(message.key), PARTITIONS) == written.partition for message in here
+        )
+        places = [int(present(message.value)) for message in here]
         assert places == sorted(places[: len(places) // 2]) * 2
     assert report.producer_id >= 0
 
@@ -91,7 +94,7 @@ def test_lost_answers_neither_lose_nor_double_nor_reorder_records(tmp_path: Path
         broker.kill()
     assert report.rows == len(found) == ROWS
     for partition in range(PARTITIONS):
-        places = [int(message.value) for message in found if message.partition == partition]
+        places = [int(present(message.value)) for message in found if message.partition == partition]
         assert places == sorted(set(places))
 
 

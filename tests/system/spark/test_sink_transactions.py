@@ -26,6 +26,7 @@ from mansio.spark.sync_client import SyncClient, close_sync_clients
 from mansio.wire.api_versions import ApiKey
 from support.cluster import cluster
 from support.paths import free_port
+from support.present import present
 from support.process import ServedBroker
 from support.waiting import wait_until
 from system.spark.disconnecting_proxy import losing_answers
@@ -70,7 +71,9 @@ class Query:
 
     def values(self) -> list[str]:
         """What readers of committed records see now."""
-        return sorted(message.value.decode() for message in contents(self.bootstrap_servers, self.topic))
+        return sorted(
+            present(message.value).decode() for message in contents(self.bootstrap_servers, self.topic)
+        )
 
     def check(self, *batches: int) -> None:
         """Readers see exactly these batches, as soon as the markers are written."""

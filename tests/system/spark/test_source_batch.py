@@ -43,7 +43,7 @@ def test_all_that_a_record_holds_arrives_in_sparks_types(
         client.publish_many(
             topic.name,
             [
-                OutgoingRecord(b"v", b"k", [("a", b"1"), ("a", None), ("ä", b"")], 1, 1_700_000_000_123),
+                OutgoingRecord(b"v", b"k", (("a", b"1"), ("a", None), ("ä", b"")), 1, 1_700_000_000_123),
                 OutgoingRecord(None, None, (), 1, 1_700_000_000_124),
                 OutgoingRecord(b"", b"", (), 0, 0),
             ],

@@ -15,6 +15,7 @@ from mansio.spark.spark_versions import (
 )
 from mansio.spark.sync_client import sync_client
 from support.machine import scaled
+from support.present import present
 from support.spark_source import Topic
 from support.waiting import wait_until
 from system.spark.streams import DEADLINE_S, pairs
@@ -42,7 +43,7 @@ def test_available_now_reads_what_is_there_in_bounded_batches_and_a_lost_commit_
         20,
     ]
     if PROGRESS_HAS_LATEST_OFFSETS:
-        source = json.loads(query.lastProgress.json)["sources"][0]
+        source = json.loads(present(query.lastProgress).json)["sources"][0]
         assert source["latestOffset"] == {topic.name: {"0": 900, "1": 100}}
 
     before = dict(streams.batches)
@@ -101,7 +102,7 @@ def test_no_batch_exceeds_the_limit_whatever_the_trigger_and_the_version(
     runs = 0
     while streams.read() != pairs(900):
         query = streams.start(topic, {"availableNow": True}, maxOffsetsPerTrigger="400")
-        assert query.awaitTermination(scaled(DEADLINE_S))
+        assert query.awaitTermination(int(scaled(DEADLINE_S)))
         runs += 1
         assert len(streams.batches) >= runs, "a query that reads nothing"
     assert [len(batch) for batch in streams.batches.values()] == [400, 400, 100]

@@ -53,7 +53,7 @@ def test_every_trigger_reads_each_record_once(
     wait_until(lambda: streams.read() == pairs(30, 12), DEADLINE_S, "all records")
     if "processingTime" in trigger:
         query.stop()
-    assert query.awaitTermination(scaled(DEADLINE_S))
+    assert query.awaitTermination(int(scaled(DEADLINE_S)))
     assert len(streams.batches) == 1
     topic.fill(5)
     query = streams.start(topic, trigger)
@@ -102,7 +102,7 @@ def test_watermark_of_a_query_is_kept_across_restarts_and_drops_late_records(
                 results[hour] = row["count"]
 
         query = start_available_now(writer.foreachBatch(take))
-        assert query.awaitTermination(scaled(DEADLINE_S))
+        assert query.awaitTermination(int(scaled(DEADLINE_S)))
         for progress in query.recentProgress:
             dropped += sum(one.numRowsDroppedByWatermark for one in progress.stateOperators)
     assert results == {0: 2, 1: 2}

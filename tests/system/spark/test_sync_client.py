@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -95,7 +95,7 @@ def test_the_next_answer_is_asked_for_before_this_one_is_used(
         return await attempt(self, offset, size)
 
     monkeypatch.setattr(fetch._RangeFetcher, "send_fetch", counted)
-    reading = fetch_range(
+    reading: Any = fetch_range(
         sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 300, fetch_bytes=50_000
     )
     first = next(reading)
@@ -107,7 +107,7 @@ def test_the_next_answer_is_asked_for_before_this_one_is_used(
 def test_a_reader_that_stops_early_leaves_a_usable_connection(topic: Callable[..., Topic]) -> None:
     here = topic()
     here.fill(500, size=1_000, together=10)
-    reading = fetch_range(
+    reading: Any = fetch_range(
         sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 500, fetch_bytes=20_000
     )
     next(reading)
@@ -338,7 +338,7 @@ def test_a_record_that_is_wrong_in_itself_costs_no_other(topic: Callable[..., To
         names[3] = names[30] = "bad-name"
         client.publish_many(
             here.name,
-            [OutgoingRecord(b"%d" % at, headers=[(name, b"x")]) for at, name in enumerate(names)],
+            [OutgoingRecord(b"%d" % at, headers=((name, b"x"),)) for at, name in enumerate(names)],
         )
     here.damage(b"bad-name", b"bad-\xff\xfeme", seal=True)
     assert numbers_of(here.rows()) == list(range(40))

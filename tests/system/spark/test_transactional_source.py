@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.options import SinkOptions
-from mansio.spark.sink import iceberg_sink
 from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import SyncClient
@@ -157,7 +157,7 @@ def test_an_archive_has_the_committed_records_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(iceberg_sink.TaskContext, "get", Context)
+    monkeypatch.setattr(TaskContext, "get", Context)
     task = Task(broker_process, topic_name("in"), tmp_path)
     committed = write_transactions(broker_process.bootstrap_servers, client, task.topic, topic_name("w"))
     start = task.reader.initialOffset()

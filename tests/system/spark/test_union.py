@@ -314,6 +314,6 @@ def test_partitions_added_since_the_last_batch_are_read_from_their_beginning(
 def test_options_that_choose_records_are_refused(spark: SparkSession, case: Case) -> None:
     for name in ("startingOffsets", "endingTimestamp", "assign"):
         with pytest.raises(ConfigError, match=f"option {name} is not for"):
-            case.read(spark, **{name: "earliest"})
+            case.read(spark, **dict[str, Any]({name: "earliest"}))
     with pytest.raises(InvalidRequest, match="is the archive of"):
         read_topic_as_table(spark, "another", case.table, {"kafka.bootstrap.servers": case.bootstrap_servers})

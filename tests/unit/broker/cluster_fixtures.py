@@ -35,7 +35,6 @@ class CoordinatorReplica(MemoryPartition):
         self.index = index
         self.leader_epoch = leader_epoch
         self.is_leader = True
-        self.is_leadership_uncertain = False
         self.closed = False
         self.on_read: Callable[[int], object] = lambda _: None
 

@@ -192,6 +192,7 @@ class MemoryPartition:
         self.waits: list[tuple[int, Promise]] = []
         self.batches_read = self.urgent_appends = 0
         self.damaged: list[int] = []
+        self.is_leadership_uncertain = False
 
     @property
     def log(self) -> MemoryPartition:
@@ -234,6 +235,9 @@ class MemoryPartition:
 
     def report_damage(self, offset: int, error: MansioError) -> None:
         self.damaged.append(offset)
+
+    def trim(self, start_offset: int) -> None:
+        self.start_offset = start_offset
 
     def batches(self, from_offset: int) -> Iterator[bytes]:
         for batch in self.stored:

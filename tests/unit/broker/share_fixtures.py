@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.wire.apis.share_acknowledge import ShareAcknowledgeResponse
     from mansio.wire.apis.share_fetch import ShareFetchResponse, SharePartitionData
+    from mansio.wire.batch.record_batch import NewRecord
 
 DEADLINE_S = 20.0
 CONFIGS = {
@@ -171,7 +172,9 @@ class ShareBench:
     async def write(self, *sizes: int) -> None:
         """One batch of so many records after the other."""
         for size in sizes:
-            rows = [(self.service.clock.wall_ms(), None, b"v%d" % n, []) for n in range(size)]
+            rows: list[NewRecord] = [
+                (self.service.clock.wall_ms(), None, b"v%d" % n, []) for n in range(size)
+            ]
             await self.partition.commit_promise(self.partition.append(build_batch(rows)).end_offset)
 
 
@@ -188,7 +191,7 @@ class _Even:
 def part_of(answer: ShareFetchResponse) -> SharePartitionData:
     """The answer's one partition, checked: each acquired offset has its record in it."""
     ((_, (part,)),) = answer.topics
-    there = set()
+    there: set[int] = set()
     for piece in part.records:
         for at, header in iterate_batches(piece):
             batch = piece[at : at + header.size]

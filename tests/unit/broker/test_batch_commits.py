@@ -305,7 +305,7 @@ def test_a_loaded_decision_is_carried_out_without_a_request() -> None:
     room = CoordinatorRoom()
     batch = write_batch(room)
 
-    async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
+    async def fail(transaction: TaskTransaction, *, is_commit: bool) -> None:
         raise CoordinatorNotAvailable
 
     room.ender.end = fail
@@ -322,7 +322,7 @@ def test_a_loaded_decision_is_carried_out_only_when_it_is_committed() -> None:
     transaction = write_task(room, 1)
     assert room.index(transaction.transactional_id) != room.index(QUERY)
 
-    async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
+    async def fail(transaction: TaskTransaction, *, is_commit: bool) -> None:
         raise CoordinatorNotAvailable
 
     room.ender.end = fail
@@ -532,10 +532,9 @@ def test_a_request_that_outlasts_its_leadership_decides_nothing() -> None:
     """Another leader may have decided meanwhile, although this broker leads the partition again."""
     room = CoordinatorRoom(cluster=True)
     broker: Any = type("Broker", (), {"node_id": 0})()
-    room.coordinator.lookup.brokers = {0: broker, 1: broker}
+    room.lookup.brokers = {0: broker, 1: broker}
     shared = [MemoryPartition(room.scheduler), MemoryPartition(room.scheduler)]
     for index, partition in enumerate(shared):
-        partition.is_leadership_uncertain = False
         room.coordinator.topic.lead(index, partition, 4)
     room.run_for()
     transaction = write_task(room, 1)
@@ -543,11 +542,11 @@ def test_a_request_that_outlasts_its_leadership_decides_nothing() -> None:
     assert room.index(transaction.transactional_id) != index
     real_hold = room.ender.hold
 
-    async def hold(held: TaskTransaction) -> None:
+    async def hold(transaction: TaskTransaction) -> None:
         room.coordinator.topic.resign(index)
         room.coordinator.topic.lead(index, shared[index], 6)
         await room.scheduler.sleep(100)
-        await real_hold(held)
+        await real_hold(transaction)
 
     room.ender.hold = hold
     with pytest.raises(CoordinatorNotAvailable, match="leader"):
@@ -592,7 +591,7 @@ def late_decision(age_ms: int, *, failures: int) -> None:
     room = CoordinatorRoom(held_ms_max=HOUR_MS)
     transaction = write_task(room, 1)
 
-    async def fail(_: TaskTransaction, *, is_commit: bool) -> None:
+    async def fail(transaction: TaskTransaction, *, is_commit: bool) -> None:
         raise CoordinatorNotAvailable
 
     room.ender.end = fail
@@ -711,10 +710,10 @@ def test_a_batch_of_the_most_tasks_is_committed_and_one_decision_stored() -> Non
     most = [TaskTransaction(f"mansio-spark:{QUERY}:{task}:0", task, 0) for task in range(TRANSACTIONS_MAX)]
     ended: Counter[bool] = Counter()
 
-    async def hold(_: TaskTransaction) -> None:
+    async def hold(transaction: TaskTransaction) -> None:
         return None
 
-    async def end(_: TaskTransaction, *, is_commit: bool) -> None:
+    async def end(transaction: TaskTransaction, *, is_commit: bool) -> None:
         ended[is_commit] += 1
 
     room.ender.hold, room.ender.end = hold, end
@@ -782,7 +781,7 @@ def test_batches_go_on_with_a_new_producer_id_when_the_epochs_of_a_slot_are_used
 
 
 def test_a_query_is_forgotten_when_it_is_not_used_for_long_and_not_before() -> None:
-    settings = {"query_expiration_ms": 10 * HOUR_MS, "expiration_check_interval_ms": HOUR_MS}
+    settings: dict[str, Any] = {"query_expiration_ms": 10 * HOUR_MS, "expiration_check_interval_ms": HOUR_MS}
     room = CoordinatorRoom(**settings)
     commit(room, 0, write_batch(room))
     room.run_for(9 * HOUR_MS)
@@ -836,7 +835,7 @@ def test_transactions_of_other_coordinators_are_held_and_ended_by_requests() -> 
     peers = Peers()
     room = CoordinatorRoom(cluster=True, peers=peers)
     broker: Any = type("Broker", (), {"node_id": 1})()
-    room.coordinator.lookup.brokers = {0: broker, 1: broker}
+    room.lookup.brokers = {0: broker, 1: broker}
     transaction = TaskTransaction("t", 7, 3)
     room.run(room.ender.hold(transaction))
     room.run(room.ender.end(transaction, is_commit=True))

@@ -426,7 +426,7 @@ def test_a_closed_thread_fails_what_waits() -> None:
     def submit(work: object, done: object) -> None:
         raise RuntimeError("the background worker is closed")
 
-    one.thread.submit = submit  # type: ignore[method-assign]
+    one.thread.submit = submit
     one.thread.run()
     one.send(3, large(3))
     kinds = [type(one.outcomes[number]) for number in range(4)]
@@ -584,7 +584,7 @@ def test_a_follower_copies_what_its_leader_stored_whatever_its_own_setting() -> 
     copies = []
     for node_id in (1, 2, 3):
         partition = cluster[node_id].partitions[TOPIC.bytes, 0]
-        cluster.run_until(lambda log=partition.log: log.end_offset == 5, 20_000)  # type: ignore[misc]
+        cluster.run_until(lambda log=partition.log: log.end_offset == 5, 20_000)
         found = partition.log.read(0, 1 << 20, 5)
         assert found is not None
         copies.append(list(partition.log.batch_headers(0)))

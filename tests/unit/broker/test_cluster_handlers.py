@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pytest
 
 from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
-from mansio.broker.services.cluster import ClusterDescriptionService
+from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
 from mansio.broker.services.elections import ElectionService
 from mansio.config.settings import Settings
 from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
@@ -34,6 +34,7 @@ from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
 if TYPE_CHECKING:
+    from mansio.broker.topics.topics import TopicService
     from mansio.wire.codec.messages import Struct
 
 OWN = 1
@@ -68,8 +69,13 @@ class ClusterNode:
         self.controller = PlanController(self)
         self.settings = Settings(node_id=OWN, broker_rack="own-rack")
         self.holds = OWN in alive
-        self.cluster: Any = SimpleNamespace(controller=self.controller, is_session_valid=lambda: self.holds)
-        self.topics: Any = SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
+        self.cluster = cast(
+            "ClusterServices",
+            SimpleNamespace(controller=self.controller, is_session_valid=lambda: self.holds),
+        )
+        self.topics = cast(
+            "TopicService", SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
+        )
         self.cluster_description = ClusterDescriptionService(
             topics=self.topics, settings=self.settings, cluster=self.cluster
         )

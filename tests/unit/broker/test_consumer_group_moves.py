@@ -98,4 +98,4 @@ def test_a_broker_that_leads_no_more_ends_no_sessions() -> None:
     )
     cluster.scheduler.pass_time(100_000)
     assert entry.is_unloaded
-    assert len(group.members) == len(members)  # type: ignore[union-attr]
+    assert len(group.members) == len(members)

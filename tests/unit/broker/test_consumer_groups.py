@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from mansio.broker.coordinator.group.group_factory import load_assignors
@@ -19,6 +21,9 @@ from unit.broker.consumer_groups_fixtures import (
     stabilize,
 )
 from unit.broker.test_groups import code, commit_fields
+
+if TYPE_CHECKING:
+    from unit.broker.groups_fixtures import AppendResult
 
 INVALID_REQUEST, NON_EMPTY, UNSUPPORTED_ASSIGNOR, INVALID_REGEX, UNRELEASED_INSTANCE = 42, 68, 112, 128, 111
 
@@ -358,8 +363,8 @@ def test_groups_of_both_kinds_are_listed_and_described_each_by_its_own_api() -> 
     modern = Member(broker, "a", ("t",), group_id="m")
     stabilize((modern,))
 
-    def listed(**filters: list[str]) -> list[tuple[str, str, str, str]]:
-        answer = broker.call(ApiKey.LIST_GROUPS, **{"states_filter": [], "types_filter": [], **filters})
+    def listed(**filters: Any) -> list[tuple[str, str, str, str]]:
+        answer = broker.call(ApiKey.LIST_GROUPS, **({"states_filter": [], "types_filter": []} | filters))
         return [
             (each.group_id, each.group_type, each.protocol_type, each.group_state) for each in answer.groups
         ]
@@ -392,7 +397,8 @@ def test_a_group_that_is_named_a_thousand_times_is_described_once() -> None:
     stabilize((Member(broker, "a", ("t",), group_id="m"),))
     named = ["m", "g", "nobody"] * 1_000
     for api, field in ((ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids"), (ApiKey.DESCRIBE_GROUPS, "groups")):
-        found = broker.call(api, **{field: named}).groups
+        fields: dict[str, Any] = {field: named}
+        found = broker.call(api, **fields).groups
         assert [each.group_id for each in found] == ["m", "g", "nobody"]
 
 
@@ -457,7 +463,7 @@ def test_whatever_cannot_be_written_the_group_goes_on_as_it_is_stored(nth: int, 
     home, appends = broker.home, iter(range(1_000_000))
     append = home.append
 
-    def failing(batch: bytes, *, internal: bool = False, urgent: bool = True) -> object:
+    def failing(batch: bytes, *, internal: bool = False, urgent: bool = True) -> AppendResult:
         number = next(appends)
         if number == nth and how == "append":
             raise StorageError("no room")
@@ -474,7 +480,7 @@ def test_whatever_cannot_be_written_the_group_goes_on_as_it_is_stored(nth: int, 
                 promise.set_exception(NotEnoughReplicas("too few"))
         home.sync()
 
-    home.append = failing  # type: ignore[method-assign]
+    home.append = failing
     failed = 0
     for member in members:
         for each in members[: members.index(member) + 1]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mansio.errors import StorageError
@@ -187,7 +189,10 @@ def test_a_classic_member_whose_leaving_cannot_be_written_is_still_there() -> No
     joined = broker.stable()
     Member(broker, "a").beat()
     broker.home.refuses = StorageError("no room")
-    leaving = {"group_id": "g", "members": [{"member_id": joined.member_id, "group_instance_id": None}]}
+    leaving: dict[str, Any] = {
+        "group_id": "g",
+        "members": [{"member_id": joined.member_id, "group_instance_id": None}],
+    }
     assert broker.call(ApiKey.LEAVE_GROUP, **leaving).members[0].error_code == 16
     broker.home.refuses = None
     machine, stored = broker.stored()
@@ -204,7 +209,8 @@ def test_a_group_without_members_whose_end_cannot_be_written_stays_what_it_is() 
     modern.leave()
     broker.home.refuses = StorageError("no room")
     assert broker.join().result().error_code == 16
-    assert isinstance(broker.groups.store.entries["g"].group, ConsumerGroup)
+    before = broker.groups.store.entries["g"].group
+    assert isinstance(before, ConsumerGroup)
     broker.home.refuses = None
     machine, stored = broker.stored()
     assert machine == stored

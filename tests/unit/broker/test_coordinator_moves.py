@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.coordinator.checkpoint import CheckpointStorage
+from mansio.broker.coordinator.checkpoint import RECORDS_PER_YIELD, CheckpointStorage
 from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.coordinator.runtime import (
     LOAD_ATTEMPTS_MAX,
     LOAD_BACKOFF_MS_MAX,
-    RECORDS_PER_YIELD,
     UPDATES_PER_YIELD,
     CoordinatorRuntime,
 )
@@ -562,7 +561,7 @@ def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns() -> None:
         read[0] = number
 
     partition.on_read = count
-    views.topic._yield_to_loop = breathing  # type: ignore[method-assign]
+    views.topic._yield_to_loop = breathing
     views.topic.lead(0, partition, 0)
     views.scheduler.turn()
     assert views.view.values[0] == {b"key": b"%d" % (3 * UPDATES_PER_YIELD - 1)}

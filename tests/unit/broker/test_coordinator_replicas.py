@@ -66,7 +66,7 @@ class Groups:
             apply(partition, state)
             groups.handle_role_change(partition)
 
-        node.replication.apply = applied  # type: ignore[method-assign]  # what hears of roles in a broker
+        node.replication.apply = applied
 
     async def never(self) -> list[Any]:
         raise AssertionError("it is there")

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.coordinator.checkpoint import CheckpointStorage, decode_checkpoint, encode_checkpoint
-from mansio.broker.coordinator.runtime import RECORDS_PER_YIELD, CoordinatorRuntime
+from mansio.broker.coordinator.checkpoint import (
+    RECORDS_PER_YIELD,
+    CheckpointStorage,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, CorruptLog, StorageError
 from mansio.testing.disk import SimulatedDisk
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
@@ -37,6 +42,10 @@ class DictView:
 
     def finish_load(self, index: int) -> None:
         self.ready.add(index)
+
+    def unload(self, index: int) -> None:
+        self.values[index] = {}
+        self.ready.discard(index)
 
 
 class RuntimeBench:

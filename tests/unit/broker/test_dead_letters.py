@@ -31,6 +31,7 @@ from mansio.state.share_partition.types import REJECT, AcknowledgementBatch
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from support.machine import scaled
+from support.present import present
 from support.waiting import eventually
 from unit.broker.dead_letters_fixtures import MEMBER, DeadLetterBench, expected_ids, headers, ids, room_in
 
@@ -77,7 +78,7 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
         await share_partition.reject(1, 2, "no such flight")
         await settled(room)
         found = room.stored_dead_letters(index=2)
-        assert [(one.key, one.value[:2]) for one in found] == [(b"k1", b"v1"), (b"k2", b"v2")]
+        assert [(one.key, present(one.value)[:2]) for one in found] == [(b"k1", b"v1"), (b"k2", b"v2")]
         first = found[0]
         assert [name for name, _ in first.headers] == [
             "own",
@@ -383,7 +384,8 @@ def test_a_target_that_cannot_be_used_gets_none_and_is_reported_until_it_can(
 ) -> None:
     async def check(room: DeadLetterBench) -> None:
         await room.topic()
-        await room.topic("own", **{name.replace(".", "_"): value for name, value in configs.items()})
+        named: Any = {name.replace(".", "_"): value for name, value in configs.items()}
+        await room.topic("own", **named)
         room.configs["errors.deadletterqueue.topic.name"] = "own"
         await room.write(*records(2))
         share_partition = await room.share_partition()
@@ -513,8 +515,7 @@ def test_a_recreated_dead_letter_topic_gets_the_pending_records(
 def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is there, no answer was sent, and by the time it is sent again the target's table has no such
-    producer."""
+    """The batch is there without an answer, and by the time it is sent again the target has no such producer."""
 
     async def check(room: DeadLetterBench) -> None:
         await room.topic()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mansio.broker.partition import append_validation, batch_processing
+from mansio.broker.partition import append_validation, batch_processing, deduplicator
 from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.errors import MansioError, NotLeaderOrFollower, RequestTimedOut
@@ -170,7 +170,7 @@ def test_no_id_is_stored_twice_and_none_is_lost_while_the_thread_has_batches(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rebuilds: list[int] = []
-    real = batch_processing.rebuild
+    real = deduplicator.rebuild
 
     def counted(*arguments: object) -> object:
         rebuilds.append(len(arguments))

@@ -103,7 +103,7 @@ def test_slices_of_firings_leave_the_number_of_delayed_records_per_slice() -> No
         manager.soon_ms = None
         return records_max
 
-    manager.deliver_due = deliver_slowly  # type: ignore[method-assign]
+    manager.deliver_due = deliver_slowly
     delivery.attach(cast("DelayManager", manager))
     for has_fired in (True, False):
         before = delivery._slice_records

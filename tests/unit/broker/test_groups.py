@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -17,6 +17,9 @@ from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from support.no_transactions import NoCoordinator
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
+
+if TYPE_CHECKING:
+    from mansio.broker.services.broker_services import BrokerServices
 
 GROUP_APIS = {
     ApiKey.FIND_COORDINATOR: group_handlers.find_coordinator,
@@ -86,7 +89,7 @@ class Broker:
         request = messages.decode_request(int(api), version, _body(frame, api, version))
 
         async def work() -> Any:
-            answer = await GROUP_APIS[api](self, request, context)
+            answer = await GROUP_APIS[api](cast("BrokerServices", self), request, context)
             encoded = messages.encode_response(int(api), version, 7, answer)
             return messages.decode_response_frame(int(api), version, encoded[4:])[1]
 
@@ -430,7 +433,7 @@ def test_find_coordinator_names_this_broker_for_groups(version: int) -> None:
 @pytest.mark.parametrize("version", range(10))
 def test_every_version_of_join_ends_in_a_generation(version: int) -> None:
     broker = Broker()
-    fields = {} if version >= 1 else {"rebalance_timeout_ms": -1}
+    fields: dict[str, Any] = {} if version >= 1 else {"rebalance_timeout_ms": -1}
     joining = broker.join(version=version, **fields)
     if version >= 4:
         given = joining.result()

@@ -31,6 +31,7 @@ from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
+from support.present import present
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class LeaseBench:
             if (
                 update := share_partition.call_machine_and_set_timer(state_machine.tick, now_ms, wall_ms, 0.5)
             ) is not None:
-                await share_partition.persist(update)
+                await share_partition.persist(present(update))
             return any(
                 low <= first and last <= high
                 for low, high in state_machine.acquirable_ranges(
@@ -87,7 +88,7 @@ class LeaseBench:
             now_ms=share_partition.now_ms(),
         )
         assert [(one.first, one.last) for one in got] == [(first, last)]
-        await share_partition.persist(update)
+        await share_partition.persist(present(update))
         return share_partition
 
     async def acknowledge(self, *batches: dict[str, Any], member: str = "m1", index: int = 0) -> Any:

@@ -100,7 +100,7 @@ def test_a_swap_without_room_is_tried_now_and_then_only() -> None:
     tries = []
     bench.fail(
         errno.ENOSPC, "rename", lambda path: path.endswith(".compacted.tmp") and not tries.append(path)
-    )  # type: ignore[func-returns-value]  # it counts
+    )  # it counts
     started(bench)
     tries.clear()
     bench.scheduler.pass_time(10_000)

@@ -329,11 +329,11 @@ def copies_written() -> Iterator[list[int]]:
         sizes.append(len(batches))
         add(self, batches)
 
-    SegmentCopy.add = counted  # type: ignore[method-assign]  # until the end of the test
+    SegmentCopy.add = counted  # until the end of the test
     try:
         yield sizes
     finally:
-        SegmentCopy.add = add  # type: ignore[method-assign]  # as before
+        SegmentCopy.add = add
 
 
 def test_defect_in_the_repair_of_one_segment_neither_holds_up_readers_nor_other_repairs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pytest
@@ -15,7 +15,7 @@ from mansio.errors import StorageError
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.disk import HostDisk
 from mansio.metadata.image import MetadataImage
-from mansio.metadata.metadata_store import Entry, Keys
+from mansio.metadata.metadata_store import Entry, Keys, MetadataStore
 from mansio.metadata.model import TOPIC_CREATING, TOPIC_LIVE, Topic
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class AtOnce:
             done(None, error)
         else:
             done(result, None)
+
+    def close(self) -> None: ...
 
 
 class Metadata:
@@ -74,7 +76,8 @@ class DataDirectory:
             orphaned_directories = OrphanedDirectories(
                 disk or HostDisk(), AtOnce(), scheduler, str(self.path)
             )
-            await orphaned_directories.move_orphaned_directories(metadata, metadata.state)
+            store = cast("MetadataStore", metadata)
+            await orphaned_directories.move_orphaned_directories(store, metadata.state)
             await orphaned_directories.remove_moved()
             if until is not None:
                 await orphaned_directories.record_revision(until)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,7 +104,7 @@ def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repea
     for _ in range(3):
         bench.partition.append(batch(b"x"))
     for end in (1, 3, 2):
-        bench.partition.when_committed(end, lambda error, end=end: reported.append(end))
+        bench.partition.when_committed(end, partial(lambda end, error: reported.append(end), end))
     bench.background.run_all()
     assert sorted(reported) == [1, 2, 3]
 
@@ -230,6 +231,8 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
         def on_trim(self, start_offset: int) -> None:
             self.trimmed = start_offset
 
+        def on_truncate(self, end_offset: int) -> None: ...
+
         def readable_end(self, isolation_level: int) -> int | None:
             return 1 if isolation_level else None
 
@@ -306,7 +309,7 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
 def test_committed_promise_is_kept_or_broken() -> None:
     async def work() -> None:
         bench = new_bench()
-        bench.scheduler.promise = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]  # as the real one
+        bench.scheduler.promise = asyncio.get_running_loop().create_future  # as the real one
         bench.partition.append(batch(b"a"))
         promise = bench.partition.commit_promise(1)
         assert not promise.done()

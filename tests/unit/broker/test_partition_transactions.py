@@ -21,6 +21,7 @@ from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
+    MansioError,
     OffsetOutOfRange,
     OutOfOrderSequence,
     TransactionalIdMissing,
@@ -499,7 +500,7 @@ def test_the_index_of_aborted_transactions_gives_the_same_answers_as_a_list(
         assert transactions.aborted(begin) == [one for one in listed if one.last_offset >= begin]
 
 
-class CountingArray(array):  # type: ignore[type-arg]  # not subscriptable before Python 3.12
+class CountingArray(array):
     """Counts the numbers that are read."""
 
     read_count = 0
@@ -667,7 +668,7 @@ def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_a
     statistics: Any = None
 
     class Accepting:
-        async def verify(self, *_: Any, adds: bool) -> list[None]:
+        async def verify(self, *_: Any, **__: Any) -> list[MansioError | None]:
             return [None]
 
     service = ProduceService(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mansio.broker.partition import append_validation, partition
@@ -20,7 +22,7 @@ from unit.broker.test_partition import new_bench
 COMPACTED = RULES._replace(requires_keys=True, inspects_records=True, message_bytes_max=1 << 20)
 
 
-def keyed(*keys: bytes | None, codec: Codec = Codec.NONE, timestamp_ms: int = 0, **producer: int) -> bytes:
+def keyed(*keys: bytes | None, codec: Codec = Codec.NONE, timestamp_ms: int = 0, **producer: Any) -> bytes:
     return build_batch([(timestamp_ms, key, b"v", ()) for key in keys], codec=codec, **producer)
 
 

@@ -53,7 +53,7 @@ class ReplicaManagerBench:
     def on_change(self, tell: Any) -> None:
         self.tell = tell
 
-    def partitions_or_errors(self, _: Topic) -> list[None]:
+    def partitions_or_errors(self, topic: Topic) -> list[Any]:
         return [None]
 
     def served_topics(self) -> list[Topic]:
@@ -79,9 +79,9 @@ class ReplicaManagerBench:
         self._refuse(found)
         if found.name not in self.opened:
             self.opened.append(found.name)
-        self.partitions_or_errors = lambda wanted: [
-            None if wanted.name not in self.opened else SimpleNamespace()
-        ]  # type: ignore[assignment,method-assign,return-value]
+        self.partitions_or_errors = lambda topic: [
+            None if topic.name not in self.opened else SimpleNamespace()
+        ]
 
     async def remove(self, found: Topic) -> None:
         self._refuse(found)
@@ -165,7 +165,7 @@ def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answe
     state = PartitionState((NODE, 2), NODE, 0, isr)
     made = dataclasses.replace(topic("t"), partitions=(state,))
     opened: list[Any] = [error]
-    bench.partitions_or_errors = lambda _: opened  # type: ignore[method-assign,assignment,return-value]
+    bench.partitions_or_errors = lambda topic: opened
     tries: list[str] = []
 
     async def reopen(found: Topic, index: int) -> None:

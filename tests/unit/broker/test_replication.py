@@ -18,6 +18,7 @@ from mansio.errors import (
     StaleBrokerEpoch,
 )
 from mansio.state.broker_handshake import BrokerIdentity
+from mansio.state.replica import ReplicationProgress
 from mansio.storage.log import Log
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.apis.fetch import decode_request, decode_response
@@ -390,7 +391,9 @@ def test_a_new_leader_acknowledges_nothing_before_all_in_sync_have_fetched_in_it
     ack = cluster[2].append(b"b")
     cluster.run_for(1000)
     assert not ack.settled
-    assert cluster[2].partition.replica.pending_in_sync is None or ack.error is None
+    progress = cluster[2].partition.replica
+    assert isinstance(progress, ReplicationProgress)
+    assert progress.pending_in_sync is None or ack.error is None
     cluster.tell(3)
     cluster.network.cut.clear()
     cluster.network.isolate(1)
@@ -517,7 +520,7 @@ def test_the_last_replica_standing_takes_nothing_with_min_insync_replicas() -> N
     late = cluster[1].partition.commit_promise(cluster[1].partition.end_offset)
     assert late.done(), "who asks now for what was written is told so, and not left to wait"
     with pytest.raises(NotEnoughReplicasAfterAppend):
-        late.result()  # type: ignore[attr-defined]  # the simulated ones have it
+        late.result()
     cluster.run_for(10_000)
     assert cluster.state().isr == (1,)
     assert cluster[1].partition.high_watermark == 2, "nothing is committed on one replica"

@@ -158,10 +158,10 @@ def test_a_client_that_the_broker_holds_up_is_spared_but_neither_for_ever_nor_wi
     muted.is_blocked_by_broker = second.is_blocked_by_broker = True
     assert BLOCKED_BY_BROKER_S >= MUTE_MS_MAX / 1000
     found: dict[str, float] = {}
-    names = {muted: "muted", second: "second"}
+    names: dict[Any, str] = {muted: "muted", second: "second"}
     for step in range(500):
         for stalled in memory.find_stalled(step / 10):
-            found.setdefault(names[stalled], step / 10)  # type: ignore[index]  # they are peers
+            found.setdefault(names[stalled], step / 10)
     assert found["second"] <= STALL_S, "together they would hold more than half"
     assert BLOCKED_BY_BROKER_S < found["muted"] <= BLOCKED_BY_BROKER_S + STALL_S + 0.5
 

@@ -91,7 +91,8 @@ def test_a_restart_knows_nothing_until_it_is_loaded_and_then_the_same_holds(grou
     groups.commit(pipeline_group_id("a"), (0, 7))
     groups.scheduler.run(groups.coordinator.offsets.delete(pipeline_group_id("b"), [("t", 0)]))
     after = Groups(groups.partitions)
-    assert not after.holds.are_loaded
+    are_loaded = after.holds.are_loaded
+    assert not are_loaded
     after.start()
     assert after.holds.are_loaded
     assert after.held() == {0: {("a", 7)}, 1: {("a", 6)}}
@@ -102,7 +103,8 @@ def test_offsets_that_cannot_be_loaded_leave_the_holds_unknown(groups: Groups) -
     after = Groups(groups.partitions)
     after.partitions[1] = StorageError("no such disk")  # type: ignore[call-overload]  # as the partition set hands it on
     after.start()
-    assert not after.holds.are_loaded
+    are_loaded = after.holds.are_loaded
+    assert not are_loaded
 
 
 def test_what_holds_records_back_does_not_expire_like_other_offsets(groups: Groups) -> None:

@@ -293,7 +293,8 @@ def test_a_list_of_many_due_times_yields_to_the_event_loop_between_them(
     turns = Mock(side_effect=cluster[1].scheduler.call_soon)
     monkeypatch.setattr(cluster[1].scheduler, "call_soon", turns)
     query = ScheduleQuery(TOPIC.bytes, 0)
-    ((listed,),) = cluster.simulation.run(schedules.list_schedules([query], times_max=100))
+    answer: Any = cluster.simulation.run(schedules.list_schedules([query], times_max=100))
+    ((listed,),) = answer
     assert len(listed.next_times_ms) == 100
     assert listed.next_times_ms[99] - listed.next_times_ms[0] == 99 * EVERY_MS
     assert sum(call.args[0] is schedules_module._resume for call in turns.call_args_list) >= 25

@@ -306,7 +306,8 @@ def test_a_record_that_kills_its_consumers_is_given_up_like_any_other(tmp_path: 
     """Each of them dies without a word; one that leaves in order has not tried."""
 
     async def check(room: ShareBench) -> None:
-        room.remember(**{"share.delivery.count.limit": "2"})
+        configs: Any = {"share.delivery.count.limit": "2"}
+        room.remember(**configs)
         await room.write(1)
         for deliveries, in_order in enumerate([False, True, True, False], start=1):
             peer = await room.peer(f"m{deliveries}")
@@ -345,10 +346,10 @@ def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
         peer = await room.peer()
         room_id = room.topic_id
         try:
-            type(room).topic_id = property(lambda _: b"\x07" * 16)  # type: ignore[method-assign,assignment]
+            type(room).topic_id = property(lambda _: b"\x07" * 16)  # type: ignore[assignment]
             assert code_of(await peer.fetch(1)) == UnknownTopicId.kafka_code
         finally:
-            type(room).topic_id = property(lambda _: room_id)  # type: ignore[method-assign,assignment]
+            type(room).topic_id = property(lambda _: room_id)  # type: ignore[assignment]
         room.partition.internal = True
         assert code_of(await (await room.peer("m2")).fetch(1)) == InvalidTopic.kafka_code
         room.partition.internal = False
@@ -357,7 +358,7 @@ def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
     try:
         run(check, tmp_path)
     finally:
-        ShareBench.topic_id = original  # type: ignore[method-assign]
+        ShareBench.topic_id = original
 
 
 def test_a_stopping_broker_answers_waiting_requests(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from mansio.state.share_partition.types import (
     ShareKey,
     ShareSettings,
 )
+from support.present import present
 from support.share_memory import MemoryPersister
 from unit.broker.groups_fixtures import VirtualScheduler
 
@@ -86,7 +87,7 @@ class SharePartitionBench:
     def __init__(self) -> None:
         self.scheduler = VirtualScheduler()
         self.clock = Clock(self.scheduler)
-        self.known_state = MemoryPersister(self.scheduler)  # type: ignore[arg-type]
+        self.known_state = MemoryPersister(self.scheduler)
         self.desk = Desk()
         self.settings = SETTINGS
         self.partition: Any = SimpleNamespace(
@@ -108,10 +109,10 @@ class SharePartitionBench:
             settings=lambda *_: self.settings,
             initial_offset=lambda *_: 0,
             clock=self.clock,
-            scheduler=self.scheduler,  # type: ignore[arg-type]
-            random=SimpleNamespace(uniform=lambda *_: 0.5),  # type: ignore[arg-type]
+            scheduler=self.scheduler,
+            random=SimpleNamespace(uniform=lambda *_: 0.5),
             sessions_max=10,
-            dead_letters=self.desk,  # type: ignore[arg-type]
+            dead_letters=self.desk,
         )
 
     def _check_leads(self) -> None:
@@ -158,7 +159,7 @@ def test_leases_end_though_every_timer_is_late() -> None:
     room.lease(share_partition, 4)
     late_ms = 2 * STALL_MS
     call_later = room.scheduler.call_later
-    room.scheduler.call_later = lambda delay_ms, *work: call_later(delay_ms + late_ms, *work)  # type: ignore[method-assign]
+    room.scheduler.call_later = lambda delay_ms, *work: call_later(delay_ms + late_ms, *work)
     room.clock.ahead_ms = late_ms  # the timer that is set already is late, too
     room.scheduler.pass_time(LOCK_MS)
     assert share_partition.state_machine.leased_count == 5, "a while is left"
@@ -204,7 +205,7 @@ def state_lost(room: SharePartitionBench, error: MansioError) -> ShareKey:
         acquire, "n", [(5, 9)], 5, strict=True, batch_ends=(), now_ms=share_partition.now_ms()
     )
     with pytest.raises(type(error)):
-        room.scheduler.run(share_partition.persist(update))
+        room.scheduler.run(share_partition.persist(present(update)))
     return share_partition.key
 
 
@@ -244,8 +245,10 @@ def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
         with pytest.raises(NotCoordinator):
             room.scheduler.run(
                 share_partition.persist(
-                    share_partition.call_machine_and_set_timer(
-                        share_partition.state_machine.advance_log_start, 3
+                    present(
+                        share_partition.call_machine_and_set_timer(
+                            share_partition.state_machine.advance_log_start, 3
+                        )
                     )
                 )
             )
@@ -289,13 +292,13 @@ def test_dead_letters_go_on_though_no_client_uses_the_group_after_a_failed_write
         read = room.known_state.read
         left = [3]
 
-        async def read_session(*arguments: Any) -> Any:
+        async def read_session(*arguments: Any, **_: Any) -> Any:
             left[0] -= 1
             if left[0] >= 0:
                 raise CoordinatorNotAvailable("still full")
             return await read(*arguments)
 
-        room.known_state.read = read_session  # type: ignore[method-assign]
+        room.known_state.read = read_session
     room.scheduler.turn()
     assert share_partition.end_error is not None
     room.scheduler.pass_time(5 * DEAD_LETTER_RELOAD_MS)
@@ -308,10 +311,10 @@ def test_dead_letters_are_taken_up_by_one_timer_however_often_the_state_cannot_b
     room.lease(share_partition, 9)
     room.reject(share_partition, 4)
 
-    async def read_session(*_: Any) -> Any:
+    async def read_session(*_: Any, **__: Any) -> Any:
         raise CoordinatorNotAvailable("the disk is gone")
 
-    room.known_state.read = read_session  # type: ignore[method-assign]
+    room.known_state.read = read_session
     share_partition.end(CoordinatorNotAvailable("the disk is gone"))
     for _ in range(10 * DEAD_LETTER_RELOAD_MS // LOAD_RETRY_DELAY_MS):  # members ask as soon as they may
         room.scheduler.pass_time(LOAD_RETRY_DELAY_MS)

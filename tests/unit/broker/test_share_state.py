@@ -476,7 +476,7 @@ def test_a_snapshot_that_finds_no_room_costs_no_write() -> None:
             raise StorageError("no room")
         return append(batch, *rest, **more)
 
-    log.append = full_for_snapshots  # type: ignore[method-assign]
+    log.append = full_for_snapshots
     for number in range(5):
         room.write(G, leased(number, number))
     assert len(sizes) == 7, "three updates, no snapshot, an update and the snapshot, one more"

@@ -169,7 +169,8 @@ def test_an_empty_buffer_does_not_delay_other_buffers(
 
     async def send() -> None:
         out = SocketWriter(asyncio.get_running_loop(), ours.fileno(), scratch, lambda: None, lambda _: None)
-        for pieces in ([b"", b""], [b"", piece], [b"a", piece, b""]):
+        sent: list[list[bytes | LogSlice]] = [[b"", b""], [b"", piece], [b"a", piece, b""]]
+        for pieces in sent:
             out.send(pieces)
             while out.waiting_parts:
                 await asyncio.sleep(0)

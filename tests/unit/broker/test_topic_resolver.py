@@ -10,6 +10,7 @@ import pytest
 
 from mansio.broker.coordinator.group import topic_resolver
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.state.consumer_group.group import ConsumerGroup
 from unit.broker.consumer_groups_fixtures import Catalogue, ConsumerBroker, Member
 
 if TYPE_CHECKING:
@@ -74,5 +75,7 @@ def test_a_name_is_held_against_an_expression_once_however_often_members_come(ma
         member.is_full_request = True
         member.beat()
     assert matched[100:] == ["t100"]
-    owned = broker.groups.store.entries["g"].group.stored.resolved_regexes["t.*"].topics
+    group = broker.groups.store.entries["g"].group
+    assert isinstance(group, ConsumerGroup)
+    owned = group.stored.resolved_regexes["t.*"].topics
     assert len(owned) == 101

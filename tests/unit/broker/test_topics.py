@@ -244,7 +244,7 @@ def test_what_a_full_disk_leaves_half_made_is_taken_back_when_there_is_room() ->
                 raise StorageError("database or disk is full")
             return await transact(compares, operations)
 
-        admin.store.transact = on_a_full_disk  # type: ignore[method-assign]
+        admin.store.transact = on_a_full_disk
         admin.host.fail = StorageError("no space")
         with pytest.raises(StorageError, match="no space"):
             await admin.topics.create(NewTopic("a"))
@@ -634,7 +634,7 @@ def test_view_follows_again_after_its_history_was_compacted() -> None:
                 changes: list[tuple[str | None, str | None]] = []
                 slow.state.on_change(
                     lambda change: changes.append(
-                        (change.before and change.before.name, change.after and change.after.name)
+                        (getattr(change.before, "name", None), getattr(change.after, "name", None))
                     )
                 )
                 for number in range(10):

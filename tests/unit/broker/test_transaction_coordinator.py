@@ -213,7 +213,6 @@ def test_a_change_of_coordinator_in_prepare_commit_completes_once_with_the_new_e
     room = CoordinatorRoom(cluster=True)
     shared = [MemoryPartition(room.scheduler), MemoryPartition(room.scheduler)]
     for index, partition in enumerate(shared):
-        partition.is_leadership_uncertain = False  # type: ignore[attr-defined]
         room.coordinator.topic.lead(index, partition, 4)
     room.run_for()
     producer = room.begin()
@@ -324,7 +323,7 @@ def test_a_new_producer_aborts_the_transaction_of_the_zombie_and_fences_it() -> 
     assert room.markers.results() == {("a", 0): [False], ("b", 0): [False]}
     for request in (room.end, room.add, room.bump):
         with pytest.raises(ProducerFenced):
-            request(zombie)  # type: ignore[operator]  # each takes a producer
+            request(zombie)
     with pytest.raises(ProducerFenced):
         room.run(room.coordinator.verify_partitions("orders", *zombie, [("a", 0)]))
     room.add(newer)

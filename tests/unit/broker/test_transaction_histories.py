@@ -64,9 +64,9 @@ def test_each_acknowledged_decision_reaches_all_partitions_and_no_other_does(see
     assert not room.coordinator.store.ongoing
     assert not room.coordinator.store.entries["orders"].transaction.is_prepared
     results: dict[tuple[int, int], dict[tuple[str, int], set[bool]]] = {}
-    for partition, marker in room.markers.stored:
+    for stored_in, marker in room.markers.stored:
         epoch = (marker.producer_id, marker.producer_epoch)
-        results.setdefault(epoch, {}).setdefault(partition, set()).add(marker.is_commit)
+        results.setdefault(epoch, {}).setdefault(stored_in, set()).add(marker.is_commit)
     assert reported
     for identity, (is_commit, partitions) in reported.items():
         assert results.get(identity) == {each: {is_commit} for each in partitions}, identity

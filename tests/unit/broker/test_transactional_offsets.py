@@ -366,7 +366,8 @@ def test_an_open_transaction_keeps_offset_and_group_from_expiring() -> None:
 class Cluster(GroupCluster):
     def __init__(self) -> None:
         super().__init__()
-        for broker in self.brokers.values():
+        brokers: list[Any] = list(self.brokers.values())
+        for broker in brokers:
             broker.group_service.verifier = Verifier()
             broker.service, broker.run = broker.group_service, self.scheduler.run
         self.made()

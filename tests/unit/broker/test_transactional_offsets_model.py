@@ -4,8 +4,9 @@ among those that were committed outside of transactions or in committed transact
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -234,7 +235,7 @@ class History:
             floor = self.room.groups.runtime.replay_start_offset(index)
             partition.compact(
                 partition.end_offset if first_open is None else first_open,
-                lambda header, aborted=aborted: header.base_offset in aborted,
+                partial(lambda aborted, header: header.base_offset in aborted, aborted),
                 now_ms=self.room.scheduler.wall_ms(),
                 tombstone_floor=1 << 62 if floor is None else floor,
             )
@@ -251,7 +252,7 @@ class History:
             self.room.groups.offsets.apply_marker(index, marker)
 
     def check(self) -> None:
-        visible = {}
+        visible: dict[Any, Any] = {}
         for group in GROUPS:
             newest = {each: self.model.newest((group, each)) for each in PARTITIONS}
             pending = {each for each in PARTITIONS if self.model.is_pending((group, each))}

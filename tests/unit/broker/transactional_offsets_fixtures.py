@@ -12,6 +12,7 @@ from mansio.storage.cleaner.offset_map import OffsetMap, digest_of
 from mansio.wire.batch.end_marker import EndMarker, encode_end_marker
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.batch.record_reader import read_records
+from support.present import present
 from unit.broker.groups_fixtures import AppendResult, MemoryPartition, VirtualScheduler
 from unit.broker.test_groups import Chance
 
@@ -76,7 +77,7 @@ class CompactedPartition(MemoryPartition):
             header = read_header(batch)
             if header.last_offset < end_offset and not header.is_control and not is_aborted(header):
                 for record in read_records(batch, output_bytes_max=1 << 20):
-                    newest.put(digest_of(record.key), record.offset)
+                    newest.put(digest_of(present(record.key)), record.offset)
         obsolete = self._obsolete_markers()
         rules = CompactionRules(
             now_ms=now_ms,

@@ -98,6 +98,7 @@ class CoordinatorRoom:
         self.scheduler = scheduler or VirtualScheduler()
         self.markers = markers or MarkerLog(self.scheduler)
         self.partitions = partitions or []
+        self.lookup = Lookup()  # of a cluster
         self.next_id = 1000
         self.sender = MarkerSender(
             node_id=0, scheduler=self.scheduler, leaders=self.markers, local=self.markers, peers=peers
@@ -110,7 +111,7 @@ class CoordinatorRoom:
             new_producer_id=self.new_producer_id,
             create_topic=self.create,
             markers=self.sender,
-            lookup=Lookup() if cluster else None,
+            lookup=self.lookup if cluster else None,
         )
         self.ender = RoutedEnder(self.coordinator, node_id=0, lookup=self.coordinator.lookup, peers=peers)
         self.batches = BatchCommitter(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from bench.peers import clients, mansio_broker, syncs, table, workloads
@@ -17,7 +19,6 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 BATCH100 = next(workload for workload in WORKLOADS if workload.name == "batch100")
 CONSUME100 = next(workload for workload in WORKLOADS if workload.name == "consume100")
@@ -34,7 +35,7 @@ def run_of(messages_per_s: float, *, p50_us: float | None = None, foreign_cores:
 def entry_of(
     name: str, *rates: float, server: str = "", counted: syncs.Syncs = SYNCED, raw: bool = False
 ) -> Entry:
-    candidate = Candidate(name, name, "", True, server or name, None, None, is_raw=raw)
+    candidate = Candidate(name, name, "", True, server or name, Mock(), Mock(), is_raw=raw)
     entry = Entry(candidate, syncs=counted)
     entry.runs[BATCH100.name, SIZE] = [run_of(rate) for rate in rates]
     return entry
@@ -185,7 +186,7 @@ def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Pa
 
 
 def test_the_file_system_of_memory_is_known() -> None:
-    assert file_system_of(workloads.Path("/proc/self")) == "proc"
+    assert file_system_of(Path("/proc/self")) == "proc"
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def worldly(source: str, forbidden: frozenset[str] | set[str]) -> list[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in WORLDLY_CALLS:
             found.append(f"line {node.lineno}: calls {ast.unparse(node.func)}")
         worldly_names = [name for name in names if {name, name.partition(".")[0]} & forbidden]
-        found += [f"line {node.lineno}: imports {name}" for name in worldly_names]
+        found += [f"line {getattr(node, 'lineno', 0)}: imports {name}" for name in worldly_names]
     return found
 
 

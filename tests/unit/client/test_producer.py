@@ -286,7 +286,11 @@ def test_unreachable_broker_fails_queued_records_after_the_delivery_timeout() ->
 def test_full_buffer_raises_or_waits_as_configured() -> None:
     async def scenario() -> None:
         for when_full in ("raise", "wait"):
-            settings = {"buffer_bytes_max": 2_000, "batch_bytes_max": 1_000, "when_full": when_full}
+            settings: dict[str, Any] = {
+                "buffer_bytes_max": 2_000,
+                "batch_bytes_max": 1_000,
+                "when_full": when_full,
+            }
             async with producing(ModelLog(), **settings) as (producer, broker):
                 answer, gate = broker.produce, asyncio.Event()
 

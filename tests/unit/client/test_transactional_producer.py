@@ -33,6 +33,7 @@ from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
+from support.present import present
 from unit.client.model_coordinator import ModelCoordinator
 from unit.net.stub_broker import StubBroker
 
@@ -100,7 +101,9 @@ def test_all_records_of_a_transaction_are_committed(version: int) -> None:
         async with connected(model) as client:
             for number in range(3):
                 await client.commit(*(b"%d-%d" % (number, index) for index in range(7)))
-            assert sorted(model.committed) == sorted(b"%d-%d" % (n, i) for n in range(3) for i in range(7))
+            assert sorted(map(present, model.committed)) == sorted(
+                b"%d-%d" % (n, i) for n in range(3) for i in range(7)
+            )
             assert len(client.broker.asked(ApiKey.INIT_PRODUCER_ID)) == 1
             asked_to_add = len(client.broker.asked(ApiKey.ADD_PARTITIONS_TO_TXN))
             assert bool(asked_to_add) == (version == 1)
@@ -121,7 +124,7 @@ def test_an_exception_aborts_and_the_next_transaction_commits(version: int) -> N
                     await delivery
                     raise ZeroDivisionError
             await client.commit(b"kept", b"too")
-            assert sorted(model.committed) == [b"kept", b"too"]
+            assert sorted(map(present, model.committed)) == [b"kept", b"too"]
             assert client.ends() == [False, True]
 
     run(scenario)
@@ -584,8 +587,8 @@ def test_each_transaction_is_committed_or_aborted_as_a_whole_and_as_reported(
         stored: dict[int, list[int]] = {number: [] for number in outcomes}
         for value in model.committed:
             assert value is not None
-            number, _, index = value.partition(b"-")
-            stored[int(number)].append(int(index))
+            name, _, position = value.partition(b"-")
+            stored[int(name)].append(int(position))
         for number, outcome in outcomes.items():
             found = sorted(stored[number])
             assert found in ([], list(range(6))), f"a part of transaction {number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tools.command_reference import reference
@@ -43,7 +44,7 @@ def test_etcd_member_selects_one_of_several_members_on_a_host() -> None:
     assert settings.own_etcd_member().client_port == 2002
 
 
-CERTIFICATES = {"etcd_ca_file": "ca", "etcd_cert_file": "cert", "etcd_key_file": "key"}
+CERTIFICATES: dict[str, Any] = {"etcd_ca_file": "ca", "etcd_cert_file": "cert", "etcd_key_file": "key"}
 
 
 def test_own_member_with_certificates_uses_https() -> None:

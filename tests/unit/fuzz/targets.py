@@ -240,7 +240,7 @@ def feed_consumer_protocol(data: bytes) -> None:
 
 def consumer_protocol_corpus(_random: Random) -> list[bytes]:
     partitions = (("a", 0), ("a", 1), ("größe", 7))
-    owned = tuple(map(consumer_protocol.TopicPartition._make, partitions))
+    owned = tuple(map(TopicPartition._make, partitions))
     assigned = consumer_protocol.Assignment(partitions=owned, user_data=b"u")
     subscribed = consumer_protocol.Subscription(topics=("a", "b"), user_data=b"u", owned_partitions=owned)
     return [

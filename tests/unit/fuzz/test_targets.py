@@ -39,7 +39,7 @@ def mutations(target: Target, random: Random, count: int, seconds: float) -> lis
     """`count` inputs at most, made in `seconds` at most."""
     corpus = target.corpus(random)
     end = time.monotonic() + seconds
-    found = []
+    found: list[bytes] = []
     while len(found) < count and time.monotonic() < end:
         found.append(mutated(random, random.choice(corpus)))
     return found

@@ -63,10 +63,10 @@ class Settled:
         self.error = error
 
     def __await__(self) -> Any:
+        yield from ()
         if self.error is not None:
             raise self.error
         return self.value
-        yield
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

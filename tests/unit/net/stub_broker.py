@@ -122,7 +122,7 @@ class StubBroker:
             )
         if key == ApiKey.PRODUCE:
             decoded: Any = produce.decode_request(version, memoryview(frame), header.body_position)
-            answer = self.produce
+            answer: Callable[..., Any] | None = self.produce
         elif key == ApiKey.FETCH:
             decoded = fetch.decode_request(version, memoryview(frame), header.body_position)
             answer = self.fetch

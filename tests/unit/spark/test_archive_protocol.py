@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from hypothesis import settings
@@ -143,12 +143,12 @@ class failing_once:  # noqa: N801  # reads like a function
         original = self.catalog.commit_table
         self.patch = mock.patch.object(self.catalog, "commit_table", original)
 
-        def fail(*given: object) -> object:
+        def fail(*given: Any, **_: Any) -> Any:
             self.patch.stop()
             if self.fault == "conflict":
                 raise CommitFailedException("Requirement failed: branch main has changed")
             if self.fault == "landed":
-                original(*given)  # type: ignore[arg-type]
+                original(*given)
             raise CommitStateUnknownException("the connection was lost")
 
         if self.fault:

@@ -107,7 +107,15 @@ def as_rows(columns: Any) -> list[Row]:
         columns.schema.get_field_index("timestamp"), "timestamp", columns.column("timestamp").cast(pa.int64())
     )
     return [
-        Row(*row[:3], row[3] // 1000, *row[4:6], tuple((each["key"], each["value"]) for each in row[6] or ()))
+        Row(
+            row[0],
+            row[1],
+            row[2],
+            row[3] // 1000,
+            row[4],
+            row[5],
+            tuple((each["key"], each["value"]) for each in row[6] or ()),
+        )
         for row in zip(*(plain.column(name).to_pylist() for name in names), strict=True)
     ]
 

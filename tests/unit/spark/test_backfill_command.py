@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mansio.cli.main import app
 from mansio.cli.pipeline import backfill as command
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from click.testing import Result
 
 FIRST_MS = 1_356_998_400_000
 """2013-01-01T00:00:00Z"""

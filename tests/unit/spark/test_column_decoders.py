@@ -65,7 +65,7 @@ def server() -> Iterator[RegistryServer]:
         yield running
 
 
-def column(server: RegistryServer, **more: str) -> ColumnFormat:
+def column(server: RegistryServer, **more: Any) -> ColumnFormat:
     return ColumnFormat("avro", registry=server.url, subject="s", **more)
 
 
@@ -114,8 +114,8 @@ def test_version_that_is_registered_while_the_decoder_runs_is_found_with_one_req
     decoder = open_decoder(column(server))
     second = server.register("s", two)
     before = len(server.requests)
-    values = [encoded(second, two, {"a": 1, "b": 2.0})] * 3 + [encoded(first, one, {"a": 2})]
-    unknown = [wire_format_header(number) + b"\x02" for number in range(50, 60)]
+    values: list[Any] = [encoded(second, two, {"a": 1, "b": 2.0})] * 3 + [encoded(first, one, {"a": 2})]
+    unknown: list[bytes | None] = [wire_format_header(number) + b"\x02" for number in range(50, 60)]
     found = decoder.decode(values + unknown)
     assert found.array.to_pylist()[:4] == [{"a": 1, "b": 2.0}] * 3 + [{"a": 2, "b": None}]
     assert found.errors == {row: f"schema id {46 + row} is not of subject s" for row in range(4, 14)}
@@ -125,7 +125,7 @@ def test_version_that_is_registered_while_the_decoder_runs_is_found_with_one_req
 def test_incompatible_version_is_rejected_whenever_a_process_asks(server: RegistryServer) -> None:
     first, bad, last = record(a="int"), record(a="string"), record(a="long", c="int")
     ids = [server.register("s", one) for one in (first, bad, last)]
-    values = [
+    values: list[bytes | None] = [
         encoded(ids[0], first, {"a": 1}),
         encoded(ids[1], bad, {"a": "x"}),
         encoded(ids[2], last, {"a": 2, "c": 3}),
@@ -189,7 +189,7 @@ def test_fixed_type_ignores_later_fields_and_rejects_wider_ones(server: Registry
     ids = [server.register("s", first)]
     planned = open_decoder(column(server)).type
     ids += [server.register("s", one) for one in (more, wider)]
-    values = [
+    values: list[bytes | None] = [
         encoded(ids[1], more, {"a": 1, "b": 2}),
         encoded(ids[2], wider, {"a": 1}),
     ]
@@ -235,12 +235,13 @@ def test_reader_schema_decides_about_columns_and_defaults(server: RegistryServer
 def test_protobuf_values_of_a_subject(server: RegistryServer) -> None:
     schema_id = server.register("s", serialized_file(FLIGHT_PROTO), "PROTOBUF")
     content = flight_class()(carrier="UA").SerializeToString()
-    values = [
+    values: list[bytes | None] = [
         wire_format_header(schema_id) + b"\x00" + content,
         wire_format_header(schema_id) + b"\x02\x04" + content,
     ]
     descriptors = base64.b64encode(descriptor_set(FLIGHT_PROTO)).decode()
-    for more in ({}, {"schema": descriptors, "message": "example.Flight"}):
+    named: dict[str, Any] = {"schema": descriptors, "message": "example.Flight"}
+    for more in ({}, named):
         decoder = open_decoder(ColumnFormat("protobuf", registry=server.url, subject="s", **more))
         found = decoder.decode(values)
         assert found.array[0]["carrier"].as_py() == "UA"

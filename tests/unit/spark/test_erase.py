@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mansio.errors import InvalidRequest
-from mansio.spark.iceberg import erase_keys
+from mansio.spark.iceberg import erase_keys, orphan_cleanup
 from mansio.spark.iceberg.catalog import ArchiveTable
 from mansio.spark.iceberg.dead_letters import append_dead_letters, open_dead_letters
 from mansio.spark.iceberg.errors import CommitConflict
@@ -100,7 +100,7 @@ def test_replaced_files_wait_for_the_grace_time_and_a_later_run_deletes_them(
     assert report.files_waiting > 0
     assert len(files_with_secret(archive.warehouse)) == 2
     assert SECRET_KEY not in [one["key"] for one in rows_of(scan(archive.open()))], "no reader finds them"
-    clock = erase_keys.remove_orphan_files.__globals__["time"].time
+    clock = orphan_cleanup.remove_orphan_files.__globals__["time"].time
     with monkeypatch.context() as later:
         later.setattr("mansio.spark.iceberg.orphan_cleanup.time.time", lambda: clock() + 3_700)
         assert erase(archive.open(), [SECRET_KEY], grace_s=3_600).tables[0].files_deleted > 0

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.table.update import update_table_metadata
 
 from mansio.spark.iceberg import commit
 from mansio.spark.iceberg.catalog import ArchiveTable, open_table
@@ -73,7 +75,7 @@ def test_race_of_two_archives_inside_the_commit_adds_once(
     second = other(table, tmp_path)
     assert add(table, plan(0, {0: 0}, {0: 2}))
     second.refresh()
-    original = commit.parquet_file_to_data_file
+    original = parquet_file_to_data_file
 
     def overtaken(*given: object, **named: object) -> object:
         monkeypatch.setattr(commit, "parquet_file_to_data_file", original)
@@ -240,7 +242,7 @@ def test_maintenance_that_commits_between_does_not_disturb_a_batch(
 ) -> None:
     add(table, plan(0, {0: 0}, {0: 2}))
     maintenance = other(table, tmp_path)
-    original: Callable[..., object] = commit.parquet_file_to_data_file
+    original: Callable[..., object] = parquet_file_to_data_file
 
     def between(*given: object, **named: object) -> object:
         monkeypatch.setattr(commit, "parquet_file_to_data_file", original)
@@ -280,7 +282,7 @@ def test_a_commit_copies_the_metadata_a_few_times_and_not_at_every_look(
 ) -> None:
     """What keeps commit 1,000 as cheap as commit 10; it leans on how the library keeps its updates."""
     computed = 0
-    original = commit.update_table_metadata
+    original = update_table_metadata
 
     def count(*given: object, **named: object) -> object:
         nonlocal computed

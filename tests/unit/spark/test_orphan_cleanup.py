@@ -15,6 +15,7 @@ from mansio.spark.iceberg.orphan_cleanup import UNREFERENCED_SINCE_FILE, expire_
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
 from mansio.spark.iceberg.table_scan import scan
 from support.archive_tables import Archive, row, rows_of
+from support.present import present
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,7 +117,8 @@ def test_a_sweep_that_died_half_way_is_finished_by_the_next(
 
     rewrite_data_files(table, 1 << 20)
     remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=NOW_MS)
-    delete, deleted = sweeping._delete, []
+    delete = sweeping._delete
+    deleted: list[str] = []
 
     def die(filesystem: object, path: str) -> None:
         if len(deleted) == 3:
@@ -197,7 +199,7 @@ def test_expiry_beside_another_that_expires_the_same_snapshots(
 ) -> None:
     """The second one sees it and looks again."""
     other, begin = archive.open(), table.transaction
-    monkeypatch.setitem(commit_files.__kwdefaults__, "snapshots_max", 4)
+    monkeypatch.setitem(present(commit_files.__kwdefaults__), "snapshots_max", 4)
 
     def begin_late() -> object:
         monkeypatch.setattr(table, "transaction", begin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -25,9 +25,10 @@ from mansio.spark.jobs.run import batch_lag, failure_reason
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 KNOWN = CheckpointBinding("p", {"a": "01", "b": "02"}, "topic out")
@@ -57,7 +58,7 @@ def test_transform_needs_topics_and_what_it_raises_names_the_line(tmp_path: Path
         dataframe_builder(str(file), ())
     spark: Any = object()
     with pytest.raises(PipelineFileError, match=r"mine\.py, line 3: AttributeError: 'int' object"):
-        dataframe_builder(str(file), ("a", "b"))(spark, lambda topic: len(topic))
+        dataframe_builder(str(file), ("a", "b"))(spark, cast("Callable[..., DataFrame]", len))
     file.write_text("def transform(frame):\n    return 7\n")
     with pytest.raises(PipelineFileError, match="returned int, not a DataFrame"):
         dataframe_builder(str(file), ("a",))(spark, lambda topic: topic)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mansio.cli.main import app
 from mansio.cli.pipeline import run as command
@@ -15,8 +15,6 @@ from mansio.spark.jobs.run import PipelineJob, PipelineResult
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from click.testing import Result
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_rows: int, *options: str) -> Result:

@@ -85,10 +85,8 @@ def schemas(draw: st.DrawFn, depth: int = 3) -> tuple[Any, st.SearchStrategy[Any
     if kind == "array":
         return {"type": "array", "items": inner_schema}, st.lists(inner_values, max_size=3)
     if kind == "map":
-        values = st.dictionaries(st.text(max_size=3), inner_values, max_size=3).map(
-            lambda one: list(one.items())
-        )
-        return {"type": "map", "values": inner_schema}, values
+        entries: Any = st.dictionaries(st.text(max_size=3), inner_values, max_size=3)
+        return {"type": "map", "values": inner_schema}, entries.map(lambda one: list(one.items()))
     if isinstance(inner_schema, list):
         return inner_schema, inner_values
     return [inner_schema, "null"], st.none() | inner_values

@@ -66,7 +66,7 @@ REGIONS = ("a", "ab", "é")
 
 
 def frame(rows: list[Any]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [[]] * 4
+    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[]] * 4
     types = (pa.string(), pa.int64(), pa.string(), pa.int32())
     arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
     return pa.table(arrays, names=["region", "id", "value", "count"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,9 @@ from mansio.state.assignors import MemberSpec
 from mansio.state.assignors.range import RangeAssignor
 from mansio.state.assignors.uniform import UniformAssignor
 from support.machine import scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 UNIFORM, RANGE = UniformAssignor(), RangeAssignor()
 TOPICS = [bytes([number]) * 16 for number in range(4)]
@@ -40,7 +44,7 @@ def groups(draw: st.DrawFn, *, alike: bool = False) -> list[MemberSpec]:
     ]
 
 
-def after(members: list[MemberSpec], target: dict[str, list[tuple[bytes, int]]]) -> list[MemberSpec]:
+def after(members: list[MemberSpec], target: Mapping[str, Iterable[tuple[bytes, int]]]) -> list[MemberSpec]:
     return [each._replace(assigned=frozenset(target[each.member_id])) for each in members]
 
 

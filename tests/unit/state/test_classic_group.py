@@ -52,7 +52,7 @@ class GroupBench:
                 self.writes.append(effect)
 
     def join(self, waiter: str, member_id: str = "", instance_id: str | None = None, **changes: Any) -> None:
-        fields = {
+        fields: dict[str, Any] = {
             "client_id": "c",
             "client_host": "/h",
             "session_timeout_ms": 10_000,

@@ -23,6 +23,7 @@ from mansio.state.share_partition.types import (
     Update,
 )
 from mansio.wire.batch.record_batch import BatchHeader
+from support.present import present
 from support.share_store import Store
 from support.tiers import examples
 
@@ -240,6 +241,6 @@ def test_sequence_goes_round_in_the_middle_of_a_batch() -> None:
     again = DeadLetterQueue(producer)
     for first, last, reservation in sorted(places):
         again.add(ArchivingRange(KEY, first, last, 1, reservation))
-    batch = again.next_batch(0)
+    batch = present(again.next_batch(0))
     assert (batch.base_sequence, offsets_of(batch)) == (2**31 - 2, [30, 31, 10, 11, 20, 21])
     assert batch.is_repeat

@@ -15,6 +15,7 @@ from mansio.state.assignors.simple import assign_simple
 from mansio.state.consumer_group.types import ConsumerGroupSettings, Topics
 from mansio.state.share_group.group import ShareGroup, ShareHeartbeat
 from mansio.wire.internal_records.consumer_group_records import decode_group_record_key
+from support.present import present
 from support.tiers import examples
 
 IDS = {name: name.encode() * 16 for name in "xyz"}
@@ -72,7 +73,7 @@ class ShareGroupModel(RuleBasedStateMachine):
     def write(self, records: list) -> None:
         for key, value in records:
             self.log.pop(key, None) if value is None else self.log.update({key: value})
-            assert decode_group_record_key(key).group == "g"
+            assert present(decode_group_record_key(key)).group == "g"
 
     def beat(self, member: str, epoch: int, names: tuple | None, *, lost: bool = False) -> bool:
         before = self.group.members.get(member)
@@ -86,7 +87,8 @@ class ShareGroupModel(RuleBasedStateMachine):
             if isinstance(error, UnknownMember):
                 assert known is None
             if isinstance(error, FencedMemberEpoch):
-                assert epoch not in (known.current.epoch, known.current.previous_epoch)
+                current = present(known).current
+                assert epoch not in (current.epoch, current.previous_epoch)
             return False
         self.write(records)
         assert epoch in may_come, "a member of another epoch is fenced"
@@ -157,7 +159,7 @@ class ShareGroupModel(RuleBasedStateMachine):
     def crash(self) -> None:
         self.group = ShareGroup("g", settings=SETTINGS)
         for key, value in self.log.items():
-            self.group.apply(decode_group_record_key(key), value)
+            self.group.apply(present(decode_group_record_key(key)), value)
         self.group.finish_restore(self.now)
         self.write(self.group.handle_topic_change(self.topics, self.now))
 
@@ -193,9 +195,9 @@ class ShareGroupModel(RuleBasedStateMachine):
             assert member.session_deadline_ms < math.inf
         before = dict(self.log)
         for name, (epoch, _) in list(self.reported.items()):
-            member = group.members.get(name)
-            if member is not None and epoch == member.current.epoch == group.group_epoch:
-                deadline = member.session_deadline_ms
+            known = group.members.get(name)
+            if known is not None and epoch == known.current.epoch == group.group_epoch:
+                deadline = known.session_deadline_ms
                 answer, records = group.heartbeat(ShareHeartbeat(name, epoch), self.topics, self.now)
                 assert (records, answer.assignment) == ([], None), "an unchanged heartbeat writes nothing"
                 member.session_deadline_ms = deadline

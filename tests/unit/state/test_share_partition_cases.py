@@ -3,7 +3,7 @@ not affect each other."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,11 +29,13 @@ from mansio.state.share_partition.types import (
     ShareSettings,
     Update,
 )
+from support.present import present
 from support.share_store import Store
 from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from random import Random
 
 LOCK_MS, WALL_MS, LOG_END = 100, 1_000_000, 60
 SETTINGS = ShareSettings(LOCK_MS, 3, 50, 100, 20, False, True, True, Backoff(0, 1.0, 0, 0.0))
@@ -111,7 +113,7 @@ class Leases:
 @pytest.mark.parametrize(
     "kind", [{}, {"is_ordered": True}, {"is_ordered_by_key": True}], ids=["unordered", "ordered", "by key"]
 )
-def test_aborted_records_are_passed_without_a_delivery_also_after_a_restart(kind: dict[str, bool]) -> None:
+def test_aborted_records_are_passed_without_a_delivery_also_after_a_restart(kind: dict[str, Any]) -> None:
     leases = Leases()
     settings = SETTINGS._replace(**kind)
 
@@ -272,6 +274,7 @@ def test_delivery_after_the_first_is_known_after_any_loss() -> None:
 def test_nothing_is_leased_at_or_above_a_lease_bound_that_is_not_stored() -> None:
     leases = Leases()
     reported, update = leases.call_and_rearm("a", 0, 15)
+    assert update is not None
     assert (reported, update.lease_bound, update.durable) == ([(0, 15, 1)], 40, True)
     assert leases.call_and_rearm("b", 16, 30)[0] == [(16, 19, 1)]
     leases.put(update)
@@ -307,7 +310,7 @@ def test_what_waits_to_be_stored_can_neither_be_leased_nor_settled_again() -> No
     assert leases.lease("b", 0, 0) == []
     with pytest.raises(InvalidRecordState):
         leases.say("a", 0, 1, ACCEPT)
-    assert leases.say("a", 1, 1, ACCEPT).changes[0].state == ACKNOWLEDGED
+    assert present(leases.say("a", 1, 1, ACCEPT)).changes[0].state == ACKNOWLEDGED
     leases.call_and_rearm("a", 2, 3)
     with pytest.raises(InvalidRecordState):
         leases.say("a", 2, 3, ACCEPT)
@@ -369,10 +372,12 @@ def act(leases: Leases, flying: list[Update], acts: Iterable[tuple]) -> list[obj
 
 @settings(max_examples=examples(20, 60))
 @given(one=st.lists(ACTS, min_size=9), other=st.lists(ACTS, min_size=9), turns=st.randoms())
-def test_two_groups_on_one_partition_never_touch_each_other(one: list, other: list, turns: object) -> None:
+def test_two_groups_on_one_partition_never_touch_each_other(one: list, other: list, turns: Random) -> None:
     """Side by side, act by act, each sees and stores what it would see and store alone."""
     alone = [act(Leases(name), [], acts) for name, acts in (("g", one), ("h", other))]
-    groups, flying, seen = [Leases("g"), Leases("h")], ([], []), ([], [])
+    groups = [Leases("g"), Leases("h")]
+    flying: tuple[list, list] = ([], [])
+    seen: tuple[list, list] = ([], [])
     left = [list(one), list(other)]
     while left[0] or left[1]:
         which = turns.choice([each for each in (0, 1) if left[each]])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ from mansio.state.share_partition.types import (
     Update,
 )
 from mansio.wire.batch.priority_header import Priority
+from support.present import present
 from support.share_store import Store, at_offset, expand
 from support.tiers import examples
 
@@ -122,7 +124,8 @@ class Side:
         if known is not None:
             state = with_known_state(state._replace(leader_epoch=known.leader_epoch), known)
             self.unresolved = False
-        self.start, self.lease_bound, self.bound_asked = state.start_offset, state.lease_bound, None
+        self.start, self.lease_bound = state.start_offset, state.lease_bound
+        self.bound_asked: tuple[int, int] | None = None
         self.dead = {o: each for each in state.dead_ranges for o in range(each.first, each.last + 1)}
         self.offered = {
             name: {o for first, last in ranges for o in range(first, last + 1)}
@@ -198,7 +201,7 @@ class Side:
             if self.at(o).state in (AVAILABLE, ACQUIRED, WITHHELD) and not self.at(o).busy:
                 self.end(o, ARCHIVED, token)
 
-    def end(self, o: int, state: int, token: int, **more: object) -> None:
+    def end(self, o: int, state: int, token: int, **more: Any) -> None:
         old = self.at(o)
         self.model[o] = replace(Record(state, old.n, old.f, old.holder if token else "", busy=token), **more)
 
@@ -241,7 +244,7 @@ class Side:
         } - {None}
 
     def free_by_key(self, stop: int) -> list[int]:
-        key_order = self.state_machine._in_flight.key_order
+        key_order = present(self.state_machine._in_flight.key_order)
         if key_order.scanned_end < self.keys_needed_until:
             return []
         closed = self.closed_keys()
@@ -438,16 +441,17 @@ class ShareModel(RuleBasedStateMachine):
             member, read, most, strict=strict, batch_ends=ends, now_ms=self.now, lease_ms=lease
         )
         assert [o for each in acquired for o in range(each.first, each.last + 1)] == expected
+        token = present(update).token if expected else 0
         for o in expected:
             old = side.at(o)
             side.model[o] = Record(
-                ACQUIRED, old.n + 1, old.f, member, self.now + lasts(lease), busy=update.token, lease=lease
+                ACQUIRED, old.n + 1, old.f, member, self.now + lasts(lease), busy=token, lease=lease
             )
             assert o < side.lease_bound
         for o in range(side.start, expected[-1] + 1) if expected else ():
             old = side.at(o)
             if not side.has(o) and old.state == AVAILABLE and not old.busy and old.until == math.inf:
-                side.model[o] = Record(ACKNOWLEDGED, 1, busy=update.token)
+                side.model[o] = Record(ACKNOWLEDGED, 1, busy=token)
         for each in acquired:
             assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
         side.fly(update, acquired, member)
@@ -532,7 +536,7 @@ class ShareModel(RuleBasedStateMachine):
                 continue
             side.history.has[o] = (member, self.now)
             if type_ == RELEASE and not handed_out:
-                assert update.durable, "otherwise the end of the lease may count the delivery"
+                assert present(update).durable, "otherwise the end of the lease may count the delivery"
                 side.at(o).f += 1
                 side.retry(o, token, self.now, 0)
             elif type_ in (RELEASE, RENEW):
@@ -559,7 +563,7 @@ class ShareModel(RuleBasedStateMachine):
             if record.state == ACQUIRED and record.holder == member and not record.busy:
                 record.f += uncounted
                 side.history.has[o] = (member, self.now)
-                side.retry(o, update.token, self.now, 0)
+                side.retry(o, present(update).token, self.now, 0)
         side.fly(update)
 
     @rule(index=SIDES, most=st.integers(1, 3), times=st.integers(2, 4), uncounted=st.booleans())
@@ -729,7 +733,7 @@ class ShareModel(RuleBasedStateMachine):
             side.model[o] = Record(ARCHIVED, *side.dead[o][2:]) if o in side.dead else Record(ACKNOWLEDGED)
         side.start = min(side.start, here[0])
         for o in here:
-            side.end(o, AVAILABLE, update.token, f=side.at(o).n)
+            side.end(o, AVAILABLE, present(update).token, f=side.at(o).n)
             del side.dead[o]
         offered.update(here)
         side.forget_keys()

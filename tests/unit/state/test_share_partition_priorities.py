@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mansio.state.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
@@ -55,7 +57,7 @@ def test_state_stays_small_while_records_of_others_in_between_wait(priority: Pri
             sizes.append(len(update.changes))
             machine.mark_persisted(update.token)
 
-    delivered = []
+    delivered: list[Any] = []
     while ranges := machine.acquirable_ranges("m", 10, LOG_END, 0):
         ends = [last for _, last in ranges]
         acquired, update = machine.acquire("m", ranges, 10, strict=True, batch_ends=ends, now_ms=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -35,7 +37,8 @@ from mansio.state.share_partition.types import (
     StateBatch,
     Update,
 )
-from mansio.wire.internal_records.flexible_codec import encode_tagged_fields, varint
+from mansio.wire.headers import unsigned_varint as varint
+from mansio.wire.internal_records.flexible_codec import encode_tagged_fields
 from support.share_store import at_offset
 
 INT16 = st.integers(0, 2**15 - 1)
@@ -343,7 +346,7 @@ def test_a_snapshot_may_stand_for_all_before_it_at_every_cut(updates: list[Updat
 
 @given(SMALL_UPDATES, SMALL_UPDATES)
 def test_updates_of_other_offsets_may_come_in_either_order(one: Update, other: Update) -> None:
-    same = {
+    same: dict[str, Any] = {
         "done_count": UNCHANGED,
         "dead_ranges": None,
         "redrives": None,

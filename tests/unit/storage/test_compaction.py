@@ -41,6 +41,7 @@ from mansio.wire.batch.record_batch import (
 from mansio.wire.batch.record_reader import RecordLocation, read_records, with_timestamp_delta
 from support.compaction import EAGER, compact, finish, one_piece, records_of, run_to_end, start_compaction
 from support.logs import LogBench
+from support.present import present
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "log" / "v1-compacted"
 DIRECTORY = "/data/p"
@@ -230,7 +231,7 @@ def test_aborted_data_is_removed_and_markers_expire_like_tombstones() -> None:
     compacted.write((b"a", b"aborted"), base_sequence=0, transactional=True, **transaction)
     compacted.write((b"\0\0\0\0", b"\0" * 6), transactional=True, control=True, **transaction)
     compacted.write((b"b", b"1"))
-    functions = {
+    functions: dict[str, Any] = {
         "is_aborted": lambda header: header.is_transactional and not header.is_control,
         "is_obsolete_marker": lambda header: header.is_control,
     }
@@ -414,7 +415,7 @@ def test_readers_see_the_new_segment_before_its_file_has_its_name() -> None:
         assert work is not None
         if not compacted.log.compaction.is_busy:
             run.finish_job(work(), None)
-    swap = finish(run, work)
+    swap = finish(run, present(work))
     assert swap is not None
     assert len(compacted.values()) < 12
     assert [path for path in compacted.disk.files() if path.endswith(".compacted.tmp")]
@@ -443,7 +444,8 @@ def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
     compacted.log.sync()
     log = compacted.log
     assert plan_log_compaction(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 0
-    assert log.needs_maintenance, "it asks for another checkpoint"
+    needs_maintenance = log.needs_maintenance
+    assert needs_maintenance, "it asks for another checkpoint"
     log.sync()
     assert plan_log_compaction(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 1
     assert not log.needs_maintenance

@@ -116,7 +116,7 @@ def test_reading_a_damaged_log_never_returns_wrong_records() -> None:
             log = Log.open(damaged, ManualClock(), DIRECTORY, SETTINGS)
         except CorruptLog:
             continue
-        damaged_offsets = []
+        damaged_offsets: list[int] = []
         for offset in range(0, 24, 2):
             try:
                 piece = log.read(offset, 1, 24)

@@ -7,6 +7,7 @@ import os
 import queue
 import random
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -124,9 +125,7 @@ def test_worker_runs_jobs_in_order_and_returns_errors() -> None:
         return 10 // value
 
     for value in (1, 0, 5):
-        worker.submit(
-            lambda value=value: job(value), lambda result, error: results.append((result, type(error)))
-        )
+        worker.submit(partial(job, value), lambda result, error: results.append((result, type(error))))
     worker.close()
     while not loop.empty():
         callback, arguments = loop.get()

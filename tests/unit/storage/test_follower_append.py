@@ -235,7 +235,7 @@ def count_changes(offset: int) -> int:
         del operation, path
         seen += 1
 
-    disk.fail_when = count  # type: ignore[assignment]  # it fails nothing
+    disk.fail_when = count  # it fails nothing
     log.reset_to(offset)
     return seen
 
@@ -258,7 +258,7 @@ def test_crash_during_a_reset_leaves_a_log_with_a_correct_earlier_state(
                     raise Crash
                 left -= 1
 
-            disk.fail_when = crash  # type: ignore[assignment]  # it never fails, it dies
+            disk.fail_when = crash  # it never fails, it dies
             with pytest.raises(Crash):
                 log.reset_to(offset)
             disk.fail_when = None

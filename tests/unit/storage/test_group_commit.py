@@ -12,6 +12,7 @@ from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import LogBench, ManualClock, append, make_batch
+from support.present import present
 
 if TYPE_CHECKING:
     from mansio.errors import StorageError
@@ -137,14 +138,14 @@ def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
 def test_defect_on_the_thread_fails_the_logs_and_is_reported() -> None:
     bench = GroupCommitBench()
 
-    def defect(_: str) -> bool:
+    def defect(path: str) -> bool:
         raise ZeroDivisionError
 
     bench.group_commit._sync_all_files_min = 0
-    bench.disk.sync_all = defect  # type: ignore[method-assign]  # stands for any programming error
+    bench.disk.sync_all = defect  # stands for any programming error
     bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
-    assert isinstance(bench.logs[0].failure.__cause__, ZeroDivisionError)
+    assert isinstance(present(bench.logs[0].failure).__cause__, ZeroDivisionError)
 
 
 def test_background_request_is_delayed_and_shares_an_urgent_sync() -> None:
@@ -162,7 +163,8 @@ def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:
     bench = GroupCommitBench()
     bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
-    assert bench.logs[0].needs_maintenance
+    needs_maintenance = bench.logs[0].needs_maintenance
+    assert needs_maintenance
     bench.scheduler.fire(up_to_ms=1000)
     bench.background.run_all()
     assert not bench.logs[0].needs_maintenance

@@ -92,7 +92,7 @@ def test_zeros_take_no_space_from_records_on_a_disk_that_others_fill() -> None:
     bench = PreallocationBench()
     for _ in range(12):
         bench.write(5000)
-    bench.disk.available_bytes = lambda wanted_bytes: min(wanted_bytes, 20_000)  # type: ignore[method-assign]  # not for 256 KiB at once
+    bench.disk.available_bytes = lambda wanted_bytes: min(wanted_bytes, 20_000)  # not for 256 KiB at once
     for _ in range(40):
         bench.write(5000)
         assert bench.written_ahead_bytes == 0

@@ -29,7 +29,7 @@ def sample(kind: Any) -> Any:
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is tuple:
         return (sample(get_args(kind)[0]),)
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return kind(**{field.name: sample(field.type) for field in dataclasses.fields(kind)})
     if issubclass(kind, bool):
         return True

@@ -60,7 +60,7 @@ def test_a_request_contains_what_the_schema_reads(correlation_id: int, member: s
                         AcknowledgeBatch(
                             one.first_offset,
                             one.last_offset,
-                            *one.types,
+                            int.from_bytes(one.types),
                             one.delay_ms,
                             one.reason,
                             one.delivery_count,

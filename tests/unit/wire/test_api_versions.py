@@ -38,6 +38,7 @@ def test_every_api_has_its_row_and_kafkas_name() -> None:
             ApiKey.SHARE_ACKNOWLEDGE,
             ApiKey.CHALLENGE_BROKER,
             ApiKey.AUTHENTICATE_BROKER,
+            ApiKey.FORWARD_REQUEST,
         )
         assert (api.handler is None) == (key in own_way)
 
@@ -59,6 +60,7 @@ def test_everything_is_advertised_but_what_only_brokers_of_mansio_send() -> None
         ApiKey.RECEIVE_RECORDS,
         ApiKey.RELEASE_LEASES,
         ApiKey.REGISTER_SHARE_GROUP,
+        ApiKey.FORWARD_REQUEST,
     }
     assert {key for key, _, _ in advertised_versions()} == set(SUPPORTED_APIS) - hidden
 

@@ -6,6 +6,7 @@ import gzip
 import random
 import zlib
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 import aiokafka.codec
 import lz4.frame
@@ -16,6 +17,9 @@ import zstandard
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
 from mansio.wire.batch.compression import Codec, compress, decompress, estimate_decompressed_bytes
 from unit.wire.kafka_python_codec import kafka_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOISE = Random(7).randbytes(300_000)
 TEXTS = {
@@ -30,7 +34,7 @@ PLENTY = 1 << 20
 texts = pytest.mark.parametrize("data", TEXTS.values(), ids=TEXTS.keys())
 
 
-def zstd_stream(data: bytes, **options: object) -> bytes:
+def zstd_stream(data: bytes, **options: Any) -> bytes:
     out = zstandard.ZstdCompressor(write_content_size=False, **options).compressobj()
     return out.compress(data) + out.flush()
 
@@ -44,7 +48,7 @@ def zstd_flushed_often(data: bytes) -> bytes:
     return b"".join(parts) + out.flush()
 
 
-def lz4_frame(**options: object) -> object:
+def lz4_frame(**options: Any) -> object:
     return lambda data: lz4.frame.compress(data, **options)
 
 
@@ -95,13 +99,17 @@ def test_round_trip(codec: Codec, data: bytes) -> None:
 
 @pytest.mark.parametrize(("codec", "write"), FOREIGN_WRITERS.values(), ids=FOREIGN_WRITERS.keys())
 @texts
-def test_data_compressed_by_other_libraries_is_decompressed(codec: Codec, write: object, data: bytes) -> None:
+def test_data_compressed_by_other_libraries_is_decompressed(
+    codec: Codec, write: Callable[[bytes], bytes], data: bytes
+) -> None:
     assert decompress(codec, write(data), len(data)) == data
 
 
 @pytest.mark.parametrize(("codec", "read"), FOREIGN_READERS.values(), ids=FOREIGN_READERS.keys())
 @texts
-def test_other_libraries_decompress_our_data(codec: Codec, read: object, data: bytes) -> None:
+def test_other_libraries_decompress_our_data(
+    codec: Codec, read: Callable[[bytes], bytes], data: bytes
+) -> None:
     assert bytes(read(compress(codec, data))) == data
 
 
@@ -115,7 +123,7 @@ def test_lz4_has_the_form_that_the_java_client_requires(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("codec", "write"), FOREIGN_WRITERS.values(), ids=FOREIGN_WRITERS.keys())
-def test_one_byte_more_than_allowed_is_refused(codec: Codec, write: object) -> None:
+def test_one_byte_more_than_allowed_is_refused(codec: Codec, write: Callable[[bytes], bytes]) -> None:
     data = TEXTS["mixed"]
     with pytest.raises(InvalidRecord):
         decompress(codec, write(data), len(data) - 1)
@@ -123,7 +131,9 @@ def test_one_byte_more_than_allowed_is_refused(codec: Codec, write: object) -> N
 
 @pytest.mark.parametrize(("codec", "write"), FOREIGN_WRITERS.values(), ids=FOREIGN_WRITERS.keys())
 @texts
-def test_the_estimate_is_the_length_or_a_little_more(codec: Codec, write: object, data: bytes) -> None:
+def test_the_estimate_is_the_length_or_a_little_more(
+    codec: Codec, write: Callable[[bytes], bytes], data: bytes
+) -> None:
     compressed = write(data)
     estimate = estimate_decompressed_bytes(codec, compressed, 1 << 30)
     if write is FOREIGN_WRITERS["gzip in two members"][1]:

@@ -52,7 +52,9 @@ def read(kind: str, version: int, data: bytes) -> Any:
 @given(subscriptions, st.integers(0, 3))
 def test_kio_decodes_our_subscription(subscription: Subscription, version: int) -> None:
     reported = Subscription(
-        *[getattr(subscription, name) for name in ("topics", "owned_partitions", "generation_id")],
+        subscription.topics,
+        subscription.owned_partitions,
+        subscription.generation_id,
         subscription.user_data,
         subscription.rack_id,
         version,

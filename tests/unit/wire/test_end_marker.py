@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,6 @@ def test_other_batches_are_no_markers() -> None:
 
 
 def test_a_marker_without_a_coordinator_epoch_is_damaged() -> None:
-    identity = {"producer_id": 9, "producer_epoch": 0, "transactional": True, "control": True}
+    identity: dict[str, Any] = {"producer_id": 9, "producer_epoch": 0, "transactional": True, "control": True}
     with pytest.raises(CorruptMessage):
         decode_end_marker(build_batch([(0, control_key(1), b"\0" * 5, ())], **identity))

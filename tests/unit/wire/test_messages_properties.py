@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.index import api_key_map, schema_name_map
 
-from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, is_flexible
+from mansio.wire.api_versions import SUPPORTED_APIS, Api, ApiKey, is_flexible
 from mansio.wire.apis import mansio_apis
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
-from mansio.wire.codec.schema_compiler import Struct, schema_fields
+from mansio.wire.codec.schema_compiler import MergedSchema, Struct, schema_fields
 from unit.wire.kio_oracle import every_version, kio_bytes, kio_reads, random_message, to_kio
 
 KAFKAS = [api for api in SUPPORTED_APIS.values() if not mansio_apis.is_mansio_api(api.key)]
@@ -57,7 +57,7 @@ def test_messages_are_decoded_and_encoded_as_by_kio(
 
 @pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
 def test_shape_has_every_field_of_every_version(api_key: int, version: int, direction: str) -> None:
-    def check(entity: object, shape: messages.MergedSchema, path: str) -> None:
+    def check(entity: object, shape: MergedSchema, path: str) -> None:
         for field in schema_fields(entity):
             assert field.name in shape.defaults, f"{path}.{field.name}"
             if field.entity is not None:
@@ -77,14 +77,14 @@ def test_reader_sets_all_fields_in_every_version(api_key: int, version: int, dir
 
 
 @pytest.mark.parametrize("api", KAFKAS, ids=lambda api: api.key.name)
-def test_flexible_versions_match_kio(api: object) -> None:
+def test_flexible_versions_match_kio(api: Api) -> None:
     for version in schema_name_map[api_key_map[api.key]]:
         for direction in (REQUEST, RESPONSE):
             assert messages._schema(api.key, version, direction).__flexible__ == is_flexible(api.key, version)
 
 
 @pytest.mark.parametrize("api", KAFKAS, ids=lambda api: api.key.name)
-def test_supported_versions_exist_and_newer_ones_have_a_reason(api: object) -> None:
+def test_supported_versions_exist_and_newer_ones_have_a_reason(api: Api) -> None:
     known = schema_name_map[api_key_map[api.key]]
     assert set(range(api.min_version, api.max_version + 1)) <= set(known)
     assert bool(api.newer_unsupported_reason) == (max(known) > api.max_version)

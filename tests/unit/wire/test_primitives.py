@@ -26,7 +26,8 @@ FETCH_V12 = bytes.fromhex(
 def test_golden_produce_requests() -> None:
     for version, data in ((9, PRODUCE_V9), (3, PRODUCE_V3)):
         request = produce.decode_request(version, memoryview(data), 0)
-        assert request == (None, -1, 1000, [("t", None, [(5, b"abc")])])
+        expected: object = (None, -1, 1000, [("t", None, [(5, b"abc")])])
+        assert request == expected
 
 
 def test_golden_produce_response() -> None:

@@ -146,7 +146,7 @@ def test_fetch_request(version: int, seed: int, tags: bool) -> None:
     replica_epoch = plain.get("replica_state", {}).get("replica_epoch", -1)
     frame = memoryview(bytearray(b"\xaa" * 9 + data))
     request = fetch.decode_request(version, frame, 9)
-    assert request == (
+    assert tuple(request) == (
         replica_id,
         plain["max_wait_ms"],
         plain["min_bytes"],
@@ -243,7 +243,7 @@ def test_fetch_response(version: int, seed: int, tags: bool) -> None:
     ]
     header = response_header(ApiKey.FETCH, version, 5)
     response = fetch.decode_response(version, header + data)
-    assert response == (
+    assert tuple(response) == (
         topics,
         plain["throttle_time_ms"],
         plain.get("error_code", 0),

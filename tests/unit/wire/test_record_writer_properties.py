@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -48,6 +50,6 @@ def test_columns_equal_rows_where_varints_grow(count: int, sizes: tuple[int, ...
 @pytest.mark.parametrize("codec", Codec)
 def test_values_batch_equals_the_general_batch(codec: Codec) -> None:
     stamps, values = [5, 4, 9], [b"one", b"", b"three" * 100]
-    fields = {"producer_id": 7, "producer_epoch": 2, "base_sequence": 11}
+    fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": 2, "base_sequence": 11}
     expected = build_batch(rows(stamps, values), codec=codec, **fields)
     assert build_value_only_batch(stamps, values, codec=codec, **fields) == expected

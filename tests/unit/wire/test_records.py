@@ -16,9 +16,9 @@ from mansio.errors import (
     UnsupportedCompression,
     UnsupportedMessageFormat,
 )
+from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
-    Codec,
     TimestampType,
     build_batch,
     check_batch,

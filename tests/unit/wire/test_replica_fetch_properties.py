@@ -44,7 +44,9 @@ def fetched(draw: st.DrawFn) -> FetchedPartition:
     return FetchedPartition(
         draw(numbers),
         draw(st.integers(-1, 120)),
-        *(draw(offsets) for _ in range(3)),
+        draw(offsets),
+        draw(offsets),
+        draw(offsets),
         draw(st.none() | st.just([(1, 2)])) if draw(st.integers(0, 9)) == 0 else None,
         draw(numbers),
         len(records),
@@ -143,7 +145,7 @@ def test_other_replica_responses_are_left_to_the_general_codec(topics: Any) -> N
 
 
 def test_counts_above_one_byte_are_left_to_the_general_codec() -> None:
-    many = [(None, bytes([number]) * 16, []) for number in range(fetch.ONE_BYTE_COUNT_MAX + 1)]
+    many: list[Any] = [(None, bytes([number]) * 16, []) for number in range(fetch.ONE_BYTE_COUNT_MAX + 1)]
     assert fetch.encode_replica_response(1, many) is None
     assert fetch.encode_replica_response(1, many[1:]) is not None
     framed = b"".join(fetch.encode_response(VERSION, 1, many))

@@ -100,12 +100,14 @@ def test_share_fetch_request(version: int, seed: int, tags: bool) -> None:
     assert request.topics == ack_topics(plain)
     assert request.forgotten_topics == forgotten
     if not tags:
+        group_id: Any = request.group_id  # the schema allows null
+        member_id: Any = request.member_id
         encoded = share_fetch.encode_request(
             version,
             77,
             "me",
-            request.group_id,
-            request.member_id,
+            group_id,
+            member_id,
             request.session_epoch,
             request.topics,
             forgotten_topics=forgotten,
@@ -119,7 +121,13 @@ def test_share_fetch_request(version: int, seed: int, tags: bool) -> None:
 @pytest.mark.parametrize("keeps_leases", [False, True])
 @pytest.mark.parametrize("version", FETCH)
 def test_own_fields_of_a_share_fetch_request(version: int, lease_ms: int, keeps_leases: bool) -> None:
-    wants = {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": 0, "max_records": 0, "batch_size": 0}
+    wants: dict[str, Any] = {
+        "max_wait_ms": 0,
+        "min_bytes": 0,
+        "max_bytes": 0,
+        "max_records": 0,
+        "batch_size": 0,
+    }
     encoded = share_fetch.encode_request(
         version, 77, "me", "g", "m", 0, [], **wants, lease_ms=lease_ms, keeps_leases=keeps_leases
     )
@@ -200,7 +208,7 @@ def test_share_fetch_response(version: int, seed: int, tags: bool) -> None:
 def test_share_acknowledge_request(version: int, seed: int, tags: bool) -> None:
     plain, data = message(ApiKey.SHARE_ACKNOWLEDGE, version, REQUEST, seed, tags)
     request = share_acknowledge.decode_request(version, memoryview(bytearray(b"\xaa" * 9 + data)), 9)
-    assert request == (
+    assert tuple(request) == (
         plain["group_id"],
         plain["member_id"],
         plain["share_session_epoch"],
@@ -208,8 +216,17 @@ def test_share_acknowledge_request(version: int, seed: int, tags: bool) -> None:
         ack_topics(plain),
     )
     if not tags:
+        group_id: Any = request.group_id  # the schema allows null
+        member_id: Any = request.member_id
         encoded = share_acknowledge.encode_request(
-            version, 77, "me", *request[:3], request.topics, is_renew_ack=request.is_renew_ack
+            version,
+            77,
+            "me",
+            group_id,
+            member_id,
+            request.session_epoch,
+            request.topics,
+            is_renew_ack=request.is_renew_ack,
         )
         assert body_of_request(encoded, ApiKey.SHARE_ACKNOWLEDGE, version) == data
 
@@ -237,7 +254,7 @@ def test_share_acknowledge_response(version: int, seed: int, tags: bool) -> None
         )
         for topic in plain["responses"]
     ]
-    assert answer == (
+    assert tuple(answer) == (
         plain["throttle_time_ms"],
         plain["error_code"],
         plain["error_message"],

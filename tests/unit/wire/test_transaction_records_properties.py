@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 PARTITIONS = st.none() | st.lists(
     st.tuples(st.text(max_size=8), st.lists(INT32, max_size=4).map(tuple)), max_size=4
 ).map(tuple)
-REQUIRED = {
+REQUIRED: dict[str, st.SearchStrategy[Any]] = {
     "producer_id": INT64,
     "producer_epoch": INT16,
     "timeout_ms": INT32,
@@ -33,7 +34,7 @@ REQUIRED = {
     "updated_ms": INT64,
     "started_ms": INT64,
 }
-TAGGED = {
+TAGGED: dict[str, st.SearchStrategy[Any]] = {
     "previous_producer_id": INT64,
     "next_producer_id": INT64,
     "client_version": INT16,

@@ -17,16 +17,15 @@ from grpc_reflection.v1alpha import reflection
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.answers import serialized
 from mansio.api.grpc.requests import parse
-from mansio.api.grpc.service import CLIENT_ID, MansioService
-from mansio.broker.services.routed.own_client import OwnClient
+from mansio.api.grpc.service import MansioService
 from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.statistics import LoopHolds
-    from mansio.config.settings import Address
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +54,11 @@ OPTIONS: Final = (
 class GrpcServer:
     """One listening socket and its server. Every method runs on the broker's event loop."""
 
-    def __init__(self, services: BrokerServices, kafka_address: Address, host: str, port: int) -> None:
-        """`kafka_address`: of the Kafka listener; port 0 selects a free port."""
-        self._own_client = OwnClient(lambda: kafka_address, CLIENT_ID)
+    def __init__(self, services: BrokerServices, clients: RoutedClients, host: str, port: int) -> None:
+        """Port 0 selects a free port."""
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
-        self._service = MansioService(services, self._own_client)
+        self._service = MansioService(services, clients)
         self._holds = services.statistics.holds
         self._server: Any = None
 
@@ -91,7 +89,6 @@ class GrpcServer:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(STOP_S)
-        await self._own_client.close()
 
 
 def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:

@@ -1,10 +1,11 @@
-"""Methods of the gRPC service: each decodes a request, calls a service or the broker's own client, and encodes."""
+"""Methods of the gRPC service: each decodes a request, calls a service or a routed client, and encodes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.answers import records_response
@@ -18,10 +19,10 @@ from mansio.api.grpc.conversion import (
 )
 from mansio.api.grpc.receive_stream import ReceiveStream, acknowledgements_of
 from mansio.api.grpc.requests import Requests
-from mansio.broker.services.caller import Caller
-from mansio.broker.services.routed.group_offsets import reset_group_offsets
-from mansio.broker.services.routed.publishing import publish_records
-from mansio.broker.services.routed.read_records import read_records
+from mansio.api.routing.group_offsets import reset_group_offsets
+from mansio.api.routing.publishing import publish_records
+from mansio.api.routing.read_records import read_records
+from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
 from mansio.client.types import Message
@@ -32,13 +33,17 @@ from mansio.wire.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.routed.own_client import OwnClient
     from mansio.client import Client
     from mansio.ports import Clock
 
 CLIENT_ID: Final = "mansio-grpc"
-CLIENT_ID_CHARACTERS_MAX: Final = 100
+"""Client id of calls without `CLIENT_ID_KEY` and `user-agent` in their metadata."""
+
+CLIENT_ID_KEY: Final = "mansio-client-id"
+"""Key in the metadata of a call by which a client states its id."""
+
 SHARE: Final = "share"
 FILTERS_MAX: Final = 1_000
 """Maximum number of values by which a list is filtered."""
@@ -48,14 +53,14 @@ class MansioService:
     """The methods of `mansio.v1.Mansio`, by name. All run on the broker's event loop and raise `MansioError`, or
     `ValueError` for an argument that the client refuses. Those with records to publish get their requests as bytes."""
 
-    def __init__(self, services: BrokerServices, own_client: OwnClient) -> None:
+    def __init__(self, services: BrokerServices, clients: RoutedClients) -> None:
         self._services = services
-        self._own_client = own_client
+        self._clients = clients
         self._requests = Requests()
 
-    @property
-    def _client(self) -> Client:
-        return self._own_client.get()
+    def _client(self, context: Any) -> Client:
+        """Return a client that acts for the caller of a method."""
+        return self._clients.client(caller_of(context, self._services.clock))
 
     # Records
 
@@ -63,10 +68,10 @@ class MansioService:
         async with self._requests.publication(request) as found:
             result = await publish_records(
                 self._services,
-                self._own_client,
+                self._clients,
                 found.topic,
                 found.records,
-                caller=_caller(context, self._services.clock),
+                caller=caller_of(context, self._services.clock),
             )
         return pb.PublishResponse(ranges=published_ranges(result))
 
@@ -76,7 +81,7 @@ class MansioService:
                 self.Publish(request, context), "grpc", lambda: ("PublishStream", context.peer())
             )
 
-    async def Fetch(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def Fetch(self, request: Any, context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("start")
         start: Any = "earliest"
         if chosen == "offset":
@@ -88,7 +93,7 @@ class MansioService:
         elif chosen == "latest" and request.latest:
             start = "latest"
         found = await read_records(
-            self._client,
+            self._client(context),
             TopicPartition(request.topic, request.partition),
             start,
             max_records=request.max_records or 100,
@@ -103,12 +108,14 @@ class MansioService:
             unreadable=[pb.UnreadableOffsets(**each._asdict()) for each in found.unreadable],
         )
 
-    async def ListOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def ListOffsets(self, request: Any, context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("at")
         at: Any = "earliest" if chosen == "earliest" and request.earliest else "latest"
         if chosen == "time_ms":
             at = moment(request.time_ms, "time_ms")
-        found = await self._client.admin.list_offsets(await self._partitions(request.topic), at)
+        found = await self._client(context).admin.list_offsets(
+            await self._partitions(context, request.topic), at
+        )
         return pb.ListOffsetsResponse(
             partitions=[
                 pb.PartitionOffset(partition=each.partition, offset=one.offset, timestamp_ms=one.timestamp_ms)
@@ -116,14 +123,14 @@ class MansioService:
             ]
         )
 
-    async def _partitions(self, topic: str) -> list[TopicPartition]:
-        description = await self._client.admin.describe_topic(topic)
+    async def _partitions(self, context: Any, topic: str) -> list[TopicPartition]:
+        description = await self._client(context).admin.describe_topic(topic)
         return [TopicPartition(topic, each.index) for each in description.partitions]
 
     # Share groups
 
     async def Receive(self, _requests: Any, context: Any) -> None:  # noqa: N802
-        await ReceiveStream(self._services, context, _caller(context, self._services.clock)).run()
+        await ReceiveStream(self._services, context, caller_of(context, self._services.clock)).run()
 
     async def Ack(self, request: Any, _context: Any) -> Any:  # noqa: N802
         return await self._acknowledge(
@@ -148,13 +155,13 @@ class MansioService:
         ]
         return pb.AcknowledgeResponse(failed=failed)
 
-    async def Redrive(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def Redrive(self, request: Any, context: Any) -> Any:  # noqa: N802
         partition = TopicPartition(request.topic, request.partition)
-        if partition not in await self._partitions(request.topic):
+        if partition not in await self._partitions(context, request.topic):
             raise InvalidRequest(f"topic {request.topic} has no partition {request.partition}")
         if not request.redrive_id:
             raise InvalidRequest("redrive_id: choose one, and repeat a request of unknown outcome with it")
-        found = await self._client.admin.shares.redrive(
+        found = await self._client(context).admin.shares.redrive(
             request.group, partition, redrive_id=request.redrive_id, records_max=request.max_records or 500
         )
         return pb.RedriveResponse(
@@ -163,25 +170,26 @@ class MansioService:
 
     # Topics
 
-    async def ListTopics(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        names = await self._client.admin.list_topics(include_internal=request.include_internal)
+    async def ListTopics(self, request: Any, context: Any) -> Any:  # noqa: N802
+        names = await self._client(context).admin.list_topics(include_internal=request.include_internal)
         return pb.ListTopicsResponse(names=names)
 
-    async def CreateTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        await self._client.admin.create_topic(
+    async def CreateTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._client(context).admin.create_topic(
             request.name,
             partitions=request.partitions or -1,
             replication_factor=request.replication_factor or -1,
             config=dict(request.config),
         )
-        return await self._describe_topic(request.name)
+        return await self._describe_topic(context, request.name)
 
-    async def DescribeTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        return await self._describe_topic(request.name)
+    async def DescribeTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._describe_topic(context, request.name)
 
-    async def _describe_topic(self, name: str) -> Any:
-        found = await self._client.admin.describe_topic(name)
-        config = await self._client.admin.describe_config(name)
+    async def _describe_topic(self, context: Any, name: str) -> Any:
+        admin = self._client(context).admin
+        found = await admin.describe_topic(name)
+        config = await admin.describe_config(name)
         return pb.Topic(
             name=name,
             id=found.topic_id,
@@ -197,27 +205,27 @@ class MansioService:
             config={entry.name: entry.value or "" for entry in config.values() if not entry.is_default},
         )
 
-    async def AlterTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def AlterTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
         changes = _changes(request)
         if changes:
-            await self._client.admin.alter_topic_config(request.name, changes)
+            await self._client(context).admin.alter_topic_config(request.name, changes)
         if request.partitions:
-            await self._client.admin.create_partitions(request.name, request.partitions)
-        return await self._describe_topic(request.name)
+            await self._client(context).admin.create_partitions(request.name, request.partitions)
+        return await self._describe_topic(context, request.name)
 
-    async def DeleteTopic(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        await self._client.admin.delete_topic(request.name)
+    async def DeleteTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._client(context).admin.delete_topic(request.name)
         return pb.Empty()
 
     # Groups
 
-    async def ListGroups(self, _request: Any, _context: Any) -> Any:  # noqa: N802
-        found = await self._client.admin.list_groups()
+    async def ListGroups(self, _request: Any, context: Any) -> Any:  # noqa: N802
+        found = await self._client(context).admin.list_groups()
         groups = [pb.Group(name=each.group_id, type=each.group_type, state=each.state) for each in found]
         return pb.ListGroupsResponse(groups=groups, is_complete=found.is_complete)
 
-    async def GetGroupOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        admin = self._client.admin
+    async def GetGroupOffsets(self, request: Any, context: Any) -> Any:  # noqa: N802
+        admin = self._client(context).admin
         kinds = {each.group_id: each.group_type for each in await admin.list_groups()}
         if request.name not in kinds:
             raise GroupIdNotFound(f"there is no group {request.name!r}")
@@ -235,7 +243,7 @@ class MansioService:
             ]
         )
 
-    async def ResetGroupOffsets(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def ResetGroupOffsets(self, request: Any, context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("to")
         to: Any = chosen
         if chosen is None:
@@ -244,7 +252,7 @@ class MansioService:
             to = request.offset
         elif chosen == "time_ms":
             to = moment(request.time_ms, "time_ms")
-        found = await reset_group_offsets(self._client, request.group, list(request.topics), to=to)
+        found = await reset_group_offsets(self._client(context), request.group, list(request.topics), to=to)
         return pb.GroupOffsets(
             offsets=[
                 pb.GroupOffset(topic=each.topic, partition=each.partition, offset=offset)
@@ -252,20 +260,20 @@ class MansioService:
             ]
         )
 
-    async def AlterGroup(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        await self._client.admin.alter_group_config(request.group, _changes(request))
+    async def AlterGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._client(context).admin.alter_group_config(request.group, _changes(request))
         return pb.Empty()
 
-    async def DeleteGroup(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        await self._client.admin.delete_group(request.name)
+    async def DeleteGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._client(context).admin.delete_group(request.name)
         return pb.Empty()
 
     # Delayed records and schedules
 
-    async def ListDelayed(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def ListDelayed(self, request: Any, context: Any) -> Any:  # noqa: N802
         if not 0 <= request.max_records <= 1_000:
             raise InvalidRequest("max_records: 0 to 1000")
-        page = await self._client.admin.delays.list(
+        page = await self._client(context).admin.delays.list(
             request.topic, limit=request.max_records or 100, after=request.cursor or None
         )
         records = [
@@ -288,11 +296,11 @@ class MansioService:
         ]
         return pb.ListDelayedResponse(records=records, next_cursor=page.next or "")
 
-    async def ChangeDelayed(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def ChangeDelayed(self, request: Any, context: Any) -> Any:  # noqa: N802
         ids = [(each.partition, each.id) for each in request.ids]
         if not 1 <= len(ids) <= 1_000 or any(partition < 0 or number < 0 for partition, number in ids):
             raise InvalidRequest("ids: 1 to 1000 pending records")
-        delays, chosen = self._client.admin.delays, request.WhichOneof("change")
+        delays, chosen = self._client(context).admin.delays, request.WhichOneof("change")
         if chosen == "cancel":
             found = await delays.cancel(request.topic, ids)
         elif chosen == "deliver_now":
@@ -314,11 +322,11 @@ class MansioService:
             unknown=messages(found.unknown),
         )
 
-    async def CreateSchedule(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def CreateSchedule(self, request: Any, context: Any) -> Any:  # noqa: N802
         chosen = request.WhichOneof("recurrence")
         if chosen is None:
             raise InvalidRequest("give cron or every_ms")
-        found = await self._client.admin.schedules.create(
+        found = await self._client(context).admin.schedules.create(
             request.topic,
             request.name,
             request.value if request.HasField("value") else None,
@@ -331,12 +339,12 @@ class MansioService:
         )
         return _schedule(found)
 
-    async def ListSchedules(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        found = await self._client.admin.schedules.list(request.name)
+    async def ListSchedules(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = await self._client(context).admin.schedules.list(request.name)
         return pb.ListSchedulesResponse(schedules=[_schedule(each) for each in found])
 
-    async def ChangeSchedule(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        schedules = self._client.admin.schedules
+    async def ChangeSchedule(self, request: Any, context: Any) -> Any:  # noqa: N802
+        schedules = self._client(context).admin.schedules
         calls = {"pause": schedules.pause, "resume": schedules.resume, "delete": schedules.delete}
         chosen = request.WhichOneof("change")
         if chosen is None:
@@ -346,13 +354,13 @@ class MansioService:
 
     # Transactions
 
-    async def ListTransactions(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def ListTransactions(self, request: Any, context: Any) -> Any:  # noqa: N802
         open_ms_min = _optional(request, "open_ms_min")
         if len(request.states) > FILTERS_MAX or len(request.producer_ids) > FILTERS_MAX:
             raise InvalidRequest(f"states, producer_ids: at most {FILTERS_MAX}")
         if (open_ms_min or 0) < 0:
             raise InvalidRequest("open_ms_min: it is negative")
-        found = await self._client.admin.transactions.list(
+        found = await self._client(context).admin.transactions.list(
             states=request.states,
             producer_ids=request.producer_ids,
             open_ms_min=open_ms_min,
@@ -363,8 +371,8 @@ class MansioService:
             is_complete=found.is_complete,
         )
 
-    async def DescribeTransaction(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        found = await self._client.admin.transactions.describe(request.transactional_id)
+    async def DescribeTransaction(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = await self._client(context).admin.transactions.describe(request.transactional_id)
         return pb.Transaction(
             transactional_id=found.transactional_id,
             coordinator_id=found.coordinator_id,
@@ -376,31 +384,31 @@ class MansioService:
             partitions=[pb.TransactionPartition(**each._asdict()) for each in found.partitions],
         )
 
-    async def TerminateTransaction(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        await self._client.admin.transactions.terminate(request.transactional_id)
+    async def TerminateTransaction(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._client(context).admin.transactions.terminate(request.transactional_id)
         return pb.Empty()
 
-    async def DescribeProducers(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def DescribeProducers(self, request: Any, context: Any) -> Any:  # noqa: N802
         partition = TopicPartition(request.topic, request.partition)
-        found = await self._client.admin.transactions.describe_producers([partition])
+        found = await self._client(context).admin.transactions.describe_producers([partition])
         return pb.Producers(producers=[pb.Producer(**asdict(each)) for each in found[partition]])
 
-    async def FindHangingTransactions(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def FindHangingTransactions(self, request: Any, context: Any) -> Any:  # noqa: N802
         partition, open_ms_min = _optional(request, "partition"), _optional(request, "open_ms_min")
         if partition is not None and not request.topic:
             raise InvalidRequest("partition: it needs a topic")
         chosen: list[TopicPartition | str] | None = None
         if request.topic:
             chosen = [request.topic if partition is None else TopicPartition(request.topic, partition)]
-        found = await self._client.admin.transactions.find_hanging(
+        found = await self._client(context).admin.transactions.find_hanging(
             chosen,
             node_id=_optional(request, "broker_id"),
             open_ms_min=HANGING_OPEN_MS_MIN if open_ms_min is None else open_ms_min,
         )
         return pb.HangingTransactions(transactions=[pb.HangingTransaction(**asdict(each)) for each in found])
 
-    async def AbortTransaction(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        found = await self._client.admin.transactions.abort(
+    async def AbortTransaction(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = await self._client(context).admin.transactions.abort(
             TopicPartition(request.topic, request.partition), request.start_offset, force=request.force
         )
         return pb.Producer(**asdict(found))
@@ -433,12 +441,21 @@ def _schedule(found: Any) -> Any:
     )
 
 
-def _caller(context: Any, clock: Clock) -> Caller:
-    """Return the caller of a method, with the deadline of its call by the broker's clock."""
-    client_id = CLIENT_ID
-    for name, value in context.invocation_metadata() or ():
-        if name == "user-agent":
-            client_id = str(value)[:CLIENT_ID_CHARACTERS_MAX]
+def caller_of(context: Any, clock: Clock) -> Caller:
+    """Return the caller of a method, with the deadline of its call by the broker's clock. Raises `InvalidRequest`."""
+    metadata = dict(context.invocation_metadata() or ())
+    client_id = metadata.get(CLIENT_ID_KEY)
+    if client_id is None:
+        client_id = str(metadata.get("user-agent", CLIENT_ID))[:CLIENT_ID_CHARACTERS_MAX]
+    check_client_id(client_id)
     left_s = context.time_remaining()
     deadline = None if left_s is None else clock.monotonic() + left_s
-    return Caller(client_id=client_id, address=context.peer(), deadline=deadline)
+    return Caller(client_id=client_id, address=_host(context.peer()), deadline=deadline)
+
+
+def _host(peer: str) -> str:
+    """Return the host in the name of a peer, such as `ipv4:127.0.0.1:50051` or `ipv6:%5B::1%5D:50051`."""
+    kind, _, address = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return unquote(address).rpartition(":")[0].strip("[]")

@@ -61,8 +61,6 @@ def assemble(
             loop_monitor.stop()
             if disk is not None:
                 disk.stop()
-            if context is not None:
-                await context.close()
 
     app = Starlette(
         routes=[

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mansio.api.kafka.server.listener import KafkaServer
+    from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.health import Problem
     from mansio.config.settings import Address
@@ -131,6 +132,7 @@ class RunningBroker:
 
     services: BrokerServices
     server: KafkaServer
+    clients: RoutedClients
     address: Address
     """Address of the Kafka listener."""
     is_ready: Callable[[], bool]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.broker.services.statistics import LoopHolds
-    from mansio.ports import Clock, Scheduler, Timer
+    from mansio.ports import Clock, Timer, Timers
 
 
 CHECK_INTERVAL_S: Final = 10.0
@@ -185,7 +185,7 @@ class EventLoopMonitor:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Timers,
         clock: Clock,
         *,
         stall_lag_ms_min: float = STALL_LAG_MS_MIN,

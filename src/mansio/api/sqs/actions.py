@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from mansio.broker.services.queues.message_moves import MessageMover
-from mansio.broker.services.queues.messages import (
+from mansio.api.sqs.queues.message_moves import MessageMover
+from mansio.api.sqs.queues.messages import (
     ATTRIBUTES_MAX,
     MessageAttribute,
     attributes_md5,
@@ -20,14 +20,14 @@ from mansio.broker.services.queues.messages import (
     decode_binary,
     size_bytes,
 )
-from mansio.broker.services.queues.queue_attributes import (
+from mansio.api.sqs.queues.queue_attributes import (
     ACCOUNT,
     ARN_PREFIX,
     ATTRIBUTE_NAMES,
     MESSAGE_BYTES_MAX,
     queue_of_arn,
 )
-from mansio.broker.services.queues.queue_errors import (
+from mansio.api.sqs.queues.queue_errors import (
     BatchEntryIdsNotDistinct,
     BatchRequestTooLong,
     EmptyBatchRequest,
@@ -42,16 +42,16 @@ from mansio.broker.services.queues.queue_errors import (
     TooManyEntriesInBatchRequest,
     UnsupportedOperation,
 )
-from mansio.broker.services.queues.queue_service import NewMessage
+from mansio.api.sqs.queues.queue_service import NewMessage
 from mansio.errors import MansioError, UnknownTopicOrPartition
 from mansio.tracebacks import copied, without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from mansio.api.sqs.queues.messages import Message
+    from mansio.api.sqs.queues.queue_service import Queue, QueueService, SentMessage
     from mansio.broker.services.caller import Caller
-    from mansio.broker.services.queues.messages import Message
-    from mansio.broker.services.queues.queue_service import Queue, QueueService, SentMessage
     from mansio.ports import Clock
 
 BATCH_MAX: Final = 10
@@ -135,11 +135,13 @@ class Actions:
         name = call.parameters["QueueName"]
         attributes = dict(call.parameters.get("Attributes", {}))
         _check_writable(attributes)
-        queue = await self._queues.create(name, attributes, call.parameters.get("tags", {}))
+        queue = await self._queues.create(
+            name, attributes, call.parameters.get("tags", {}), caller=call.caller
+        )
         return {"QueueUrl": _url(call, queue.name)}
 
     async def _delete_queue(self, call: Invocation) -> dict[str, Any]:
-        await self._queues.delete(self._queue(call))
+        await self._queues.delete(self._queue(call), caller=call.caller)
         return {}
 
     async def _get_queue_url(self, call: Invocation) -> dict[str, Any]:
@@ -162,18 +164,18 @@ class Actions:
                 raise InvalidAttributeName(f"Unknown Attribute {name[:100]}.")
         found = queue.attributes.described(queue.name)
         if any(name == "All" or name.startswith("Approximate") for name in names):
-            found |= await self._queues.count_messages(queue)
+            found |= await self._queues.count_messages(queue, caller=call.caller)
         wanted = {name: text for name, text in found.items() if "All" in names or name in names}
         return {"Attributes": wanted} if wanted else {}
 
     async def _set_queue_attributes(self, call: Invocation) -> dict[str, Any]:
         attributes = call.parameters["Attributes"]
         _check_writable(attributes)
-        await self._queues.set_attributes(self._queue(call), attributes)
+        await self._queues.set_attributes(self._queue(call), attributes, caller=call.caller)
         return {}
 
     async def _purge_queue(self, call: Invocation) -> dict[str, Any]:
-        await self._queues.purge(self._queue(call))
+        await self._queues.purge(self._queue(call), caller=call.caller)
         return {}
 
     async def _list_queue_tags(self, call: Invocation) -> dict[str, Any]:
@@ -184,14 +186,14 @@ class Actions:
         queue, tags = self._queue(call), call.parameters["Tags"]
         if not tags:
             raise MissingParameter("The request must contain the parameter Tags.")
-        await self._queues.change_tags(queue, tags)
+        await self._queues.change_tags(queue, tags, caller=call.caller)
         return {}
 
     async def _untag_queue(self, call: Invocation) -> dict[str, Any]:
         queue, keys = self._queue(call), call.parameters["TagKeys"]
         if not keys:
             raise InvalidParameterValue("Tag keys must be between 1 and 128 characters in length.")
-        await self._queues.change_tags(queue, {}, keys)
+        await self._queues.change_tags(queue, {}, keys, caller=call.caller)
         return {}
 
     # Sending
@@ -340,6 +342,7 @@ class Actions:
             queue_of_arn(destination) if destination else "",
             call.parameters.get("MaxNumberOfMessagesPerSecond", 0),
             self._clock.wall_ms(),
+            caller=call.caller,
         )
         return {"TaskHandle": task.handle}
 

@@ -27,18 +27,17 @@ from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.http.v1.json_bodies import PIECE_BYTES, count_values
 from mansio.api.sqs import query_protocol
 from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
-from mansio.api.sqs.shapes import REQUESTS, checked
-from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
-from mansio.broker.services.caller import Caller
-from mansio.broker.services.queues.queue_errors import (
+from mansio.api.sqs.queues.queue_errors import (
     BatchRequestTooLong,
     InvalidParameterValue,
     QueueError,
     TooManyEntriesInBatchRequest,
     UnsupportedOperation,
 )
-from mansio.broker.services.queues.queue_service import QueueService
-from mansio.broker.services.routed.own_client import OwnClient
+from mansio.api.sqs.queues.queue_service import QueueService
+from mansio.api.sqs.shapes import REQUESTS, checked
+from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
+from mansio.broker.services.caller import Caller
 from mansio.errors import MansioError, Unavailable
 
 if TYPE_CHECKING:
@@ -46,14 +45,16 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.config.settings import Address, Settings
+    from mansio.config.settings import Settings
 
 CLIENT_ID: Final = "mansio-sqs"
+"""Client id of requests without an access key."""
+
 TARGET_PREFIX: Final = "AmazonSQS."
 JSON_TYPE: Final = "application/x-amz-json-1.0"
 XML_TYPE: Final = "text/xml"
-CLIENT_ID_CHARACTERS_MAX: Final = 100
 BODY_BYTES_MAX: Final = 4 << 20
 """Maximum size of a body: a message of 1 MiB takes three times as much where each of its bytes is escaped."""
 
@@ -68,10 +69,8 @@ _ACCESS_KEY: Final = re.compile(r"Credential=([^/,\s]{1,128})/")
 class SqsEndpoint:
     """The SQS endpoint of one broker."""
 
-    def __init__(self, services: BrokerServices, settings: Settings, address: Address) -> None:
-        """`address`: of the Kafka listener."""
-        self._own_client = OwnClient(lambda: address, CLIENT_ID)
-        self._actions = Actions(QueueService(services, self._own_client), services.clock)
+    def __init__(self, services: BrokerServices, settings: Settings, clients: RoutedClients) -> None:
+        self._actions = Actions(QueueService(services, clients), services.clock)
         self._clock = services.clock
         self._holds = services.statistics.holds
         self._keys = read_access_keys(settings.sqs_access_keys_file)
@@ -87,7 +86,6 @@ class SqsEndpoint:
             yield
         finally:
             self._actions.close()
-            await self._own_client.close()
 
     async def _measured(self, request: Request) -> Response:
         return await self._holds.measured(self._answer(request), "sqs", partial(request_label, request))
@@ -150,7 +148,7 @@ class SqsEndpoint:
     ) -> dict[str, Any]:
         address = request.client
         caller = Caller(
-            client_id=request.headers.get("user-agent", CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX],
+            client_id=access_key or CLIENT_ID,
             address="" if address is None else address.host,
         )
         base_url = f"{request.url.scheme}://{request.headers['host']}"

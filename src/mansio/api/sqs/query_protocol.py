@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 from xml.sax.saxutils import escape
 
+from mansio.api.sqs.queues.queue_errors import InvalidParameterValue
 from mansio.api.sqs.shapes import ITEMS_MAX, REQUESTS, RESULT_NAMES, Shape, checked
-from mansio.broker.services.queues.queue_errors import InvalidParameterValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.services.queues.queue_errors import (
+from mansio.api.sqs.queues.queue_errors import (
     InvalidParameterValue,
     MissingParameter,
     TooManyEntriesInBatchRequest,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from mansio.broker.services.queues.queue_errors import QueueError
+from mansio.api.sqs.queues.queue_errors import QueueError
 from mansio.errors import ConfigError
 
 if TYPE_CHECKING:

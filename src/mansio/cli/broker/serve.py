@@ -161,6 +161,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
                 RunningBroker(
                     broker.service,
                     broker.server,
+                    broker.clients,
                     broker.listener_address,
                     lambda: broker.is_ready,
                     etcd_member=member,
@@ -262,12 +263,12 @@ async def _start_servers(
         from mansio.api.http.server import HttpServer
         from mansio.api.sqs.app import SqsEndpoint
 
-        endpoint = SqsEndpoint(broker.service, settings, broker.listener_address)
+        endpoint = SqsEndpoint(broker.service, settings, broker.clients)
         wanted["sqs"] = address, HttpServer(endpoint.app, *address)
     if (address := settings.grpc_address) is not None:
         from mansio.api.grpc.server import GrpcServer
 
-        wanted["grpc"] = address, GrpcServer(broker.service, broker.listener_address, *address)
+        wanted["grpc"] = address, GrpcServer(broker.service, broker.clients, *address)
     found = {}
     for name, (address, server) in wanted.items():
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class _BrokerListing(NamedTuple, Generic[T]):
 async def list_on_coordinators(
     cluster: Cluster,
     topic: str,
-    read: Callable[[Connection, int], Awaitable[list[T]]],
+    read: Callable[[BrokerConnection, int], Awaitable[list[T]]],
     timeout_ms: float | None = None,
 ) -> CoordinatorListing[T]:
     """List the items of all coordinators of an internal topic. `read`: requests those of one broker, by its connection
@@ -100,7 +100,7 @@ def _combine(results: Sequence[_BrokerListing[T]], unreachable: Iterable[int]) -
 async def _list_on_broker(
     cluster: Cluster,
     topic: str,
-    read: Callable[[Connection, int], Awaitable[list[T]]],
+    read: Callable[[BrokerConnection, int], Awaitable[list[T]]],
     node_id: int,
     wait_ms: float,
 ) -> _BrokerListing[T] | MansioError:
@@ -120,7 +120,7 @@ async def _list_on_broker(
         return without_traceback(error)
 
 
-async def _leader_epochs(connection: Connection, topic: str, node_id: int) -> dict[int, int | None]:
+async def _leader_epochs(connection: BrokerConnection, topic: str, node_id: int) -> dict[int, int | None]:
     """Leader epoch of each partition of the topic that a broker knows and leads; None for a partition that it does not
     lead. Empty if the topic does not exist or the client is not authorized."""
     fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
 
 CLASSIC_TYPE: Final = "classic"
 CONSUMER_TYPE: Final = "consumer"
@@ -191,7 +191,7 @@ async def list_groups(cluster: Cluster, timeout_ms: float | None = None) -> Grou
     return GroupListings(groups, listing.unreachable, listing.missing_partitions)
 
 
-async def _list_groups_of_broker(connection: Connection, _node_id: int) -> list[GroupListing]:
+async def _list_groups_of_broker(connection: BrokerConnection, _node_id: int) -> list[GroupListing]:
     response = await connection.request(ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []})
     raise_for_code(response.error_code)
     return [

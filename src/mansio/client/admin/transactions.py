@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from mansio.client.admin.coordinator_listing import CoordinatorListing
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
 
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 HANGING_OPEN_MS_MIN: Final = 15 * 60_000
@@ -436,7 +436,7 @@ async def _list(
         "transactional_id_pattern": pattern,
     }
 
-    async def read(connection: Connection, node_id: int) -> list[TransactionListing]:
+    async def read(connection: BrokerConnection, node_id: int) -> list[TransactionListing]:
         response = await connection.request(ApiKey.LIST_TRANSACTIONS, fields)
         raise_for_code(response.error_code)
         if response.unknown_state_filters:

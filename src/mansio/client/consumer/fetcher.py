@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
     from mansio.ports import Backoff
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class FetchRequest:
         self._version = 0
 
     def encode(
-        self, cluster: Cluster, connection: Connection, correlation_id: int, limits: FetchLimits
+        self, cluster: Cluster, connection: BrokerConnection, correlation_id: int, limits: FetchLimits
     ) -> bytes:
         """Encode the request, with its length prefix, for the current fetch offset of each partition. Raises
         `UnsupportedVersion`."""
@@ -396,7 +396,7 @@ class Fetcher:
         else:
             self._send(connection, request)
 
-    def _send(self, connection: Connection, request: FetchRequest) -> None:
+    def _send(self, connection: BrokerConnection, request: FetchRequest) -> None:
         options = self._options
         limits = FetchLimits(
             options.wait_ms_max if request.may_wait else 0,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from mansio.client.types import Headers
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
     from mansio.net.metadata import TopicMetadata
     from mansio.wire.apis.produce import SinglePartitionProduceCodec
 
@@ -255,7 +255,7 @@ class RequestEncoding(NamedTuple):
     """Encoding of a Produce request: connection, version and template. The next request of the partition uses it again
     while the connection is open and the topic's metadata is the same object, and therefore names the same leader."""
 
-    connection: Connection
+    connection: BrokerConnection
     topic_view: TopicMetadata | None
     version: int
     template: SinglePartitionProduceCodec | None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mansio.client.producer.accumulator import Batch
     from mansio.client.producer.transaction_manager import TransactionManager
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
     from mansio.ports import Buffer
     from mansio.wire.batch.compression import Codec
 
@@ -127,7 +127,7 @@ class RequestWriter:
         self._codec = codec
         self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduceCodec] = {}
 
-    def existing_connection(self, pending: PendingRequest) -> Connection | None:
+    def existing_connection(self, pending: PendingRequest) -> BrokerConnection | None:
         """The open connection to the broker of a request, or None. If it is the connection of the partition's last
         request, and the metadata of the topic is the same, the request gets the encoding of that request."""
         queue = pending.batches[0].queue
@@ -142,7 +142,7 @@ class RequestWriter:
             return last.connection
         return self._cluster.existing_connection(pending.node, PRODUCE_CHANNEL)
 
-    def send(self, connection: Connection, pending: PendingRequest) -> None:
+    def send(self, connection: BrokerConnection, pending: PendingRequest) -> None:
         """Encode a request and write it to the connection; `pending` receives the response. With acks=0 there is no
         response. Raises `ConnectionLost`, `UnsupportedVersion`."""
         encoding = pending.encoding
@@ -160,7 +160,7 @@ class RequestWriter:
             return
         connection.begin_exchange(buffers, correlation_id, pending, now=pending.selected_s)
 
-    def _choose_encoding(self, connection: Connection, pending: PendingRequest) -> RequestEncoding:
+    def _choose_encoding(self, connection: BrokerConnection, pending: PendingRequest) -> RequestEncoding:
         """Choose how a request is encoded. The next request of the partition uses the same encoding if possible."""
         ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in pending.batches}
         names = {topic_id: topic for topic, topic_id in ids.items()}
@@ -179,7 +179,7 @@ class RequestWriter:
         return encoding
 
     def _cached_template(
-        self, connection: Connection, version: int, topic: str, topic_id: bytes
+        self, connection: BrokerConnection, version: int, topic: str, topic_id: bytes
     ) -> SinglePartitionProduceCodec:
         options = connection.options
         key = (version, topic, topic_id, options.request_timeout_ms)
@@ -194,7 +194,11 @@ class RequestWriter:
         return template
 
     def _encode_many(
-        self, connection: Connection, encoding: RequestEncoding, correlation_id: int, batches: Sequence[Batch]
+        self,
+        connection: BrokerConnection,
+        encoding: RequestEncoding,
+        correlation_id: int,
+        batches: Sequence[Batch],
     ) -> list[Buffer]:
         topics: dict[str, list[tuple[int, bytes]]] = {}
         for batch in batches:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from mansio.client.producer.producer_options import ProducerOptions
     from mansio.client.producer.transaction_requests import TransactionRequests
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
 
 logger = logging.getLogger(__name__)
 
@@ -396,7 +396,7 @@ class Sender:
                 self._send(connection, pending)
             self._schedule_dispatch()
 
-    def _send(self, connection: Connection, pending: PendingRequest) -> None:
+    def _send(self, connection: BrokerConnection, pending: PendingRequest) -> None:
         try:
             self._writer.send(connection, pending)
         except MansioError as error:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mansio.client.producer.transaction_manager import TransactionManager
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
 
 FEATURE: Final = "transaction.version"
 CHANNEL: Final = "transactions"
@@ -80,7 +80,7 @@ class TransactionRequests:
         }
         version = 0
 
-        async def attempt(connection: Connection) -> Any:
+        async def attempt(connection: BrokerConnection) -> Any:
             nonlocal version
             version = connection.features.get(FEATURE, 0)
             response = await connection.request(ApiKey.INIT_PRODUCER_ID, fields)
@@ -101,7 +101,7 @@ class TransactionRequests:
             ]
         }
 
-        async def attempt(connection: Connection) -> None:
+        async def attempt(connection: BrokerConnection) -> None:
             version = connection.version_for(ApiKey.ADD_PARTITIONS_TO_TXN, highest=ADD_PARTITIONS_VERSION_MAX)
             response = await connection.request(ApiKey.ADD_PARTITIONS_TO_TXN, fields, version=version)
             for topic in response.results_by_topic_v3_and_below:
@@ -160,7 +160,7 @@ class TransactionRequests:
     async def _add_offsets(self, group: str) -> None:
         fields = self._identity_fields() | {"group_id": group}
 
-        async def attempt(connection: Connection) -> None:
+        async def attempt(connection: BrokerConnection) -> None:
             check_top_level_error(await connection.request(ApiKey.ADD_OFFSETS_TO_TXN, fields))
 
         await self._request_own_coordinator(attempt)
@@ -173,7 +173,7 @@ class TransactionRequests:
         self.may_be_ended = False
         fields = self._identity_fields() | {"committed": is_commit}
 
-        async def attempt(connection: Connection) -> tuple[int, int]:
+        async def attempt(connection: BrokerConnection) -> tuple[int, int]:
             version = self._version(connection, ApiKey.END_TXN)
             was_sent, self.may_be_ended = self.may_be_ended, True
             try:
@@ -196,7 +196,7 @@ class TransactionRequests:
         known = self.manager.identity
         fields = {"transactional_ids": [self.manager.transactional_id]}
 
-        async def attempt(connection: Connection) -> Any:
+        async def attempt(connection: BrokerConnection) -> Any:
             response = await connection.request(ApiKey.DESCRIBE_TRANSACTIONS, fields)
             (described,) = response.transaction_states
             raise_for_code(described.error_code)
@@ -222,12 +222,12 @@ class TransactionRequests:
             "producer_epoch": manager.identity.first_epoch,
         }
 
-    def _version(self, connection: Connection, api_key: ApiKey) -> int:
+    def _version(self, connection: BrokerConnection, api_key: ApiKey) -> int:
         highest = None if self.manager.bumps_epoch else HIGHEST_VERSIONS_BEFORE_BUMPS[api_key]
         return connection.version_for(api_key, highest=highest)
 
     async def _request_own_coordinator(
-        self, attempt: Callable[[Connection], Any], *, retry_timeout_ms: float | None = None
+        self, attempt: Callable[[BrokerConnection], Any], *, retry_timeout_ms: float | None = None
     ) -> Any:
         transactional_id = self.manager.transactional_id
 

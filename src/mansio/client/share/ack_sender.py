@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from mansio.client.share.leased import AckListener, Leased, ReceiveOptions
     from mansio.client.tasks import BackgroundTasks
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
     from mansio.wire.apis.acknowledge_records import AcknowledgeRecordsResponse
 
     PendingAcks = dict[TopicPartition, list["PendingAck"]]
@@ -401,7 +401,7 @@ class AckSender:
         else:
             self._send(connection, node, broker, acks)
 
-    def _send(self, connection: Connection, node: int, broker: _BrokerState, acks: PendingAcks) -> None:
+    def _send(self, connection: BrokerConnection, node: int, broker: _BrokerState, acks: PendingAcks) -> None:
         reply = self._tasks.create_reply(partial(self._on_request_end, node, broker, acks))
         try:
             connection.version_for(ApiKey.ACKNOWLEDGE_RECORDS)

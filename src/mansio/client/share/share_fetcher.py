@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from mansio.client.share.leased import ReceiveOptions
     from mansio.client.tasks import BackgroundTasks, Reply
     from mansio.net.cluster import Cluster
-    from mansio.net.connection import Connection
+    from mansio.net.connection import BrokerConnection
 
     TopicIds = dict[TopicPartition, bytes]
 
@@ -309,7 +309,7 @@ class ShareSession:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.connection: Connection | None = None
+        self.connection: BrokerConnection | None = None
         self.partitions: TopicIds = {}
         """Partitions that the broker has in the session -> topic id."""
         self.topic_names: dict[bytes, str] = {}
@@ -361,7 +361,7 @@ class ShareRequests:
 
     def begin_fetch(
         self,
-        connection: Connection,
+        connection: BrokerConnection,
         session: ShareSession,
         wanted: TopicIds,
         acks: PendingAcks,
@@ -416,7 +416,7 @@ class ShareRequests:
         return next_partitions
 
     def read_fetch(
-        self, connection: Connection, session: ShareSession, next_partitions: TopicIds, frame: bytes
+        self, connection: BrokerConnection, session: ShareSession, next_partitions: TopicIds, frame: bytes
     ) -> share_fetch.ShareFetchResponse:
         """Decode the response to `begin_fetch`, and set `next_partitions` as the partitions of the session. Raises the
         top-level error."""
@@ -426,7 +426,7 @@ class ShareRequests:
         return response
 
     async def acknowledge(
-        self, connection: Connection, session: ShareSession, acks: PendingAcks
+        self, connection: BrokerConnection, session: ShareSession, acks: PendingAcks
     ) -> share_acknowledge.ShareAcknowledgeResponse:
         """Send the acknowledgements `acks` with ShareAcknowledge and return the response. Raises its top-level error,
         and `ConnectionLost` if the session has ended."""
@@ -434,12 +434,12 @@ class ShareRequests:
             raise ConnectionLost("the share session ended")
         return await self._acknowledge(connection, session.epoch, acks)
 
-    async def end(self, connection: Connection) -> None:
+    async def end(self, connection: BrokerConnection) -> None:
         """End the share session; the broker then releases the leases of the member."""
         await self._acknowledge(connection, FINAL_EPOCH, {})
 
     async def _acknowledge(
-        self, connection: Connection, epoch: int, acks: PendingAcks
+        self, connection: BrokerConnection, epoch: int, acks: PendingAcks
     ) -> share_acknowledge.ShareAcknowledgeResponse:
         version = connection.version_for(ApiKey.SHARE_ACKNOWLEDGE)
         correlation_id = connection.next_correlation_id()
@@ -476,7 +476,7 @@ def has_ack_type(acks: PendingAcks, ack_type: int) -> bool:
     return any(pending.ack_type == ack_type for each in acks.values() for pending in each)
 
 
-def can_renew(connection: Connection | None) -> bool:
+def can_renew(connection: BrokerConnection | None) -> bool:
     """Whether the broker of a connection renews leases in a share session (KIP-1222); False without a connection."""
     try:
         return (
@@ -589,12 +589,12 @@ class ShareSessions:
         session = self.by_node.get(node)
         return session is not None and can_renew(session.connection)
 
-    async def _connect(self, node: int, session: ShareSession) -> Connection:
+    async def _connect(self, node: int, session: ShareSession) -> BrokerConnection:
         connection = await self._cluster.connection(node, self._channel)
         self._use_connection(node, session, connection)
         return connection
 
-    def _use_connection(self, node: int, session: ShareSession, connection: Connection) -> None:
+    def _use_connection(self, node: int, session: ShareSession, connection: BrokerConnection) -> None:
         if session.connection is not connection:
             if session.epoch:
                 self._on_session_ended(node, session)
@@ -632,7 +632,7 @@ class ShareSessions:
         else:
             self._send_fetch(connection, requested)
 
-    def _send_fetch(self, connection: Connection, requested: _FetchRequest) -> None:
+    def _send_fetch(self, connection: BrokerConnection, requested: _FetchRequest) -> None:
         node, session = requested.node, requested.session
         reply = self._tasks.create_reply(partial(self._on_fetch_ended, requested, connection))
         assigned, wait_ms = self._fetcher.assigned, self._options.fetch_wait_ms_max
@@ -657,7 +657,11 @@ class ShareSessions:
             reply.set_exception(log_client_failure(error))
 
     def _on_fetch_ended(
-        self, requested: _FetchRequest, connection: Connection | None, frame: bytes, error: MansioError | None
+        self,
+        requested: _FetchRequest,
+        connection: BrokerConnection | None,
+        frame: bytes,
+        error: MansioError | None,
     ) -> None:
         """Handle the response frame of a fetch, or the error with which it ended."""
         node, session, acks = requested.node, requested.session, requested.acks

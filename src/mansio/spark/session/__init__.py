@@ -227,7 +227,7 @@ def _stop_spark_and_remove(directory: str) -> None:
     An ended JVM is not an error: service managers send SIGTERM to all processes at once.
     """
     if "pyspark.sql" in sys.modules:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's own, and it has no types
+        from py4j.protocol import Py4JError
         from pyspark.sql import SparkSession
 
         with suppress(Py4JError, OSError):

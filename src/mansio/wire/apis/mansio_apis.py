@@ -634,6 +634,30 @@ class AuthenticateBrokerResponse(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRequestRequest(_Flexible):
+    """Request. `node_id`, `broker_epoch`: of the broker that forwards. `is_own`: whether the request is that broker's
+    own and not a client's; `client_address`: of the client. `request`: the request of the client without its length,
+    whose header has the client id."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    is_own: bool = field(metadata=_BOOL)
+    client_address: str = field(metadata=_TEXT)
+    request: bytes = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRequestResponse(_Flexible):
+    """Response. `throttle_time_ms`: the client exceeds its quota; the broker that forwards delays it. `response`: that
+    to the forwarded request, without its length; empty with an error."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    response: bytes = field(metadata=_BYTES, default=b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeHealthRequest(_Flexible):
     """Request for the health of the broker that answers."""
 
@@ -679,6 +703,7 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.PREPARE_TRANSACTION: (PrepareTransactionRequest, PrepareTransactionResponse),
     ApiKey.COMMIT_BATCH: (CommitBatchRequest, CommitBatchResponse),
     ApiKey.DESCRIBE_HEALTH: (DescribeHealthRequest, DescribeHealthResponse),
+    ApiKey.FORWARD_REQUEST: (ForwardRequestRequest, ForwardRequestResponse),
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from mansio.api import record_pieces
 from mansio.api.grpc import answers as grpc_answers
@@ -19,8 +20,6 @@ from mansio.client.types import Message
 from support.tiers import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.responses import Response
 
 CONTENT = st.one_of(
@@ -34,14 +33,13 @@ RECORDS = st.lists(st.tuples(CONTENT, CONTENT, HEADERS), max_size=7)
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (record_pieces, answers, grpc_answers):
         monkeypatch.setattr(module, "PIECE_BYTES", 6)
     for module in (record_pieces, answers):
         monkeypatch.setattr(module, "PIECE_HEADERS", 3)
     monkeypatch.setattr(record_pieces, "PIECE_RECORDS", 2)
     monkeypatch.setattr(grpc_answers, "_COPIED_BYTES", 3)
-    return
 
 
 def messages(contents: list[Any]) -> list[Message]:
@@ -76,7 +74,7 @@ def test_json_in_pieces_is_that_of_one_call(as_: Any, contents: list[Any]) -> No
         }
         for each in records
     ]
-    assert found == answers.to_json({"records": values, "more": [1]})
+    assert found == to_json({"records": values, "more": [1]})
 
 
 @settings(max_examples=examples(200, 1_000), suppress_health_check=[HealthCheck.function_scoped_fixture])

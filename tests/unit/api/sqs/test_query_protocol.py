@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.api.sqs.query_protocol import decode
+from mansio.api.sqs.queues.queue_errors import InvalidParameterValue
 from mansio.api.sqs.shapes import REQUESTS
-from mansio.broker.services.queues.queue_errors import InvalidParameterValue
 
 if TYPE_CHECKING:
     from mansio.api.sqs.shapes import Shape

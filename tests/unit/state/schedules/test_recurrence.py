@@ -134,7 +134,8 @@ class TestDaylightSaving:
         ],
     )
     def test_days_of_the_month_and_of_the_week(self, expression: str, days: list[int]) -> None:
-        moment_ms, found = ms("2025-12-31T12:00+00:00"), []
+        moment_ms = ms("2025-12-31T12:00+00:00")
+        found: list[int] = []
         while len(found) < len(days):
             next_ms = cron(expression).next_after(moment_ms)
             assert next_ms is not None

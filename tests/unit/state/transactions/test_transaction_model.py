@@ -4,6 +4,7 @@ another one has replaced, timeouts, and epochs close to their end."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,6 +21,9 @@ from mansio.errors import (
 from mansio.state.transactions import transaction as machine
 from mansio.state.transactions.transaction import Transaction, TransactionState
 from support.tiers import examples
+
+if TYPE_CHECKING:
+    from random import Random
 
 PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
 RENEWAL_MS = 5_000
@@ -291,8 +295,9 @@ class TransactionModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.replaced)
     @rule(which=st.randoms(use_true_random=False), is_commit=st.booleans(), request=st.integers(0, 4))
-    def a_replaced_producer_changes_nothing(self, which: object, is_commit: bool, request: int) -> None:
-        producer = which.choice(self.replaced)  # type: ignore[attr-defined]  # a random.Random
+    def a_replaced_producer_changes_nothing(self, which: Random, is_commit: bool, request: int) -> None:
+        producer = which.choice(self.replaced)
+        number, epoch = producer.identity
         outcome: MansioError | None = None
         try:
             if request == 4:
@@ -301,10 +306,10 @@ class TransactionModel(RuleBasedStateMachine):
                 self._end(producer.identity, is_commit, producer.version == 2)
             elif request == 1:
                 machine.add_partitions(
-                    self.known, *producer.identity, PARTITIONS, client_version=2, now_ms=self.now_ms
+                    self.known, number, epoch, PARTITIONS, client_version=2, now_ms=self.now_ms
                 )
             elif request == 2:
-                machine.verify_partitions(self.known, *producer.identity, PARTITIONS)
+                machine.verify_partitions(self.known, number, epoch, PARTITIONS)
             else:
                 self._initialize(*producer.identity)
         except MansioError as error:

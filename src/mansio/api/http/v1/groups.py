@@ -12,7 +12,7 @@ from mansio.api.http.v1.arguments import checked
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
-from mansio.broker.services.routed.group_offsets import reset_group_offsets
+from mansio.api.routing.group_offsets import reset_group_offsets
 from mansio.errors import GroupIdNotFound, UnknownTopicOrPartition
 from mansio.wire.topic_partition import TopicPartition
 

@@ -1,7 +1,8 @@
 """Operations of the HTTP API: one table from which the routes and the OpenAPI description are made.
 
 An operation names its method, path, parameters, body and result by pydantic models. A handler gets a `Call` with the
-decoded parameters and body, calls services or the broker's own client, and returns the result.
+decoded parameters and body, calls services, directly or through a client that acts for the caller, and returns the
+result.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from mansio.api.http.problems import InvalidField, from_validation, http_problem
 from mansio.api.http.request_guard import check_form_body, check_host_and_origin
 from mansio.api.http.v1.bodies import BodyBudget
 from mansio.api.http.v1.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
-from mansio.broker.services.caller import Caller
-from mansio.broker.services.routed.own_client import OwnClient
+from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CLIENT_ID: Final = "mansio-http"
-"""Client id of the broker's own client, and of requests without the header `User-Agent`."""
+"""Client id of requests without the headers `Mansio-Client-Id` and `User-Agent`."""
 
-CLIENT_ID_CHARACTERS_MAX: Final = 100
+CLIENT_ID_HEADER: Final = "mansio-client-id"
 
 
 class Body(BaseModel):
@@ -54,10 +54,7 @@ class NoParameters(Body):
 
 
 class ApiContext:
-    """What the operations of one broker share: its services, its own client, and the memory of bodies.
-
-    The client connects at its first use. Operations for which this broker may not be the right one (administration,
-    reading) go through it, so that every broker of a cluster answers them, by the same rules as for Kafka clients."""
+    """What the operations of one broker share: its services, and the memory of bodies."""
 
     def __init__(self, running: Callable[[], RunningBroker | None], settings: Settings) -> None:
         self._running = running
@@ -65,7 +62,6 @@ class ApiContext:
         self.budget = BodyBudget()
         self.streams = 0
         """Number of event streams that are open."""
-        self._own_client = OwnClient(lambda: self.broker.address, CLIENT_ID)
 
     @property
     def broker(self) -> RunningBroker:
@@ -83,19 +79,6 @@ class ApiContext:
         """Return the holds of the event loop by requests, None before the broker has started."""
         broker = self._running()
         return None if broker is None else broker.services.statistics.holds
-
-    @property
-    def own_client(self) -> OwnClient:
-        return self._own_client
-
-    @property
-    def client(self) -> Client:
-        """The broker's own client."""
-        return self._own_client.get()
-
-    async def close(self) -> None:
-        """Close the client."""
-        await self._own_client.close()
 
 
 @dataclass(slots=True)
@@ -115,7 +98,8 @@ class Call:
 
     @property
     def client(self) -> Client:
-        return self.context.client
+        """A new client that acts for the caller. Operations for which this broker may not be the right one use it."""
+        return self.context.broker.clients.client(self.caller)
 
     def path(self, name: str) -> str:
         """Return a part of the path."""
@@ -136,7 +120,11 @@ class Call:
     @property
     def caller(self) -> Caller:
         address = self.request.client
-        client_id = self.request.headers.get("user-agent", CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
+        headers = self.request.headers
+        client_id = headers.get(CLIENT_ID_HEADER)
+        if client_id is None:
+            client_id = headers.get("user-agent", CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
+        check_client_id(client_id)
         return Caller(client_id=client_id, address="" if address is None else address.host)
 
 

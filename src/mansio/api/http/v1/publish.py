@@ -13,13 +13,13 @@ from mansio.api.http.v1.json_bodies import ElementReader, check_keys
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
+from mansio.api.routing.publishing import publish_records
 from mansio.broker.services.publish_records import (
     RECORDS_MAX,
     RecordToPublish,
     ValuesToPublish,
     joined_records,
 )
-from mansio.broker.services.routed.publishing import publish_records
 from mansio.tracebacks import copied
 from mansio.wire.batch.dedup_header import ID_BYTES_MAX
 
@@ -218,7 +218,9 @@ def _dedup_id(text: str) -> bytes:
 
 async def _publish(call: Call, records: Sequence[RecordToPublish]) -> Sequence[PublishedRange]:
     topic = check_topic_name(call.topic)
-    result = await publish_records(call.services, call.context.own_client, topic, records, caller=call.caller)
+    result = await publish_records(
+        call.services, call.context.broker.clients, topic, records, caller=call.caller
+    )
     return result.ranges
 
 

@@ -16,7 +16,7 @@ from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.api.record_pieces import PIECE_BYTES, content_bytes
-from mansio.broker.services.routed.read_records import (
+from mansio.api.routing.read_records import (
     BYTES_MAX,
     RECORDS_MAX,
     WAIT_MS_MAX,

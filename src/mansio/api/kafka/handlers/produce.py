@@ -110,8 +110,10 @@ def produce(
         service.produce.counters.rejected_batches += sum(len(entries) for _, _, entries in results)
     quotas = service.quotas.active
     throttle_ms = 0
-    if quotas is not None and (throttle_ms := quotas.record_produce(header.client_id, len(frame))):
-        connection.pause_reading_ms(throttle_ms)
+    if quotas is not None and connection.peer is None:  # another broker has applied the quota of its client
+        throttle_ms = quotas.record_produce(header.client_id, len(frame))
+        if throttle_ms:
+            connection.pause_reading_ms(throttle_ms)
     if acks == ACKS_NONE:
         _raise_if_failed(service, results)
         if pending is not None and not pending.is_complete:

@@ -26,6 +26,7 @@ from mansio.api.kafka.handlers import fetch, produce
 from mansio.api.kafka.handlers.share import share_fetch
 from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
+from mansio.api.kafka.server.forwarded_requests import forward
 from mansio.api.kafka.server.request_router import RequestRouter
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion
@@ -316,6 +317,8 @@ class KafkaServer:
             return None
         if key in HANDSHAKE_KEYS:
             return handshake(self.service, connection, header, frame)
+        if key == ApiKey.FORWARD_REQUEST:
+            return forward(self, connection, header, frame)
         body = bytes(frame[header.body_position :])
         is_large = len(body) > LARGE_REQUEST_BYTES
         request = (

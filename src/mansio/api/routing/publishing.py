@@ -12,18 +12,18 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from mansio.api.routing.routed_clients import REQUEST_TIMEOUT_MS
 from mansio.broker.services.publish_records import PublishedRecord, ranges_of
-from mansio.broker.services.routed.own_client import REQUEST_TIMEOUT_MS
 from mansio.errors import ConnectionLost, InvalidRecord, MansioError, NotLeaderOrFollower
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.caller import Caller
     from mansio.broker.services.publish_records import PublishResult, RecordToPublish
-    from mansio.broker.services.routed.own_client import OwnClient
     from mansio.client import Client
 
 THROTTLE_MS_MAX: Final = 30_000
@@ -37,7 +37,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 async def publish_records(
     services: BrokerServices,
-    own_client: OwnClient,
+    clients: RoutedClients,
     topic: str,
     records: Sequence[RecordToPublish],
     *,
@@ -49,7 +49,7 @@ async def publish_records(
         topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=caller
     )
     if services.cluster is not None:
-        result = await _forward_refused(services, own_client, topic, records, result, caller)
+        result = await _forward_refused(services, clients, topic, records, result, caller)
     if result.throttle_ms:  # what Kafka's clients do by themselves
         throttle_ms = min(result.throttle_ms, THROTTLE_MS_MAX)
         # A caller has to learn before its deadline that its records are stored.
@@ -60,7 +60,7 @@ async def publish_records(
 
 async def _forward_refused(
     services: BrokerServices,
-    own_client: OwnClient,
+    clients: RoutedClients,
     topic: str,
     records: Sequence[RecordToPublish],
     result: PublishResult,
@@ -75,7 +75,7 @@ async def _forward_refused(
     ]
     if not positions:
         return result
-    client = own_client.get()
+    client = clients.publisher()
     found = result.records
     sends = {
         asyncio.ensure_future(_send(client, topic, records[position], found[position].partition)): position

@@ -23,7 +23,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.services.queues.queue_errors import InvalidMessageContents, InvalidParameterValue
+from mansio.api.sqs.queues.queue_errors import InvalidMessageContents, InvalidParameterValue
 from mansio.wire.batch.delay_headers import DELAYED_ID_HEADER, ORIGINAL_TIMESTAMP_HEADER
 from mansio.wire.internal_records.dead_letter_headers import (
     KAFKA_HEADER_PREFIX,

@@ -1,6 +1,6 @@
 """Read service: decoded records of a partition by offset or time, for protocols whose clients do not fetch batches.
 
-It reads through the broker's own client, so that every broker of a cluster answers for every partition. Batches of more
+It reads through a routed client, so that every broker of a cluster answers for every partition. Batches of more
 than `INLINE_DECOMPRESSED_BYTES_MAX` are decoded on threads.
 
 Invariants:

@@ -10,7 +10,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.services.queues.queue_errors import (
+from mansio.api.sqs.queues.queue_errors import (
     InvalidAttributeName,
     InvalidAttributeValue,
     InvalidParameterValue,

@@ -20,29 +20,29 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.services.caller import ANONYMOUS
-from mansio.broker.services.publish_records import RecordToPublish
-from mansio.broker.services.queues.messages import (
+from mansio.api.routing.publishing import publish_records
+from mansio.api.sqs.queues.messages import (
     Message,
     MessageAttribute,
     message_id,
     message_of,
     record_headers,
 )
-from mansio.broker.services.queues.queue_attributes import (
+from mansio.api.sqs.queues.queue_attributes import (
     ARN_PREFIX,
     TAGS_MAX,
     QueueAttributes,
     check_queue_name,
 )
-from mansio.broker.services.queues.queue_errors import (
+from mansio.api.sqs.queues.queue_errors import (
     InvalidParameterValue,
     MessageNotInflight,
     QueueDoesNotExist,
     QueueNameExists,
     ReceiptHandleIsInvalid,
 )
-from mansio.broker.services.routed.publishing import publish_records
+from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.config.share_group_config import DELIVERY_COUNT_MAX
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE, DEDUP_MS, QUEUE_ATTRIBUTES
@@ -61,11 +61,11 @@ from mansio.wire.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.caller import Caller
-    from mansio.broker.services.routed.own_client import OwnClient
-    from mansio.client import Client
+    from mansio.client.admin.admin import Admin
     from mansio.metadata.model import Topic
 
 GROUP_PREFIX: Final = "sqs."
@@ -125,18 +125,17 @@ class SentMessage:
 class QueueService:
     """Creates queues, and sends, receives and deletes messages. All methods run on the broker's event loop."""
 
-    def __init__(self, services: BrokerServices, own_client: OwnClient) -> None:
+    def __init__(self, services: BrokerServices, clients: RoutedClients) -> None:
         self._services = services
-        self._own_client = own_client
+        self._clients = clients
         self._parsed: OrderedDict[str, QueueAttributes] = OrderedDict()
         """Attributes by their JSON."""
         self._changing = asyncio.Lock()
         self._first_receives: OrderedDict[tuple[bytes, int, int], int] = OrderedDict()
         """When messages were first received, as far as this broker remembers it."""
 
-    @property
-    def _client(self) -> Client:
-        return self._own_client.get()
+    def _admin(self, caller: Caller) -> Admin:
+        return self._clients.client(caller).admin
 
     # Queues
 
@@ -170,7 +169,9 @@ class QueueService:
         names = self.list_names()
         return [name for name in names if _has_target(self.find(name).attributes, queue.name)]
 
-    async def create(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> Queue:
+    async def create(
+        self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str], *, caller: Caller
+    ) -> Queue:
         """Create a queue, or return the one with this name if it has the attributes of the request.
 
         Raises `QueueNameExists`, `InvalidParameterValue`, `InvalidAttributeName`, `InvalidAttributeValue`."""
@@ -182,7 +183,7 @@ class QueueService:
         wanted = empty.changed(attributes)
         self._check_redrive(name, wanted)
         with contextlib.suppress(QueueDoesNotExist):
-            return await self._existing(self.find(name), attributes)
+            return await self._existing(self.find(name), attributes, caller)
         config = {
             **_topic_config(wanted),
             "mansio.delay.enable": "true",
@@ -191,21 +192,21 @@ class QueueService:
         if is_fifo:
             config[DEDUP_MS] = str(DEDUPLICATION_MS)
         try:
-            await self._client.admin.create_topic(name, partitions=1 if is_fifo else -1, config=config)
+            await self._admin(caller).create_topic(name, partitions=1 if is_fifo else -1, config=config)
         except TopicAlreadyExists as error:
             try:
                 queue = self.find(name)
             except QueueDoesNotExist:
                 raise QueueNameExists(f"A topic named {name} exists that is not a queue.") from error
-            return await self._existing(queue, attributes)
-        await self._configure(name, wanted)
+            return await self._existing(queue, attributes, caller)
+        await self._configure(name, wanted, caller)
         queue = self.find(name)
         await self._services.leases.register(queue.group, [name])
         if self.dead_letter_sources(queue):  # one with this name was deleted
-            await self._accept_dead_letters(name)
+            await self._accept_dead_letters(name, caller)
         return self.find(name)
 
-    async def _existing(self, queue: Queue, attributes: Mapping[str, str]) -> Queue:
+    async def _existing(self, queue: Queue, attributes: Mapping[str, str], caller: Caller) -> Queue:
         described = queue.attributes.described(queue.name)
         again = (
             replace(queue.attributes, redrive=queue.attributes.redrive)
@@ -217,13 +218,13 @@ class QueueService:
                 raise QueueNameExists(
                     f"A queue already exists with the same name and a different value for attribute {name}"
                 )
-        await self._configure(queue.name, queue.attributes)
+        await self._configure(queue.name, queue.attributes, caller)
         return queue
 
-    async def _configure(self, name: str, attributes: QueueAttributes) -> None:
+    async def _configure(self, name: str, attributes: QueueAttributes, caller: Caller) -> None:
         """Set the settings of the group, and let the dead-letter queue accept dead letters."""
         redrive = attributes.redrive
-        await self._client.admin.alter_group_config(
+        await self._admin(caller).alter_group_config(
             GROUP_PREFIX + name,
             {
                 "share.auto.offset.reset": "earliest",
@@ -240,12 +241,12 @@ class QueueService:
         if redrive is not None:
             topic = self.find(redrive.queue).topic
             if topic.configs.get(DEAD_LETTER_TOPIC_ENABLE) != "true":
-                await self._accept_dead_letters(redrive.queue)
+                await self._accept_dead_letters(redrive.queue, caller)
 
-    async def _accept_dead_letters(self, name: str) -> None:
+    async def _accept_dead_letters(self, name: str, caller: Caller) -> None:
         """Make a queue a dead-letter queue. Dead letters are appended once already, and their topic cannot have a
         window of its own."""
-        await self._client.admin.alter_topic_config(name, {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"})
+        await self._admin(caller).alter_topic_config(name, {DEAD_LETTER_TOPIC_ENABLE: "true", DEDUP_MS: "0"})
 
     def _check_redrive(self, name: str, attributes: QueueAttributes) -> None:
         redrive = attributes.redrive
@@ -277,7 +278,7 @@ class QueueService:
                 "Value for parameter RedrivePolicy is invalid. Reason: The RedriveAllowPolicy of the target denies it."
             )
 
-    async def set_attributes(self, queue: Queue, attributes: Mapping[str, str]) -> None:
+    async def set_attributes(self, queue: Queue, attributes: Mapping[str, str], *, caller: Caller) -> None:
         """Change attributes of a queue. Raises `InvalidParameterValue`, `InvalidAttributeName`,
         `InvalidAttributeValue`."""
         async with self._changing:
@@ -289,11 +290,13 @@ class QueueService:
                     "Value for parameter RedrivePolicy is invalid. Reason: a dead-letter queue has no redrive policy "
                     "here."
                 )
-            await self._store(queue, replace(changed, modified_s=self._services.clock.wall_ms() // 1000))
-            await self._configure(queue.name, changed)
+            await self._store(
+                queue, replace(changed, modified_s=self._services.clock.wall_ms() // 1000), caller
+            )
+            await self._configure(queue.name, changed, caller)
 
     async def change_tags(
-        self, queue: Queue, added: Mapping[str, str], removed: Collection[str] = ()
+        self, queue: Queue, added: Mapping[str, str], removed: Collection[str] = (), *, caller: Caller
     ) -> None:
         """Add and remove tags of a queue. Raises `InvalidParameterValue`."""
         async with self._changing:
@@ -301,21 +304,21 @@ class QueueService:
             kept = {key: value for key, value in queue.attributes.tags.items() if key not in removed}
             tags = {**kept, **added}
             _check_tags(queue.name, tags)
-            await self._store(queue, replace(queue.attributes, tags=tags))
+            await self._store(queue, replace(queue.attributes, tags=tags), caller)
 
-    async def _store(self, queue: Queue, attributes: QueueAttributes) -> None:
-        await self._client.admin.alter_topic_config(queue.name, dict(_topic_config(attributes)))
+    async def _store(self, queue: Queue, attributes: QueueAttributes, caller: Caller) -> None:
+        await self._admin(caller).alter_topic_config(queue.name, dict(_topic_config(attributes)))
 
-    async def delete(self, queue: Queue) -> None:
+    async def delete(self, queue: Queue, *, caller: Caller) -> None:
         """Delete a queue with its messages."""
         with contextlib.suppress(UnknownTopicOrPartition):
-            await self._client.admin.delete_topic(queue.name)
+            await self._admin(caller).delete_topic(queue.name)
         with contextlib.suppress(GroupIdNotFound):
-            await self._client.admin.delete_group(queue.group)
+            await self._admin(caller).delete_group(queue.group)
 
-    async def purge(self, queue: Queue) -> None:
+    async def purge(self, queue: Queue, *, caller: Caller) -> None:
         """Delete all messages of a queue: pending ones, and those in its log by moving the start of its group."""
-        admin = self._client.admin
+        admin = self._admin(caller)
         while pending := (
             await admin.delays.list(queue.name, limit=PENDING_PAGE, with_content=False)
         ).records:
@@ -326,43 +329,46 @@ class QueueService:
         ends = await admin.list_offsets(partitions, "latest")
         await admin.shares.alter_offsets(queue.group, {each: ends[each].offset for each in partitions})
 
-    async def count_messages(self, queue: Queue) -> dict[str, str]:
+    async def count_messages(self, queue: Queue, *, caller: Caller) -> dict[str, str]:
         """Return the attributes with approximate numbers of messages: to be received, in flight and delayed."""
-        available, leased, withheld = await self._count(queue)
-        counts = await self._client.admin.delays.counts(queue.name)
+        available, leased, withheld = await self._count(queue, caller)
+        counts = await self._admin(caller).delays.counts(queue.name)
         return {
             "ApproximateNumberOfMessages": str(available),
             "ApproximateNumberOfMessagesNotVisible": str(leased + withheld),
             "ApproximateNumberOfMessagesDelayed": str(sum(each.count for each in counts.values())),
         }
 
-    async def is_drained(self, queue: Queue) -> bool:
+    async def is_drained(self, queue: Queue, *, caller: Caller) -> bool:
         """Return whether no message can be received now, or after a lease of unknown outcome has ended."""
-        available, _, withheld = await self._count(queue)
+        available, _, withheld = await self._count(queue, caller)
         return not available and not withheld
 
-    async def _count(self, queue: Queue) -> tuple[int, int, int]:
+    async def _count(self, queue: Queue, caller: Caller) -> tuple[int, int, int]:
         """Return how many messages can be received, are leased, and may be leased."""
         partitions = _partitions(queue)
+        admin = self._admin(caller)
         try:
-            states = await self._client.admin.shares.leases(queue.group, partitions)
+            states = await admin.shares.leases(queue.group, partitions)
         except GroupIdNotFound:
             states = dict.fromkeys(partitions)
         available = leased = withheld = 0
         for partition, state in states.items():
             if state is None:  # nothing was received yet
-                starts = await self._client.admin.list_offsets([partition], "earliest")
-                available += await self._count_records(partition, starts[partition].offset)
+                starts = await admin.list_offsets([partition], "earliest")
+                available += await self._count_records(partition, starts[partition].offset, caller)
                 continue
             leased += state.leased
             withheld += state.withheld + state.archiving
-            ends = await self._client.admin.list_offsets([partition], "latest")
+            ends = await admin.list_offsets([partition], "latest")
             unread = max(ends[partition].offset - state.end_offset, 0)
             undone = max(state.lag - unread - state.leased - state.withheld - state.archiving, 0)
-            available += undone + (await self._count_records(partition, state.end_offset) if unread else 0)
+            available += undone + (
+                await self._count_records(partition, state.end_offset, caller) if unread else 0
+            )
         return available, leased, withheld
 
-    async def _count_records(self, partition: TopicPartition, start_offset: int) -> int:
+    async def _count_records(self, partition: TopicPartition, start_offset: int, caller: Caller) -> int:
         """Return the number of records from an offset on; the number of offsets if another broker leads the
         partition."""
         try:
@@ -370,7 +376,7 @@ class QueueService:
                 *partition, start_offset, batches_max=COUNTED_BATCHES_MAX
             )
         except MansioError:
-            ends = await self._client.admin.list_offsets([partition], "latest")
+            ends = await self._admin(caller).list_offsets([partition], "latest")
             return max(ends[partition].offset - start_offset, 0)
 
     # Messages
@@ -391,7 +397,7 @@ class QueueService:
                 results[position] = without_traceback(error)
         if records:
             published = await publish_records(
-                self._services, self._own_client, queue.name, records, caller=caller
+                self._services, self._clients, queue.name, records, caller=caller
             )
             topic_id = queue.topic.topic_id.bytes
             for position, one in zip(positions, published.records, strict=True):

@@ -12,19 +12,20 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from mansio.broker.services.queues.queue_errors import (
+from mansio.api.sqs.queues.queue_errors import (
     InvalidParameterValue,
     QueueDoesNotExist,
     ResourceNotFound,
     UnsupportedOperation,
 )
-from mansio.broker.services.queues.queue_service import NewMessage
+from mansio.api.sqs.queues.queue_service import NewMessage
 from mansio.errors import MansioError
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
-    from mansio.broker.services.queues.messages import Message
-    from mansio.broker.services.queues.queue_service import Queue, QueueService
+    from mansio.api.sqs.queues.messages import Message
+    from mansio.api.sqs.queues.queue_service import Queue, QueueService
+    from mansio.broker.services.caller import Caller
 
 TASKS_MAX: Final = 100
 RATE_MAX: Final = 500
@@ -46,6 +47,7 @@ class MoveTask:
     per_second: int
     started_ms: int
     to_move: int
+    caller: Caller
     status: Status = "RUNNING"
     moved: int = 0
     failure: str = ""
@@ -59,8 +61,10 @@ class MessageMover:
         self._queues = queues
         self._tasks: OrderedDict[str, MoveTask] = OrderedDict()
 
-    async def start(self, source: Queue, destination: str, per_second: int, now_ms: int) -> MoveTask:
-        """Start to move all messages of a dead-letter queue. One task runs for a queue at a time.
+    async def start(
+        self, source: Queue, destination: str, per_second: int, now_ms: int, *, caller: Caller
+    ) -> MoveTask:
+        """Start to move all messages of a dead-letter queue, for `caller`. One task runs for a queue at a time.
 
         Raises `InvalidParameterValue`, `ResourceNotFound`, `UnsupportedOperation`."""
         if not self._queues.dead_letter_sources(source):
@@ -80,7 +84,7 @@ class MessageMover:
             raise UnsupportedOperation(
                 "There is already a task running. Only one active task is allowed for a source queue."
             )
-        counts = await self._queues.count_messages(source)
+        counts = await self._queues.count_messages(source, caller=caller)
         task = MoveTask(
             str(uuid.uuid4()),
             source.name,
@@ -88,6 +92,7 @@ class MessageMover:
             per_second,
             now_ms,
             int(counts["ApproximateNumberOfMessages"]),
+            caller,
         )
         self._tasks[task.handle] = task
         while len(self._tasks) > TASKS_MAX:
@@ -124,9 +129,13 @@ class MessageMover:
             try:
                 source = self._queues.find(task.source)
                 _, messages = await self._queues.receive(
-                    source, messages_max=BATCH, wait_s=1, visibility_timeout_s=VISIBILITY_S
+                    source,
+                    messages_max=BATCH,
+                    wait_s=1,
+                    visibility_timeout_s=VISIBILITY_S,
+                    caller=task.caller,
                 )
-                if not messages and await self._queues.is_drained(source):
+                if not messages and await self._queues.is_drained(source, caller=task.caller):
                     task.status = "COMPLETED"
                     return
                 await self._move(task, source, messages)
@@ -153,7 +162,7 @@ class MessageMover:
                 f"{message.message_id}-{task.handle}" if destination.attributes.is_fifo else None,
                 message.trace_header,
             )
-            (result,) = await self._queues.send(destination, [new])
+            (result,) = await self._queues.send(destination, [new], caller=task.caller)
             if isinstance(result, MansioError):
                 raise copied(result)
             await self._queues.delete_messages(source, [message.receipt_handle])

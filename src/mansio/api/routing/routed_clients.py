@@ -1,0 +1,101 @@
+"""Clients of the broker itself, for the protocols whose clients may ask any broker: each acts for one caller.
+
+They find leaders and coordinators, follow moves and repeat what can be repeated, as every Mansio client does. A request
+to this broker is a call, one to another broker is forwarded, and both have the identity of the caller. A broker of
+version 0.1 does not know forwarded requests: it gets plain ones, without the identity of the caller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.api.routing.routed_connections import ForwardedConnection, LocalConnection
+from mansio.client.client import Client
+from mansio.config.settings import Address
+from mansio.errors import ConnectionLost
+from mansio.net.cluster import UNKNOWN_NODE, Cluster
+from mansio.net.connection import Connection, ConnectionOptions
+from mansio.wire.api_versions import ApiKey
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.listener import KafkaServer
+    from mansio.broker.services.caller import Caller
+    from mansio.net.connection import BrokerConnection
+    from mansio.net.metadata import Node
+    from mansio.ports import Peers
+
+REQUEST_TIMEOUT_MS: Final = 30_000
+"""Time after which the outcome of a request is unknown."""
+
+PUBLISHER_CLIENT_ID: Final = "mansio-publisher"
+
+FORWARDS_SINCE: Final = ApiKey.DESCRIBE_HEALTH
+"""A broker that advertises this API takes forwarded requests, which are not advertised: both are new in version 0.2."""
+
+
+class RoutedClients:
+    """Clients of one broker. All methods run on its event loop."""
+
+    def __init__(self, server: KafkaServer, peers: Peers | None) -> None:
+        """`peers`: None on a single node."""
+        self._server = server
+        self._peers = peers
+        self._publisher: Client | None = None
+        self._negotiated: dict[tuple[int, str, int], Connection] = {}
+        """A connection to each other broker, by id and address."""
+
+    def client(self, caller: Caller) -> Client:
+        """Return a client that acts for `caller`. It need not be closed, apart from what it creates."""
+        return self._new_client(caller, caller.client_id)
+
+    def publisher(self) -> Client:
+        """Return the client that publishes for all callers, with one producer id. The quotas of callers are applied
+        before."""
+        if self._publisher is None:
+            self._publisher = self._new_client(None, PUBLISHER_CLIENT_ID)
+        return self._publisher
+
+    async def close(self) -> None:
+        """Close the publisher and the connections."""
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            await publisher.close(flush=False)
+        negotiated, self._negotiated = self._negotiated, {}
+        for connection in negotiated.values():
+            await connection.close()
+
+    def _new_client(self, caller: Caller | None, client_id: str) -> Client:
+        async def connect(
+            node: Node, options: ConnectionOptions, main: BrokerConnection | None
+        ) -> BrokerConnection:
+            if node.node_id in (UNKNOWN_NODE, self._server.service.settings.node_id):
+                return LocalConnection(self._server, caller, options)
+            return await self._connect(node, caller, options, main)
+
+        own_address = str(Address(*self._server.listener))
+        options = ConnectionOptions(client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
+        return Client(Cluster(own_address, options=options, connect=connect))
+
+    async def _connect(
+        self, node: Node, caller: Caller | None, options: ConnectionOptions, main: BrokerConnection | None
+    ) -> BrokerConnection:
+        if self._peers is None:
+            raise ConnectionLost(f"broker {node.node_id} is not part of a cluster")
+        negotiated = await self._negotiate(node)
+        if FORWARDS_SINCE in negotiated.versions:
+            return ForwardedConnection(node, self._server, self._peers, caller, options, negotiated)
+        if main is None:
+            return negotiated
+        return await Connection.open(node.host, node.port, options, negotiated=negotiated)
+
+    async def _negotiate(self, node: Node) -> Connection:
+        """Return a connection to another broker as it runs now: a restarted one may have another version."""
+        key = node.node_id, node.host, node.port
+        known = self._negotiated.get(key)
+        if known is not None and not known.closed:
+            return known
+        opened = await Connection.open(node.host, node.port)
+        for other in [each for each in self._negotiated if each[0] == node.node_id]:
+            await self._negotiated.pop(other).close()
+        self._negotiated[key] = opened
+        return opened

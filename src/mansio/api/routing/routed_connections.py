@@ -1,0 +1,215 @@
+"""Connections of routed clients: to this broker, where a request is a call of its handlers, and to another
+one, to which it is forwarded. Neither has a socket of its own.
+
+Invariants:
+* Every waiter is completed: with its response, `RequestTimedOut`, or `ConnectionLost`.
+* A waiter is called from the event loop, never within `begin_exchange`.
+* A response to a client over its quota is completed after the throttle time; other clients are not delayed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mansio.api.kafka.server.direct_requests import DirectRequest
+from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut, error_for_code
+from mansio.net.connection import BrokerConnection
+from mansio.state.broker_handshake import BrokerIdentity
+from mansio.tracebacks import without_traceback
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
+from mansio.wire.codec import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.api.kafka.server.listener import KafkaServer
+    from mansio.broker.services.caller import Caller
+    from mansio.net.connection import ConnectionOptions, Waiter
+    from mansio.net.metadata import Node
+    from mansio.ports import Buffer, Peers, Scheduler, Timer
+
+LENGTH_BYTES: Final = 4
+"""Length of the prefix of a frame."""
+
+FORWARD_VERSION: Final = 0
+FORWARDING_CLIENT_ID: Final = "mansio-forwarder"
+
+OWN_VERSIONS: Final = {int(api.key): (api.min_version, api.max_version) for api in SUPPORTED_APIS.values()}
+
+
+class _Exchange:
+    """A request without a response. `timer`: its timeout, or the end of the throttle time."""
+
+    __slots__ = ("cancel", "timer", "waiter")
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+        self.timer: Timer | None = None
+        self.cancel: Callable[[], object] | None = None
+        """Ends the request."""
+
+
+class RoutedConnection(BrokerConnection):
+    """Base of the two kinds: keeps the requests that have no response."""
+
+    def __init__(self, address: tuple[str, int], options: ConnectionOptions, scheduler: Scheduler) -> None:
+        super().__init__(address, options)
+        self._scheduler = scheduler
+        self._exchanges: dict[int, _Exchange] = {}
+
+    @abstractmethod
+    def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:
+        """Start the request `frame`, which has no length prefix, so that `_answer` is called later; return what ends
+        it."""
+
+    def begin_exchange(
+        self,
+        buffers: Sequence[Buffer],
+        correlation_id: int,
+        waiter: Waiter,
+        *,
+        timeout_ms: float | None = None,
+        now: float | None = None,  # noqa: ARG002 - the timeout begins here
+    ) -> None:
+        if self.closed:
+            raise ConnectionLost("the client is closed")
+        if timeout_ms is None:
+            timeout_ms = self.options.request_timeout_ms
+        exchange = self._exchanges[correlation_id] = _Exchange(waiter)
+        exchange.cancel = self._begin(correlation_id, b"".join(buffers)[LENGTH_BYTES:], timeout_ms)
+        if exchange.timer is None:
+            exchange.timer = self._loop.call_later(timeout_ms / 1000, self._time_out, correlation_id)
+
+    def send_one_way(self, buffers: Sequence[Buffer]) -> None:
+        raise NotImplementedError("requests without a response are not routed")
+
+    def abort(self, failure: MansioError | None = None) -> None:
+        self.closed = True
+        exchanges, self._exchanges = self._exchanges, {}
+        for exchange in exchanges.values():
+            self._end(exchange)
+            if not exchange.waiter.done():
+                exchange.waiter.set_exception(ConnectionLost(str(failure or "the client was closed")))
+
+    async def close(self) -> None:
+        self.abort()
+
+    def _answer(self, correlation_id: int, response: bytes | MansioError, throttle_ms: float) -> None:
+        """Complete a request in a later iteration of the event loop, after the throttle time."""
+        exchange = self._exchanges.get(correlation_id)
+        if exchange is None:
+            return
+        exchange.cancel = None
+        if exchange.timer is not None:
+            exchange.timer.cancel()
+        if throttle_ms:
+            exchange.timer = self._scheduler.call_later(throttle_ms, self._complete, correlation_id, response)
+        else:
+            exchange.timer = self._loop.call_soon(self._complete, correlation_id, response)
+
+    def _complete(self, correlation_id: int, response: bytes | MansioError) -> None:
+        exchange = self._exchanges.pop(correlation_id, None)
+        if exchange is None or exchange.waiter.done():
+            return
+        if isinstance(response, MansioError):
+            exchange.waiter.set_exception(response)
+        else:
+            exchange.waiter.set_result(response)
+
+    def _time_out(self, correlation_id: int) -> None:
+        exchange = self._exchanges.pop(correlation_id)
+        self._end(exchange)
+        if not exchange.waiter.done():
+            exchange.waiter.set_exception(RequestTimedOut(f"{self._name} did not respond in time"))
+
+    @staticmethod
+    def _end(exchange: _Exchange) -> None:
+        if exchange.timer is not None:
+            exchange.timer.cancel()
+        if exchange.cancel is not None:
+            exchange.cancel()
+
+
+class LocalConnection(RoutedConnection):
+    """To this broker: requests run by the handlers of its Kafka listener."""
+
+    def __init__(self, server: KafkaServer, caller: Caller | None, options: ConnectionOptions) -> None:
+        """`caller`: the client, None for requests of the broker itself."""
+        super().__init__(server.listener, options, server.service.scheduler)
+        self.versions = OWN_VERSIONS
+        self._server = server
+        self._address = "" if caller is None else caller.address
+        own_id = server.service.settings.node_id
+        self._identity = None if caller is not None else BrokerIdentity(own_id, 0)
+
+    def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:  # noqa: ARG002
+        direct = DirectRequest(self._address, self._identity, partial(self._on_done, correlation_id))
+        direct.begin(self._server, memoryview(frame))
+        return direct.cancel
+
+    def _on_done(self, correlation_id: int, direct: DirectRequest) -> None:
+        response = direct.response[LENGTH_BYTES:] if direct.error is None else direct.error
+        self._answer(correlation_id, response, direct.throttle_ms)
+
+
+class ForwardedConnection(RoutedConnection):
+    """To another broker: requests are forwarded with the identity of the client (ForwardRequest)."""
+
+    def __init__(
+        self,
+        node: Node,
+        server: KafkaServer,
+        peers: Peers,
+        caller: Caller | None,
+        options: ConnectionOptions,
+        negotiated: BrokerConnection,
+    ) -> None:
+        """`negotiated`: has the API versions of the broker."""
+        super().__init__((node.host, node.port), options, server.service.scheduler)
+        self.versions, self.features = negotiated.versions, negotiated.features
+        self._node_id = node.node_id
+        self._service = server.service
+        self._peers = peers
+        self._caller = caller
+
+    def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:
+        task = self._loop.create_task(self._forward(correlation_id, frame, timeout_ms))
+        return task.cancel
+
+    async def _forward(self, correlation_id: int, frame: bytes, timeout_ms: float) -> None:
+        response: bytes | MansioError = ConnectionLost("interrupted by an unexpected error")
+        throttle_ms = 0
+        try:
+            answer = await self._peers.send(self._node_id, self._encode(frame), timeout_ms=timeout_ms)
+            _, found = messages.decode_response_frame(ApiKey.FORWARD_REQUEST, FORWARD_VERSION, answer)
+            throttle_ms = found.throttle_time_ms
+            if found.error_code:
+                response = error_for_code(found.error_code, found.error_message or "")
+            else:
+                response = found.response
+        except BrokerUnreachable as error:  # as a client that cannot connect
+            response = ConnectionLost(error.message)
+        except MansioError as error:
+            response = without_traceback(error)
+        finally:
+            self._answer(correlation_id, response, throttle_ms)
+
+    def _encode(self, frame: bytes) -> bytes:
+        """Return the ForwardRequest with a request of the caller. Raises `ConnectionLost` while this broker has no
+        session."""
+        cluster, caller = self._service.cluster, self._caller
+        session = None if cluster is None else cluster.session()
+        if session is None:
+            raise ConnectionLost("this broker has no session")
+        fields = {
+            "node_id": self._service.settings.node_id,
+            "broker_epoch": session.epoch,
+            "is_own": caller is None,
+            "client_address": "" if caller is None else caller.address,
+            "request": frame,
+        }
+        return messages.encode_request(
+            ApiKey.FORWARD_REQUEST, FORWARD_VERSION, 0, FORWARDING_CLIENT_ID, fields
+        )
