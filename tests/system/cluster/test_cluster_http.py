@@ -73,11 +73,11 @@ def test_any_broker_publishes_to_and_reads_from_all_partitions(tmp_path: Path) -
                 (family,) = (each for each in families if each.name == "mansio_throttled_requests")
                 return next(each.value for each in family.samples if each.labels["api"] == "fetch")
 
-            records = f"{other}/topics/{TOPIC}/partitions/0/records"
-            ok(http.get(records, headers={"Mansio-Client-Id": "fast"}))
+            read = f"{other}/topics/{TOPIC}/partitions/0/records"
+            ok(http.get(read, headers={"Mansio-Client-Id": "fast"}))
             assert throttled_fetches() == 0
             wait_until(
-                lambda: ok(http.get(records, headers={"Mansio-Client-Id": "slow"})) and throttled_fetches(),
+                lambda: ok(http.get(read, headers={"Mansio-Client-Id": "slow"})) and throttled_fetches(),
                 60,
             )
 
