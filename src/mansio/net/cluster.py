@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from mansio.ports import Backoff
     from mansio.wire.topic_partition import TopicPartition
 
-    Connect = Callable[[Node, ConnectionOptions, BrokerConnection | None], Awaitable[BrokerConnection]]
-    """Opens a connection to a broker. The last argument: an open connection to it, if there is one, whose API versions
-    the new one takes. Raises `ConnectionLost`."""
+    Connect = Callable[[Node, str, ConnectionOptions, BrokerConnection | None], Awaitable[BrokerConnection]]
+    """Opens a connection to a broker on a channel. The last argument: an open connection to it, if there is one, whose
+    API versions the new one takes. Raises `ConnectionLost`."""
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ class Cluster:
             if connection is None or connection.closed:
                 self._check_open()
                 main = self._connections.get((node.host, node.port, "main"))
-                connection = await self._open(node, self.options, main)
+                connection = await self._open(node, channel, self.options, main)
                 try:
                     self._check_open()
                 except ConnectionLost:
@@ -449,7 +449,7 @@ class Cluster:
 
 
 async def _connect_socket(
-    node: Node, options: ConnectionOptions, negotiated: BrokerConnection | None
+    node: Node, _channel: str, options: ConnectionOptions, negotiated: BrokerConnection | None
 ) -> BrokerConnection:
     return await Connection.open(node.host, node.port, options, negotiated=negotiated)
 

@@ -202,6 +202,8 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
         self._paused = False
         self._in_flight = 0
+        self.received_bytes = 0
+        """Number of bytes received so far; a peer that is silent adds none."""
         self._failure: MansioError | None = None
         self._closed = self._loop.create_future()
 
@@ -292,6 +294,7 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         return self._reader.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
         try:
             for frame in self._reader.buffer_updated(nbytes):
                 correlation_id = headers.read_correlation_id(frame)

@@ -2,12 +2,13 @@
 
 There is one connection per broker. It is opened when first needed, and opened again after it was lost or after this
 broker has registered again. It begins with a handshake in which both brokers authenticate. A broker answers the
-requests of a connection in order, so a caller that sends both requests that the peer may hold (a follower's fetch) and
-requests that must not be delayed uses two `PeerConnections`.
+requests of an ordered connection in order, so a caller that sends both requests that the peer may hold (a follower's
+fetch) and requests that must not be delayed uses two `PeerConnections`. On an unordered one, responses may overtake,
+and requests of many callers are in flight; a broker of version 0.1 answers in order nevertheless.
 
 Invariants:
-* A request that is cancelled or times out closes its connection, so that a response is never matched to another
-  request.
+* A request that is cancelled or times out closes an ordered connection, because the responses behind it would be late.
+  It closes an unordered one only if nothing has been received since it was sent.
 * Nothing but the handshake is sent on a connection before both brokers have authenticated.
 * Requests are sent only on a connection on which this broker has authenticated with its current broker epoch.
 """
@@ -15,20 +16,30 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mansio.errors import BrokerUnreachable, ConnectionLost
+from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
+from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mansio.net.broker_handshake import BrokerCredentials
 
 CORRELATION_ID_POSITION = 8
 """Byte position of the correlation id in an encoded request: after the length prefix, API key and version."""
+
+UNORDERED_SINCE = ApiKey.DESCRIBE_HEALTH
+"""A broker that advertises this API supports unordered connections, whose handshake is not advertised: both are new in
+version 0.2."""
+
+UNORDERED_VERSION = 1
+"""Version of AuthenticateBroker that makes a connection unordered."""
+
+SILENCE_MS = 60_000
+"""Time after the end of its timeout at which a request that was not answered closes an unordered connection."""
 
 
 class _Peer(NamedTuple):
@@ -46,9 +57,12 @@ class PeerConnections:
         broker_address: Callable[[int], tuple[str, int] | None],
         options: ConnectionOptions = DEFAULT_OPTIONS,
         credentials: BrokerCredentials | None = None,
+        *,
+        is_unordered: bool = False,
     ) -> None:
         """`broker_address` returns the current (host, port) of a broker, or None if the broker is not registered.
         Without `credentials` there is no handshake, and brokers accept only requests that any client may send."""
+        self._is_unordered = is_unordered
         self._broker_address = broker_address
         self._options = options
         self._credentials = credentials
@@ -67,6 +81,8 @@ class PeerConnections:
         correlation_id = connection.next_correlation_id()
         numbered = bytearray(request)
         numbered[CORRELATION_ID_POSITION : CORRELATION_ID_POSITION + 4] = correlation_id.to_bytes(4, "big")
+        if self._is_unordered:
+            return await _exchange(connection, numbered, correlation_id, timeout_ms)
         try:
             return await connection.exchange((numbered,), correlation_id, timeout_ms=timeout_ms)
         except asyncio.CancelledError:
@@ -108,8 +124,14 @@ class PeerConnections:
             return _Peer(await Connection.open(*address, self._options), 0)
         identity = credentials.identity()
         connection = await Connection.open(*address, self._options)
+        is_unordered = self._is_unordered and UNORDERED_SINCE in connection.versions
+
+        async def exchange(key: ApiKey, fields: Mapping[str, Any]) -> Any:
+            version = UNORDERED_VERSION if is_unordered and key == ApiKey.AUTHENTICATE_BROKER else 0
+            return await connection.request(key, fields, version=version)
+
         try:
-            await authenticate(partial(connection.request, version=0), credentials, identity, node_id)
+            await authenticate(exchange, credentials, identity, node_id)
         except BaseException:
             connection.abort()
             raise
@@ -121,3 +143,21 @@ class PeerConnections:
         self._peers.clear()
         for known in peers:
             await known.connection.close()
+
+
+async def _exchange(
+    connection: Connection, request: bytearray, correlation_id: int, timeout_ms: float
+) -> bytes:
+    """Exchange a request on an unordered connection. One that times out leaves the connection open, unless the peer has
+    been silent since it was sent. Raises `RequestTimedOut`, `ConnectionLost`."""
+    received_bytes = connection.received_bytes
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await connection.exchange((request,), correlation_id, timeout_ms=timeout_ms + SILENCE_MS)
+    except TimeoutError:
+        timed_out = RequestTimedOut(
+            f"{connection.address[0]}:{connection.address[1]} did not respond in time"
+        )
+        if connection.received_bytes == received_bytes:
+            connection.abort(timed_out)
+        raise timed_out from None

@@ -162,8 +162,10 @@ class Broker:
             *await server.start(host, port, advertised=settings.advertised_address)
         )
         self._server = server
-        peers = None if self._cluster_member is None else self._cluster_member.new_peers()
-        self._clients = RoutedClients(server, peers)
+        member = self._cluster_member
+        peers = None if member is None else member.new_unordered_peers()
+        data_peers = None if member is None else member.new_unordered_peers()
+        self._clients = RoutedClients(server, peers, data_peers)
         stack.push_async_callback(self._clients.close)
         if server.listener[0] in WILDCARD_HOSTS:
             details = fields(address=Address(*server.listener), remedy="set advertised_listeners")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.metadata.etcd.lease import ThreadKeepAlive
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 REPLICATION_CONNECTION_OPTIONS = ConnectionOptions(frames_are_views=True)
 """Options of the connections for replication. Received bytes are borrowed from the read buffer, because a follower has
 one request in flight per leader and writes the response before it sends the next request."""
+
+UNORDERED_CONNECTION_OPTIONS = ConnectionOptions(in_flight_requests_max=1_000)
+"""Options of the connections that requests of many callers share: with more requests, one waits to be sent."""
 
 
 async def open_cluster(
@@ -60,8 +64,10 @@ async def open_cluster(
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
-    def new_peers(options: ConnectionOptions = DEFAULT_OPTIONS) -> PeerConnections:
-        peers = PeerConnections(broker_address, options, credentials)
+    def new_peers(
+        options: ConnectionOptions = DEFAULT_OPTIONS, *, is_unordered: bool = False
+    ) -> PeerConnections:
+        peers = PeerConnections(broker_address, options, credentials, is_unordered=is_unordered)
         stack.push_async_callback(peers.close)
         return peers
 
@@ -74,6 +80,7 @@ async def open_cluster(
         peers=new_peers(REPLICATION_CONNECTION_OPTIONS),
         keep_alive=keep_alive,
         new_peers=new_peers,
+        new_unordered_peers=partial(new_peers, UNORDERED_CONNECTION_OPTIONS, is_unordered=True),
         store_counts=lambda: store.client.counts,
     )
     return store, state, cluster_member

@@ -83,12 +83,15 @@ class ClusterMember:
         peers: Peers,
         keep_alive: Callable[[BrokerLifecycle], SessionKeepAlive],
         new_peers: Callable[[], Peers] | None = None,
+        new_unordered_peers: Callable[[], Peers] | None = None,
         store_counts: Callable[[], StoreCounts] | None = None,
     ) -> None:
         """`peers` are the connections to other brokers for replication. `keep_alive` creates the keep-alive of the
-        session. `new_peers` creates separate connections for other requests; by default they use `peers`.
+        session. `new_peers` creates separate connections for other requests, and `new_unordered_peers` those on which
+        many requests are in flight and responses may overtake; by default they use `peers`.
         `store_counts` returns the numbers of calls to the metadata store."""
         self.new_peers = new_peers or (lambda: peers)
+        self.new_unordered_peers = new_unordered_peers or self.new_peers
         self._settings = settings
         self._host_ports = host_ports
         self._store = store

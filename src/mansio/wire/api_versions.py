@@ -465,8 +465,9 @@ _ROWS: Final = (
     Api(
         ApiKey.AUTHENTICATE_BROKER,
         0,
-        0,
-        note=f"Mansio's own, not advertised. Second step of the authentication of a broker. {_BROKERS_ONLY}",
+        1,
+        note="Mansio's own, not advertised. Second step of the authentication of a broker. After version 1 the "
+        f"responses on the connection may overtake. {_BROKERS_ONLY}",
         brokers_only=True,
         is_advertised=False,
     ),

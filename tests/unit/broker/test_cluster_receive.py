@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.broker.coordinator.share import lease_forwarder
-from mansio.broker.coordinator.share.lease_forwarder import CONNECTIONS_MAX, LeaseForwarder
+from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
 from mansio.broker.services.caller import ANONYMOUS, Caller
 from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
-from mansio.errors import BrokerUnreachable, ConnectionLost, CorruptLog, MansioError, RequestTimedOut
+from mansio.errors import ConnectionLost, CorruptLog, MansioError, RequestTimedOut
 from mansio.testing.scheduler import SimulatedClock, Simulation
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mansio.testing.scheduler import SimulatedScheduler
 
 MEMBER = "00" * 16
+
+REQUESTS = 300
+"""Number of requests to a broker that does not answer."""
 
 
 def record(node_id: int, offset: int) -> ReceivedRecord:
@@ -212,9 +215,6 @@ class FakePeers:
         self._scheduler = scheduler
         self.requests: list[tuple[int, Any]] = []
 
-    def new(self) -> FakePeers:
-        return self
-
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         promise = self._scheduler.promise()
         self.requests.append((node_id, promise))
@@ -244,7 +244,8 @@ class Forwarding:
             node_id=1,
             broker_epoch=lambda: 1,
             state=None,  # type: ignore[arg-type]  # no leader is looked up
-            new_peers=self.peers.new,
+            peers=self.peers,
+            data_peers=self.peers,
             scheduler=self.scheduler,
         )
         self.outcomes: list[MansioError | None] = []
@@ -263,43 +264,13 @@ class Forwarding:
 
 def test_hung_broker_blocks_no_request_to_another_one() -> None:
     one = Forwarding()
-    for _ in range(CONNECTIONS_MAX + 10):
+    for _ in range(REQUESTS):
         one.release(2)
     one.simulation.run_for(1)
     one.release(3)
     one.simulation.run_until(lambda: one.peers.waiting(3), within_ms=10)
     one.peers.answer(3)
     one.simulation.run_until(lambda: one.outcomes == [None], within_ms=10)
-
-
-def test_request_without_a_connection_ends_after_its_time_and_reports_that_nothing_was_sent() -> None:
-    one = Forwarding()
-    for _ in range(CONNECTIONS_MAX):
-        one.release(2)
-    one.simulation.run_for(1)
-    one.peers.requests.clear()
-    one.release(2)
-    one.simulation.run_until(lambda: len(one.outcomes) == CONNECTIONS_MAX + 1, within_ms=25_000)
-    unsent = [error for error in one.outcomes if isinstance(error, BrokerUnreachable)]
-    unknown = [error for error in one.outcomes if error is not None and "unknown" in error.message]
-    assert len(unsent) + len(unknown) == CONNECTIONS_MAX + 1
-    assert len(unknown) >= CONNECTIONS_MAX
-
-
-def test_connection_that_is_lent_to_a_cancelled_request_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_forwarder, "CONNECTIONS_MAX", 1)
-    one = Forwarding()
-    one.release(2)
-    one.simulation.run_for(1)
-    waiting = one.release(2)
-    one.simulation.run_for(1)
-    one.peers.answer(2)  # the connection goes to the second request ...
-    waiting.cancel()  # ... which is cancelled at this moment
-    one.simulation.run_until(lambda: one.outcomes == [None], within_ms=10)
-    one.release(2)
-    one.simulation.run_until(lambda: one.peers.waiting(2), within_ms=10)
-    one.peers.answer(2)
-    one.simulation.run_until(lambda: one.outcomes == [None, None], within_ms=10)
 
 
 def test_callers_share_one_wait_and_few_are_woken_for_what_is_available() -> None:

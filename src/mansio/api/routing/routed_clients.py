@@ -29,6 +29,9 @@ REQUEST_TIMEOUT_MS: Final = 30_000
 
 PUBLISHER_CLIENT_ID: Final = "mansio-publisher"
 
+SMALL_CHANNELS: Final = frozenset({"main", "group"})
+"""Channels of `Cluster` whose responses are small; the others are those of consumers."""
+
 FORWARDS_SINCE: Final = ApiKey.DESCRIBE_HEALTH
 """A broker that advertises this API takes forwarded requests, which are not advertised: both are new in version 0.2."""
 
@@ -36,10 +39,12 @@ FORWARDS_SINCE: Final = ApiKey.DESCRIBE_HEALTH
 class RoutedClients:
     """Clients of one broker. All methods run on its event loop."""
 
-    def __init__(self, server: KafkaServer, peers: Peers | None) -> None:
-        """`peers`: None on a single node."""
+    def __init__(self, server: KafkaServer, peers: Peers | None, data_peers: Peers | None) -> None:
+        """`peers`: unordered connections to other brokers; `data_peers`: others, for reads, so that large responses do
+        not delay small ones. Both are None on a single node."""
         self._server = server
         self._peers = peers
+        self._data_peers = data_peers
         self._publisher: Client | None = None
         self._negotiated: dict[tuple[int, str, int], Connection] = {}
         """A connection to each other broker, by id and address."""
@@ -66,25 +71,26 @@ class RoutedClients:
 
     def _new_client(self, caller: Caller | None, client_id: str) -> Client:
         async def connect(
-            node: Node, options: ConnectionOptions, main: BrokerConnection | None
+            node: Node, channel: str, options: ConnectionOptions, _main: BrokerConnection | None
         ) -> BrokerConnection:
             if node.node_id in (UNKNOWN_NODE, self._server.service.settings.node_id):
                 return LocalConnection(self._server, caller, options)
-            return await self._connect(node, caller, options, main)
+            return await self._connect(node, channel, caller, options)
 
         own_address = str(Address(*self._server.listener))
         options = ConnectionOptions(client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
         return Client(Cluster(own_address, options=options, connect=connect))
 
     async def _connect(
-        self, node: Node, caller: Caller | None, options: ConnectionOptions, main: BrokerConnection | None
+        self, node: Node, channel: str, caller: Caller | None, options: ConnectionOptions
     ) -> BrokerConnection:
-        if self._peers is None:
+        peers = self._peers if channel in SMALL_CHANNELS else self._data_peers
+        if peers is None:
             raise ConnectionLost(f"broker {node.node_id} is not part of a cluster")
         negotiated = await self._negotiate(node)
         if FORWARDS_SINCE in negotiated.versions:
-            return ForwardedConnection(node, self._server, self._peers, caller, options, negotiated)
-        if main is None:
+            return ForwardedConnection(node, self._server, peers, caller, options, negotiated)
+        if channel in SMALL_CHANNELS:
             return negotiated
         return await Connection.open(node.host, node.port, options, negotiated=negotiated)
 

@@ -175,8 +175,8 @@ class ForwardedConnection(RoutedConnection):
         self._caller = caller
 
     def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:
-        task = self._loop.create_task(self._forward(correlation_id, frame, timeout_ms))
-        return task.cancel
+        work = self._forward(correlation_id, frame, timeout_ms)
+        return self._scheduler.spawn(work, name="forward request").cancel
 
     async def _forward(self, correlation_id: int, frame: bytes, timeout_ms: float) -> None:
         response: bytes | MansioError = ConnectionLost("interrupted by an unexpected error")

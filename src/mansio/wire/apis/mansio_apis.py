@@ -706,6 +706,9 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.FORWARD_REQUEST: (ForwardRequestRequest, ForwardRequestResponse),
 }
 
+_VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}
+"""Highest versions, apart from 0. The fields are those of version 0."""
+
 
 def is_mansio_api(api_key: int) -> bool:
     """Whether `api_key` is that of one of Mansio's own APIs, whose schemas are in this module."""
@@ -714,7 +717,7 @@ def is_mansio_api(api_key: int) -> bool:
 
 def schema(api_key: int, version: int, direction: str) -> Any:
     """The class of an API's request or response. Raises `ValueError` for an unknown version."""
-    if version != 0:
+    if not 0 <= version <= _VERSION_MAX.get(api_key, 0):
         raise ValueError(f"there is no {direction} {api_key} in version {version}")
     request, response = _MESSAGES[api_key]
     return request if direction == REQUEST else response

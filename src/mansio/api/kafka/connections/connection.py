@@ -5,11 +5,14 @@ observe: consecutive produce requests all start at once, and only their response
 request that cannot be answered immediately, and a produce request while too many batches wait to be processed, holds
 back the frames behind it; they are copied out of the receive buffer into the backlog.
 
+A connection of another broker may be unordered: its requests start in their order, and each response is sent when it is
+complete.
+
 Owns the frame reader, the backlog, the response queue and the socket writer. The number of requests in progress, the
 backlog, unsent responses and the share of the request memory pool are bounded; reading pauses at a bound.
 
 Invariants:
-* Responses are sent in request order.
+* Responses are sent in request order, unless the connection is unordered.
 * A frame's memory is not used after the loop iteration in which it was received.
 """
 
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
+
+UNORDERED_REQUESTS_MAX = 1_000
+"""Maximum number of requests in progress of an unordered connection; with more it is not read."""
 
 MUTE_MS_MAX = 30_000
 """Maximum time for which a connection starts no requests because its client exceeds a quota."""
@@ -121,6 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         "client_host",
         "closed",
         "get_buffer",
+        "is_unordered",
         "last_active",
         "peer",
         "received_bytes",
@@ -155,6 +162,8 @@ class Connection(asyncio.BufferedProtocol):
         self.template_misses = 0
         self.peer: BrokerIdentity | None = None
         """The broker that has authenticated on this connection; set once."""
+        self.is_unordered = False
+        """Whether responses may overtake; set with `peer`."""
         self.challenge: BrokerChallenge | None = None
         """The challenge that a broker has to answer on this connection."""
 
@@ -222,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
             self.flush()
         if frames.buffered_bytes or self.backlog_bytes or server.memory.held_bytes:
             self._report_buffered_bytes()
-        if len(self._pending_responses) >= server.limits.requests_max:
+        if len(self._pending_responses) >= self._requests_max:
             self.pause_reading()
 
     def _note_hold(self, held_s: float, frame: memoryview | bytes) -> None:
@@ -257,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         parts = self._server.begin(self, frame)
         if parts is None:
             return
-        if self._pending_responses:
+        if self._pending_responses and not self.is_unordered:
             self._pending_responses.append(PendingResponse(self, parts))
             return
         self._out.extend(parts)
@@ -268,8 +277,7 @@ class Connection(asyncio.BufferedProtocol):
         """Return the pending response of the current request, which is answered later. Requests behind it wait until
         then."""
         pending_response = PendingResponse(self)
-        self._pending_responses.append(pending_response)
-        self._blocked_by = pending_response
+        self.queue_exclusive_response(pending_response)
         return pending_response
 
     def hold_request(self, size: int) -> Callable[[], None]:
@@ -293,17 +301,22 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_responses.append(response)
 
     def queue_exclusive_response(self, response: QueuedResponse) -> None:
-        """Like `queue_response`, but requests behind it wait until it is answered."""
+        """Like `queue_response`, but requests behind it wait until it is answered, unless the connection is
+        unordered."""
         self._pending_responses.append(response)
-        self._blocked_by = response
+        if not self.is_unordered:
+            self._blocked_by = response
 
     def on_response_complete(self, pending_response: QueuedResponse) -> None:
-        """Report that a queued response is complete: send all responses that are next in order, and start requests that
-        waited for it."""
+        """Report that a queued response is complete: send all responses that are next in order, or this one if the
+        connection is unordered; start requests that waited for it."""
         if self.closed:
             return
         pending = self._pending_responses
         out = self._out
+        if self.is_unordered and pending_response in pending:
+            pending.remove(pending_response)
+            out.extend(pending_response.response or ())
         while pending and (parts := pending[0].response) is not None:
             out.extend(parts)
             pending.popleft()
@@ -350,9 +363,13 @@ class Connection(asyncio.BufferedProtocol):
         pending = self._pending_responses
         return not pending or (
             self._blocked_by is None
-            and frame[:2] == PRODUCE_KEY
-            and len(pending) < self._server.limits.requests_max
+            and (self.is_unordered or frame[:2] == PRODUCE_KEY)
+            and len(pending) < self._requests_max
         )
+
+    @property
+    def _requests_max(self) -> int:
+        return UNORDERED_REQUESTS_MAX if self.is_unordered else self._server.limits.requests_max
 
     # Responses
 
@@ -429,7 +446,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_waiting_for_disk(self) -> bool:
         """Whether requests are in progress and all of them are produce requests, which wait for the broker's disk."""
-        return bool(self._pending_responses) and self._blocked_by is None
+        return bool(self._pending_responses) and self._blocked_by is None and not self.is_unordered
 
     @property
     def is_blocked_by_broker(self) -> bool:
@@ -456,8 +473,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_reading_ms(self, duration_ms: int) -> None:
         """Start no request for `duration_ms`, at most `MUTE_MS_MAX`, because the client is throttled (KIP-219).
-        Responses are still sent. After several calls, the pause that ends last applies."""
-        if self.closed or duration_ms <= 0:
+        Responses are still sent. After several calls, the pause that ends last applies. No effect on an unordered
+        connection, which several clients share."""
+        if self.closed or duration_ms <= 0 or self.is_unordered:
             return
         until = self._server.loop.time() + min(duration_ms, MUTE_MS_MAX) / 1000
         if self._muted is not None:
@@ -486,7 +504,7 @@ class Connection(asyncio.BufferedProtocol):
     def _may_read(self) -> bool:
         limits = self._server.limits
         return (
-            len(self._pending_responses) + len(self._backlog) < limits.requests_max
+            len(self._pending_responses) + len(self._backlog) < self._requests_max
             and self.backlog_bytes <= limits.backlog_bytes_max
             and self._muted is None
             and self._may_answer()

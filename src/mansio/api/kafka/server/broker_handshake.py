@@ -4,6 +4,8 @@ Behavior: see `state.broker_handshake`. A connection has at most one challenge, 
 identity in its life. A failed handshake is answered with CLUSTER_AUTHORIZATION_FAILED (for a broker with another
 epoch than the registered one with STALE_BROKER_EPOCH), and the connection is closed: there is one guess per connection.
 
+From version 1 of AuthenticateBroker on, the responses on the connection may overtake.
+
 Both are answered in order and without waiting, so that the request behind a handshake finds its outcome.
 """
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from mansio.wire.codec.messages import Struct
     from mansio.wire.headers import RequestHeader
 
+UNORDERED_VERSION = 1
+"""Version of AuthenticateBroker from which on responses on the connection may overtake."""
+
 HANDSHAKE_KEYS = frozenset((ApiKey.CHALLENGE_BROKER, ApiKey.AUTHENTICATE_BROKER))
 
 
@@ -39,6 +44,9 @@ def handshake(
     fields: Mapping[str, Any]
     try:
         fields = step(service, connection, request)
+        connection.is_unordered = (
+            key == ApiKey.AUTHENTICATE_BROKER and header.api_version >= UNORDERED_VERSION
+        )
     except WireError:
         raise
     except MansioError as error:

@@ -1,21 +1,18 @@
 """Lease forwarder: requests of this broker to others that lead share partitions or coordinate their group, for clients
 of protocols in which every broker answers.
 
-A broker answers the requests of a connection in order, and holds one that waits. Each request therefore has a
-connection of its own while it is in progress; connections are used again. A wait for records leases none, so all
-callers that wait for the same share one request.
+All requests to one broker share two unordered connections, one of them for responses with records. A wait for records
+leases none, so all callers that wait for the same share one request.
 
 Invariants:
 * A request is sent once, to one broker, which does not forward it.
-* The number of connections to each broker is bounded. Waits leave some of them to other requests.
-* Every request has a time limit, which includes the wait for a connection.
+* Waits are bounded, so that they leave room for other requests on their connection.
+* Every request has a time limit.
 * An error says whether it is unknown what the request has done.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -36,16 +33,13 @@ from mansio.wire.apis.acknowledge_records import AcknowledgeBatch
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from mansio.metadata.image import MetadataImage
     from mansio.ports import Peers, Promise, Scheduler
     from mansio.state.share_partition.types import AcknowledgementBatch
 
 CLIENT_ID: Final = "mansio-forwarded"
-
-CONNECTIONS_MAX: Final = 256
-"""Maximum number of connections to each other broker."""
 
 WAITS_MAX: Final = 192
 """Maximum number of requests in progress to each broker that wait for records."""
@@ -75,16 +69,18 @@ class LeaseForwarder:
         node_id: int,
         broker_epoch: Callable[[], int],
         state: MetadataImage,
-        new_peers: Callable[[], Peers],
+        peers: Peers,
+        data_peers: Peers,
         scheduler: Scheduler,
     ) -> None:
-        """`new_peers` creates connections to other brokers: one to each."""
+        """`peers`: unordered connections to other brokers; `data_peers`: others, for responses with records, so that
+        these do not delay small ones."""
         self.node_id = node_id
         self._broker_epoch = broker_epoch
         self._state = state
-        self._new_peers = new_peers
+        self._peers = peers
+        self._data_peers = data_peers
         self._scheduler = scheduler
-        self._connections: dict[int, _Connections] = {}
         self._waits: dict[_WaitKey, list[Promise[bool]]] = {}
         """Callers of each request in progress that waits for records."""
 
@@ -148,7 +144,7 @@ class LeaseForwarder:
             "wait_ms": 0,
             "lease_ms": lease_ms,
         }
-        response = await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, timeout_ms)
+        response = await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, timeout_ms, self._data_peers)
         records: list[ReceivedRecord] = []
         errors: dict[TopicIndex, MansioError] = {}
         for part in response.partitions:
@@ -266,25 +262,30 @@ class LeaseForwarder:
         (result,) = response.results
         return error_for_code(result.error_code, result.error_message or "") if result.error_code else None
 
-    async def _send(self, node_id: int, key: ApiKey, fields: dict[str, Any], timeout_ms: float) -> Any:
+    async def _send(
+        self,
+        node_id: int,
+        key: ApiKey,
+        fields: dict[str, Any],
+        timeout_ms: float,
+        peers: Peers | None = None,
+    ) -> Any:
         """Return the response to a request; raise its error."""
         sender = {"node_id": self.node_id, "broker_epoch": self._broker_epoch()}
         request = messages.encode_request(key, 0, 0, CLIENT_ID, sender | fields)
-        answer = await self._exchange(node_id, request, timeout_ms)
+        answer = await self._exchange(node_id, request, timeout_ms, peers)
         _, response = messages.decode_response_frame(key, 0, answer)
         if response.error_code:
             raise error_for_code(response.error_code, response.error_message or "")
         return response
 
-    async def _exchange(self, node_id: int, request: bytes, timeout_ms: float) -> bytes:
+    async def _exchange(
+        self, node_id: int, request: bytes, timeout_ms: float, peers: Peers | None = None
+    ) -> bytes:
         """Return the answer of a broker. Raises `BrokerUnreachable` if nothing was sent, `ConnectionLost` if there is
         no answer."""
-        connections = self._connections.get(node_id)
-        if connections is None:
-            connections = self._connections[node_id] = _Connections(self._new_peers, self._scheduler)
         try:
-            async with connections.lend(timeout_ms) as peers:
-                return await peers.send(node_id, request, timeout_ms=timeout_ms)
+            return await (peers or self._peers).send(node_id, request, timeout_ms=timeout_ms)
         except BrokerUnreachable as error:
             raise BrokerUnreachable(
                 f"broker {node_id}, which leads the partition, cannot be reached; nothing was changed "
@@ -295,67 +296,3 @@ class LeaseForwarder:
                 f"broker {node_id}, which leads the partition, did not answer: it is unknown what the request has "
                 f"done ({error.message})"
             ) from error
-
-
-class _Connections:
-    """Connections to one broker, each lent to one request at a time."""
-
-    __slots__ = ("_created", "_idle", "_new_peers", "_queue", "_scheduler")
-
-    def __init__(self, new_peers: Callable[[], Peers], scheduler: Scheduler) -> None:
-        self._new_peers = new_peers
-        self._scheduler = scheduler
-        self._idle: list[Peers] = []
-        self._created = 0
-        self._queue: deque[Promise[Peers]] = deque()
-
-    @asynccontextmanager
-    async def lend(self, timeout_ms: float) -> AsyncIterator[Peers]:
-        """Lend a connection; wait for one if `CONNECTIONS_MAX` are lent. Raises `BrokerUnreachable` after
-        `timeout_ms`."""
-        peers = await self._take(timeout_ms)
-        try:
-            yield peers
-        finally:
-            self._give_back(peers)
-
-    async def _take(self, timeout_ms: float) -> Peers:
-        if self._idle:
-            return self._idle.pop()
-        if self._created < CONNECTIONS_MAX:
-            self._created += 1
-            return self._new_peers()
-        promise: Promise[Peers] = self._scheduler.promise()
-
-        def time_out() -> None:
-            if not promise.done():
-                promise.set_exception(BrokerUnreachable(f"all {CONNECTIONS_MAX} connections are in use"))
-
-        timer = self._scheduler.call_later(timeout_ms, time_out)
-        self._queue.append(promise)
-        is_taken = False
-        try:
-            peers = await result_of(promise)
-            is_taken = True
-            return peers
-        finally:
-            timer.cancel()
-            if promise in self._queue:
-                self._queue.remove(promise)
-            elif not is_taken:  # cancelled at the moment at which a connection was lent
-                promise.add_done_callback(self._give_back_unused)
-
-    def _give_back_unused(self, lent: Promise[Peers]) -> None:
-        try:
-            peers = lent.result()
-        except BaseException:  # noqa: BLE001 - cancelled or timed out: nothing was lent
-            return
-        self._give_back(peers)
-
-    def _give_back(self, peers: Peers) -> None:
-        while self._queue:
-            following = self._queue.popleft()
-            if not following.done():
-                following.set_result(peers)
-                return
-        self._idle.append(peers)
