@@ -155,9 +155,7 @@ async def _exchange(
         async with asyncio.timeout(timeout_ms / 1000):
             return await connection.exchange((request,), correlation_id, timeout_ms=timeout_ms + SILENCE_MS)
     except TimeoutError:
-        timed_out = RequestTimedOut(
-            f"{connection.address[0]}:{connection.address[1]} did not respond in time"
-        )
+        reason = f"{connection.address[0]}:{connection.address[1]} did not respond in time"
         if connection.received_bytes == received_bytes:
-            connection.abort(timed_out)
-        raise timed_out from None
+            connection.abort(ConnectionLost(reason))
+        raise RequestTimedOut(reason) from None
