@@ -238,11 +238,13 @@ def test_config_show_names_the_origin_of_each_value(tmp_path: Path):
     assert rows["node_id"][-1] == "default"
 
 
-def test_a_missing_configuration_file_is_one_clear_line():
-    done = mansio("serve", "--config", "/does/not/exist.yaml")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "/does/not/exist.yaml" in done.stderr
+def test_a_missing_configuration_file_is_one_clear_line(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--config", "/does/not/exist.yaml"])
+    captured = capsys.readouterr()
+    assert end.value.code == 1
+    assert captured.err.count("\n") == 1
+    assert "/does/not/exist.yaml" in captured.err
 
 
 def test_the_reference_page_is_what_the_commands_say():
