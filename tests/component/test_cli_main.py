@@ -134,6 +134,7 @@ def test_an_invalid_command_line_exits_with_2_and_names_the_error(
     assert captured.out == ""
 
 
+@pytest.mark.full
 def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
     commands = (
         ["topic", "list"],

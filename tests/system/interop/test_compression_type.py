@@ -262,6 +262,7 @@ def test_other_connections_are_answered_while_batches_are_recompressed(
     assert producer.flush(scaled(60)) == 0
 
 
+@pytest.mark.full
 def test_a_topic_waits_for_few_batches_of_another(tmp_path: Path) -> None:
     """Partitions take turns, whatever waits for one of them."""
     count = 60
