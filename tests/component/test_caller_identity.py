@@ -115,9 +115,12 @@ def test_an_invalid_client_id_is_refused(broker: TestBroker, client_id: str) -> 
     assert answer.json()["title"] == "InvalidRequest"
 
 
-def test_a_client_over_its_quota_waits_for_its_read_and_others_do_not(broker: TestBroker) -> None:
+@pytest.mark.parametrize("wait_ms", [0, 100])
+def test_a_client_over_its_quota_waits_for_its_read_and_others_do_not(
+    broker: TestBroker, wait_ms: int
+) -> None:
     client = broker.client()
-    topic, slow = "read-over-quota", f"client{next(_numbers)}"
+    topic, slow = f"read-over-quota-{wait_ms}", f"client{next(_numbers)}"
     client.admin.create_topic(topic)
     client.publish(topic, b"x" * READ_BYTES)
     client.admin.quotas.set(client_id=slow, values={"consumer_byte_rate": READ_RATE})
@@ -127,6 +130,7 @@ def test_a_client_over_its_quota_waits_for_its_read_and_others_do_not(broker: Te
     def read(client_id: str) -> httpx.Response:
         return httpx.get(
             f"{broker.http_url}/v1/topics/{topic}/partitions/0/records",
+            params={"wait_ms": wait_ms},
             headers={"Mansio-Client-Id": client_id},
             timeout=scaled(TIMEOUT_S),
         )

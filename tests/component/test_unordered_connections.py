@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from mansio.errors import ConnectionLost, MansioError, RequestTimedOut
+from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut
 from mansio.net.connection import Connection, ConnectionOptions
 from mansio.net.peer_connections import PeerConnections
 from mansio.testing.broker import TestBroker
@@ -135,6 +135,26 @@ def test_a_silent_peer_fails_all_its_requests_and_is_connected_again(broker: Tes
             assert [type(each) for each in errors] == [RequestTimedOut, ConnectionLost, ConnectionLost]
             proxy.pass_on()
             assert await peers.send(1, REQUEST, timeout_ms=scaled(TIMEOUT_S) * 1000)
+            await peers.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_was_not_sent_says_so_and_closes_nothing(broker: TestBroker) -> None:
+    async def scenario() -> None:
+        async with fault_proxy(port_of(broker)) as proxy:
+            options = ConnectionOptions(in_flight_requests_max=1)
+            peers = PeerConnections(lambda _: ("127.0.0.1", proxy.port), options, is_unordered=True)
+            assert await peers.send(1, REQUEST, timeout_ms=scaled(TIMEOUT_S) * 1000)
+            proxy.lose_answers()
+            sent = asyncio.ensure_future(peers.send(1, REQUEST, timeout_ms=HELD_MS))
+            await asyncio.sleep(0)
+            with pytest.raises(BrokerUnreachable):
+                await peers.send(1, REQUEST, timeout_ms=200)
+            assert not sent.done()
+            proxy.pass_on()
+            with pytest.raises(ConnectionLost):
+                await sent
             await peers.close()
 
     asyncio.run(scenario())

@@ -5,8 +5,8 @@ flight. Requests are pipelined in the order of the calls.
 
 Invariants:
 * Every waiter is completed: with its response, with `ConnectionLost` when the connection ends, or with
-  `RequestTimedOut`. A request that times out closes the connection, because responses arrive in order and those to
-  later requests would be even later.
+  `RequestTimedOut`. A request that times out closes the connection, because responses arrive in order (except between
+  brokers, see `peer_connections`) and those to later requests would be even later.
 * When a waiter is cancelled, its request stays in flight and the response is discarded.
 * There is one timer for all requests, set to the earliest deadline.
 * The waiter owns a response frame, unless `ConnectionOptions.frames_are_views` is set.
@@ -271,6 +271,10 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         self._in_flight += 1
         assert self._transport is not None  # `open` returns connected connections only
         self._transport.writelines(buffers)
+
+    def is_queued(self, correlation_id: int) -> bool:
+        """Whether a request waits to be sent, because the maximum number of requests is in flight."""
+        return any(queued == correlation_id for _, queued in self._backlog)
 
     def send_one_way(self, buffers: Sequence[Buffer]) -> None:
         if self._failure is not None or self._transport is None:

@@ -149,13 +149,25 @@ async def _exchange(
     connection: Connection, request: bytearray, correlation_id: int, timeout_ms: float
 ) -> bytes:
     """Exchange a request on an unordered connection. One that times out leaves the connection open, unless the peer has
-    been silent since it was sent. Raises `RequestTimedOut`, `ConnectionLost`."""
+    been silent since it was sent. Raises `BrokerUnreachable` if it was not sent, `RequestTimedOut`, `ConnectionLost`."""
     received_bytes = connection.received_bytes
+    response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    response.add_done_callback(_retrieve)
+    connection.begin_exchange((request,), correlation_id, response, timeout_ms=timeout_ms + SILENCE_MS)
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            return await connection.exchange((request,), correlation_id, timeout_ms=timeout_ms + SILENCE_MS)
+            return await asyncio.shield(response)
     except TimeoutError:
+        if connection.is_queued(correlation_id):
+            response.cancel()  # it is not sent any more
+            raise BrokerUnreachable("the maximum number of requests is in flight") from None
         reason = f"{connection.address[0]}:{connection.address[1]} did not respond in time"
         if connection.received_bytes == received_bytes:
             connection.abort(ConnectionLost(reason))
         raise RequestTimedOut(reason) from None
+
+
+def _retrieve(response: asyncio.Future[bytes]) -> None:
+    """Retrieve the error of a response for which no caller waits any more."""
+    if not response.cancelled():
+        response.exception()

@@ -7,10 +7,12 @@ version 0.1 does not know forwarded requests: it gets plain ones, without the id
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
-from mansio.api.routing.routed_connections import ForwardedConnection, LocalConnection
+from mansio.api.routing.routed_connections import ForwardedConnection, LocalConnection, Throttle
 from mansio.client.client import Client
+from mansio.client.producer.produce_request import PRODUCE_CHANNEL
 from mansio.config.settings import Address
 from mansio.errors import ConnectionLost
 from mansio.net.cluster import UNKNOWN_NODE, Cluster
@@ -29,7 +31,7 @@ REQUEST_TIMEOUT_MS: Final = 30_000
 
 PUBLISHER_CLIENT_ID: Final = "mansio-publisher"
 
-SMALL_CHANNELS: Final = frozenset({"main", "group"})
+SMALL_CHANNELS: Final = frozenset({"main", "group", PRODUCE_CHANNEL})
 """Channels of `Cluster` whose responses are small; the others are those of consumers."""
 
 FORWARDS_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -45,23 +47,31 @@ class RoutedClients:
         self._server = server
         self._peers = peers
         self._data_peers = data_peers
+        self._is_closed = False
         self._publisher: Client | None = None
         self._negotiated: dict[tuple[int, str, int], Connection] = {}
         """A connection to each other broker, by id and address."""
+        self._negotiating: dict[int, asyncio.Lock] = {}
 
-    def client(self, caller: Caller) -> Client:
-        """Return a client that acts for `caller`. It need not be closed, apart from what it creates."""
-        return self._new_client(caller, caller.client_id)
+    def new_throttle(self) -> Throttle:
+        """Return the throttle of a client that reads."""
+        return Throttle(self._server.service.clock, self._server.service.scheduler)
+
+    def client(self, caller: Caller, throttle: Throttle | None = None) -> Client:
+        """Return a client that acts for `caller`. It need not be closed, apart from what it creates. `throttle`: gets
+        the throttle times of its reads."""
+        return self._new_client(caller, caller.client_id, throttle or self.new_throttle())
 
     def publisher(self) -> Client:
         """Return the client that publishes for all callers, with one producer id. The quotas of callers are applied
         before."""
         if self._publisher is None:
-            self._publisher = self._new_client(None, PUBLISHER_CLIENT_ID)
+            self._publisher = self._new_client(None, PUBLISHER_CLIENT_ID, self.new_throttle())
         return self._publisher
 
     async def close(self) -> None:
         """Close the publisher and the connections."""
+        self._is_closed = True
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             await publisher.close(flush=False)
@@ -69,27 +79,32 @@ class RoutedClients:
         for connection in negotiated.values():
             await connection.close()
 
-    def _new_client(self, caller: Caller | None, client_id: str) -> Client:
+    def _new_client(self, caller: Caller | None, client_id: str, throttle: Throttle) -> Client:
         async def connect(
             node: Node, channel: str, options: ConnectionOptions, _main: BrokerConnection | None
         ) -> BrokerConnection:
             if node.node_id in (UNKNOWN_NODE, self._server.service.settings.node_id):
-                return LocalConnection(self._server, caller, options)
-            return await self._connect(node, channel, caller, options)
+                return LocalConnection(self._server, caller, options, throttle)
+            return await self._connect(node, channel, caller, options, throttle)
 
         own_address = str(Address(*self._server.listener))
         options = ConnectionOptions(client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
         return Client(Cluster(own_address, options=options, connect=connect))
 
     async def _connect(
-        self, node: Node, channel: str, caller: Caller | None, options: ConnectionOptions
+        self,
+        node: Node,
+        channel: str,
+        caller: Caller | None,
+        options: ConnectionOptions,
+        throttle: Throttle,
     ) -> BrokerConnection:
         peers = self._peers if channel in SMALL_CHANNELS else self._data_peers
         if peers is None:
             raise ConnectionLost(f"broker {node.node_id} is not part of a cluster")
         negotiated = await self._negotiate(node)
         if FORWARDS_SINCE in negotiated.versions:
-            return ForwardedConnection(node, self._server, peers, caller, options, negotiated)
+            return ForwardedConnection(node, self._server, peers, caller, options, negotiated, throttle)
         if channel in SMALL_CHANNELS:
             return negotiated
         return await Connection.open(node.host, node.port, options, negotiated=negotiated)
@@ -97,11 +112,15 @@ class RoutedClients:
     async def _negotiate(self, node: Node) -> Connection:
         """Return a connection to another broker as it runs now: a restarted one may have another version."""
         key = node.node_id, node.host, node.port
-        known = self._negotiated.get(key)
-        if known is not None and not known.closed:
-            return known
-        opened = await Connection.open(node.host, node.port)
-        for other in [each for each in self._negotiated if each[0] == node.node_id]:
-            await self._negotiated.pop(other).close()
-        self._negotiated[key] = opened
-        return opened
+        async with self._negotiating.setdefault(node.node_id, asyncio.Lock()):
+            known = self._negotiated.get(key)
+            if known is not None and not known.closed:
+                return known
+            opened = await Connection.open(node.host, node.port)
+            if self._is_closed:
+                await opened.close()
+                raise ConnectionLost("the broker is stopping")
+            for other in [each for each in self._negotiated if each[0] == node.node_id]:
+                await self._negotiated.pop(other).close()
+            self._negotiated[key] = opened
+            return opened

@@ -4,7 +4,8 @@ one, to which it is forwarded. Neither has a socket of its own.
 Invariants:
 * Every waiter is completed: with its response, `RequestTimedOut`, or `ConnectionLost`.
 * A waiter is called from the event loop, never within `begin_exchange`.
-* A response to a client over its quota is completed after the throttle time; other clients are not delayed.
+* After a response to a client over its quota, the next request of this client starts after the throttle time; other
+  clients are not delayed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.caller import Caller
     from mansio.net.connection import ConnectionOptions, Waiter
     from mansio.net.metadata import Node
-    from mansio.ports import Buffer, Peers, Scheduler, Timer
+    from mansio.ports import Buffer, Clock, Peers, Scheduler, Timer
 
 LENGTH_BYTES: Final = 4
 """Length of the prefix of a frame."""
@@ -39,14 +40,40 @@ FORWARDING_CLIENT_ID: Final = "mansio-forwarder"
 OWN_VERSIONS: Final = {int(api.key): (api.min_version, api.max_version) for api in SUPPORTED_APIS.values()}
 
 
-class _Exchange:
-    """A request without a response. `timer`: its timeout, or the end of the throttle time."""
+class Throttle:
+    """Throttle time of one client: until it ends, no request of the client starts (KIP-219)."""
 
-    __slots__ = ("cancel", "timer", "waiter")
+    __slots__ = ("_clock", "_end_s", "_scheduler")
+
+    def __init__(self, clock: Clock, scheduler: Scheduler) -> None:
+        self._clock = clock
+        self._scheduler = scheduler
+        self._end_s = 0.0
+
+    def add(self, throttle_ms: float) -> None:
+        """Note the throttle time of a response; the one that ends last applies."""
+        if throttle_ms:
+            self._end_s = max(self._end_s, self._clock.monotonic() + throttle_ms / 1000)
+
+    @property
+    def left_ms(self) -> float:
+        return max(self._end_s - self._clock.monotonic(), 0.0) * 1000 if self._end_s else 0.0
+
+    async def wait(self) -> None:
+        """Return after the throttle time."""
+        if left_ms := self.left_ms:
+            await self._scheduler.sleep(left_ms)
+
+
+class _Exchange:
+    """A request without a response. `timer`: its timeout, or that of its start."""
+
+    __slots__ = ("cancel", "is_answered", "timer", "waiter")
 
     def __init__(self, waiter: Waiter) -> None:
         self.waiter = waiter
         self.timer: Timer | None = None
+        self.is_answered = False
         self.cancel: Callable[[], object] | None = None
         """Ends the request."""
 
@@ -54,9 +81,19 @@ class _Exchange:
 class RoutedConnection(BrokerConnection):
     """Base of the two kinds: keeps the requests that have no response."""
 
-    def __init__(self, address: tuple[str, int], options: ConnectionOptions, scheduler: Scheduler) -> None:
+    _bounds_time = True
+    """Whether this class ends a request after its timeout."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        options: ConnectionOptions,
+        scheduler: Scheduler,
+        throttle: Throttle,
+    ) -> None:
         super().__init__(address, options)
         self._scheduler = scheduler
+        self._throttle = throttle
         self._exchanges: dict[int, _Exchange] = {}
 
     @abstractmethod
@@ -78,8 +115,23 @@ class RoutedConnection(BrokerConnection):
         if timeout_ms is None:
             timeout_ms = self.options.request_timeout_ms
         exchange = self._exchanges[correlation_id] = _Exchange(waiter)
-        exchange.cancel = self._begin(correlation_id, b"".join(buffers)[LENGTH_BYTES:], timeout_ms)
-        if exchange.timer is None:
+        frame = b"".join(buffers)[LENGTH_BYTES:]
+        if left_ms := self._throttle.left_ms:
+            exchange.timer = self._scheduler.call_later(
+                left_ms, self._start, correlation_id, exchange, frame, timeout_ms
+            )
+        else:
+            self._start(correlation_id, exchange, frame, timeout_ms)
+
+    def _start(self, correlation_id: int, exchange: _Exchange, frame: bytes, timeout_ms: float) -> None:
+        if exchange.waiter.done():
+            self._exchanges.pop(correlation_id, None)
+            return
+        cancel = self._begin(correlation_id, frame, timeout_ms)
+        if exchange.is_answered:
+            return
+        exchange.cancel = cancel
+        if self._bounds_time:
             exchange.timer = self._loop.call_later(timeout_ms / 1000, self._time_out, correlation_id)
 
     def send_one_way(self, buffers: Sequence[Buffer]) -> None:
@@ -97,17 +149,15 @@ class RoutedConnection(BrokerConnection):
         self.abort()
 
     def _answer(self, correlation_id: int, response: bytes | MansioError, throttle_ms: float) -> None:
-        """Complete a request in a later iteration of the event loop, after the throttle time."""
+        """Complete a request in a later iteration of the event loop."""
+        self._throttle.add(throttle_ms)
         exchange = self._exchanges.get(correlation_id)
         if exchange is None:
             return
-        exchange.cancel = None
+        exchange.cancel, exchange.is_answered = None, True
         if exchange.timer is not None:
             exchange.timer.cancel()
-        if throttle_ms:
-            exchange.timer = self._scheduler.call_later(throttle_ms, self._complete, correlation_id, response)
-        else:
-            exchange.timer = self._loop.call_soon(self._complete, correlation_id, response)
+        exchange.timer = self._loop.call_soon(self._complete, correlation_id, response)
 
     def _complete(self, correlation_id: int, response: bytes | MansioError) -> None:
         exchange = self._exchanges.pop(correlation_id, None)
@@ -135,9 +185,11 @@ class RoutedConnection(BrokerConnection):
 class LocalConnection(RoutedConnection):
     """To this broker: requests run by the handlers of its Kafka listener."""
 
-    def __init__(self, server: KafkaServer, caller: Caller | None, options: ConnectionOptions) -> None:
+    def __init__(
+        self, server: KafkaServer, caller: Caller | None, options: ConnectionOptions, throttle: Throttle
+    ) -> None:
         """`caller`: the client, None for requests of the broker itself."""
-        super().__init__(server.listener, options, server.service.scheduler)
+        super().__init__(server.listener, options, server.service.scheduler, throttle)
         self.versions = OWN_VERSIONS
         self._server = server
         self._address = "" if caller is None else caller.address
@@ -151,11 +203,14 @@ class LocalConnection(RoutedConnection):
 
     def _on_done(self, correlation_id: int, direct: DirectRequest) -> None:
         response = direct.response[LENGTH_BYTES:] if direct.error is None else direct.error
+        direct.response = b""
         self._answer(correlation_id, response, direct.throttle_ms)
 
 
 class ForwardedConnection(RoutedConnection):
     """To another broker: requests are forwarded with the identity of the client (ForwardRequest)."""
+
+    _bounds_time = False  # the connection to the broker does, and learns from it that the broker is silent
 
     def __init__(
         self,
@@ -165,9 +220,10 @@ class ForwardedConnection(RoutedConnection):
         caller: Caller | None,
         options: ConnectionOptions,
         negotiated: BrokerConnection,
+        throttle: Throttle,
     ) -> None:
         """`negotiated`: has the API versions of the broker."""
-        super().__init__((node.host, node.port), options, server.service.scheduler)
+        super().__init__((node.host, node.port), options, server.service.scheduler, throttle)
         self.versions, self.features = negotiated.versions, negotiated.features
         self._node_id = node.node_id
         self._service = server.service
@@ -185,8 +241,11 @@ class ForwardedConnection(RoutedConnection):
             answer = await self._peers.send(self._node_id, self._encode(frame), timeout_ms=timeout_ms)
             _, found = messages.decode_response_frame(ApiKey.FORWARD_REQUEST, FORWARD_VERSION, answer)
             throttle_ms = found.throttle_time_ms
-            if found.error_code:
-                response = error_for_code(found.error_code, found.error_message or "")
+            if (
+                found.error_code
+            ):  # of the forwarding, such as an epoch that the other broker does not know yet
+                refusal = error_for_code(found.error_code, found.error_message or "")
+                response = ConnectionLost(f"{self._name} did not accept the request: {refusal.message}")
             else:
                 response = found.response
         except BrokerUnreachable as error:  # as a client that cannot connect

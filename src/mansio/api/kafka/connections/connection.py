@@ -454,7 +454,7 @@ class Connection(asyncio.BufferedProtocol):
         request in progress is full."""
         if self._muted is not None:
             return True
-        if self._blocked_by is None:
+        if self._blocked_by is None and not self.is_unordered:
             return False
         return self._may_answer() if self._paused else not self._frames.buffered_bytes
 

@@ -49,8 +49,13 @@ class RequestServer(Protocol):
     """The part of `KafkaServer` that requests without a connection use."""
 
     service: BrokerServices
+    direct_requests: int
+    """Number of direct requests in progress."""
     begin: Callable[[Any, memoryview], Sequence[ResponsePart] | None]
     """Starts a request. Its first argument takes the place of the connection."""
+
+    @property
+    def is_stopping(self) -> bool: ...
 
     def report_unreadable(self, part: LogSlice, error: OSError) -> None: ...
 
@@ -94,7 +99,10 @@ class DirectRequest:
     def begin(self, server: RequestServer, frame: memoryview) -> None:
         """Start the request `frame`, which has no length prefix."""
         self._server = server
+        server.direct_requests += 1
         try:
+            if server.is_stopping:
+                raise ConnectionLost("the broker is stopping")
             if (key := int.from_bytes(frame[:2], "big")) in CONNECTED_ONLY:
                 raise UnsupportedVersion(f"API {key} needs a connection")
             parts = server.begin(self, frame)
@@ -106,7 +114,7 @@ class DirectRequest:
 
     def cancel(self) -> None:
         """End the wait for the response; the request ends as one whose connection is lost."""
-        self.closed = True
+        self._leave()
         response, self._response, self._on_done = self._response, None, None
         if isinstance(response, PendingResponse):
             response.on_connection_lost()
@@ -140,6 +148,11 @@ class DirectRequest:
     def abort(self) -> None:
         self._end(ConnectionLost("the broker ended the request without a response"))
 
+    def _leave(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._server.direct_requests -= 1
+
     def _complete(self, parts: Sequence[ResponsePart]) -> None:
         pieces: list[bytes] = []
         for part in parts:
@@ -162,7 +175,7 @@ class DirectRequest:
 
     def _end(self, error: MansioError | None) -> None:
         on_done, self._on_done, self._response = self._on_done, None, None
-        self.closed = True
+        self._leave()
         self.error = None if error is None else without_traceback(error)
         if on_done is not None:
             on_done(self)

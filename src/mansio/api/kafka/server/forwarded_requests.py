@@ -18,7 +18,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from mansio.api.kafka.connections.connection import Connection
@@ -47,15 +47,19 @@ def forward(
         server.service.statistics.count_error(header.api_key, error.kafka_code)
         return [_encode(header, {"error_code": error.kafka_code, "error_message": error.message})]
     response = connection.defer_response()
+    release = connection.hold_request(len(frame))
     direct = DirectRequest(
-        request.client_address, peer if request.is_own else None, partial(_answer, header, response)
+        request.client_address, peer if request.is_own else None, partial(_answer, header, response, release)
     )
     response.on_lost = direct.cancel
     direct.begin(server, memoryview(request.request))
     return None
 
 
-def _answer(header: RequestHeader, response: PendingResponse, direct: DirectRequest) -> None:
+def _answer(
+    header: RequestHeader, response: PendingResponse, release: Callable[[], None], direct: DirectRequest
+) -> None:
+    release()
     error = direct.error
     fields: dict[str, Any] = {"throttle_time_ms": direct.throttle_ms}
     if error is None:

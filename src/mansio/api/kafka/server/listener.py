@@ -113,6 +113,8 @@ class KafkaServer:
         self._stall_time_s = 0.0
         service.produce.time_out_requests(self.now)
         self._draining = False
+        self.direct_requests = 0
+        """Number of requests in progress that have no connection."""
 
     # Start and stop
 
@@ -143,7 +145,9 @@ class KafkaServer:
         share_fetch.answer_parked_requests(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
         await _poll_until(
-            lambda: not any(connection.is_busy for connection in self._connections), self.clock, deadline
+            lambda: not self.direct_requests and not any(each.is_busy for each in self._connections),
+            self.clock,
+            deadline,
         )
         for connection in tuple(self._connections):
             connection.close()
@@ -158,6 +162,11 @@ class KafkaServer:
     def use_limits(self, limits: ServerLimits) -> None:
         """Use new limits. Open connections stay open, even if there are more than the new limit."""
         self.limits = limits
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no request may start any more."""
+        return self._draining
 
     @property
     def connection_count(self) -> int:
