@@ -25,7 +25,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
+from mansio.broker.coordinator.share.state_lookup import coordinator_key
 from mansio.broker.coordinator.share.state_messages import (
     RequestSender,
     StateRequestEntry,
@@ -35,6 +35,7 @@ from mansio.broker.coordinator.share.state_messages import (
 )
 from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.broker.routing.combining_queue import CombiningQueue
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
