@@ -134,6 +134,7 @@ def test_an_invalid_command_line_exits_with_2_and_names_the_error(
     assert captured.out == ""
 
 
+@pytest.mark.full
 def test_without_a_broker_there_is_one_clear_line_and_exit_code_1() -> None:
     commands = (
         ["topic", "list"],
@@ -238,11 +239,13 @@ def test_config_show_names_the_origin_of_each_value(tmp_path: Path) -> None:
     assert rows["node_id"][-1] == "default"
 
 
-def test_a_missing_configuration_file_is_one_clear_line() -> None:
-    done = mansio("serve", "--config", "/does/not/exist.yaml")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "/does/not/exist.yaml" in done.stderr
+def test_a_missing_configuration_file_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--config", "/does/not/exist.yaml"])
+    captured = capsys.readouterr()
+    assert end.value.code == 1
+    assert captured.err.count("\n") == 1
+    assert "/does/not/exist.yaml" in captured.err
 
 
 def test_the_reference_page_is_what_the_commands_say() -> None:

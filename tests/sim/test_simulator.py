@@ -19,6 +19,9 @@ SEEDS = (0, 5, SEED, 200_002)
 """Histories in which clients are cut off and brokers end with several connections, which seed 6 alone has not; and one
 with members of groups to which the broker assigns."""
 
+FAULTS_OF_TEST = ("kill", "cut", "full disk", "etcd unreachable")
+"""One fault each of processes, network, disk and etcd. The others are injected alone in `full` only."""
+
 
 @pytest.mark.full
 def test_the_same_seed_is_the_same_history_also_in_another_process() -> None:
@@ -40,7 +43,10 @@ def test_the_same_seed_is_the_same_history_also_in_another_process() -> None:
     assert [int(trace) for trace in other.stdout.split()] == traces
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in FAULTS_OF_TEST else [pytest.mark.full]) for name in FAULTS],
+)
 def test_every_fault_of_the_menu_can_be_injected(name: str) -> None:
     """Each alone, several times, over a short history."""
     world = World(3, faults_ms=6000, only=name)

@@ -218,6 +218,7 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
         assert words in outcome.output, f"{name}:\n{outcome.output}"
 
 
+@pytest.mark.full
 def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
     required_tool("curl")
     expected = {
@@ -235,6 +236,7 @@ def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
         assert words in outcome.output, f"{name}:\n{outcome.output}"
 
 
+@pytest.mark.full
 def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
     expected = {
         "boto3": "resize 1.png\n",
@@ -285,6 +287,7 @@ def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
 
+@pytest.mark.full
 def test_the_examples_about_task_frameworks_work_in_their_order(bench: Bench) -> None:
     found = examples("docs/FRAMEWORKS.md")
     taskiq = ["taskiq", "taskiq-worker", "taskiq-publish"]

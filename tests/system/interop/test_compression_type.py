@@ -79,7 +79,9 @@ def items(count: int, value_bytes: int, seed: int = 7) -> list[Item]:
     ]
 
 
-@pytest.mark.parametrize("wanted", TYPES)
+@pytest.mark.parametrize(
+    "wanted", [pytest.param(name, marks=[] if name == "zstd" else [pytest.mark.full]) for name in TYPES]
+)
 def test_batches_are_stored_with_the_topics_codec_and_read_as_written(
     bootstrap_servers: str, raw: RawPeer, make_topic: Callable[..., str], wanted: str
 ) -> None:
@@ -262,6 +264,7 @@ def test_other_connections_are_answered_while_batches_are_recompressed(
     assert producer.flush(scaled(60)) == 0
 
 
+@pytest.mark.full
 def test_a_topic_waits_for_few_batches_of_another(tmp_path: Path) -> None:
     """Partitions take turns, whatever waits for one of them."""
     count = 60

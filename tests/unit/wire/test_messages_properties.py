@@ -15,11 +15,31 @@ from mansio.wire.apis import mansio_apis
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.codec.schema_compiler import MergedSchema, Struct, schema_fields
+from support.tiers import examples
 from unit.wire.kio_oracle import every_version, kio_bytes, kio_reads, random_message, to_kio
 
 KAFKAS = [api for api in SUPPORTED_APIS.values() if not mansio_apis.is_mansio_api(api.key)]
 ALL = list(every_version(without=(ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.SHARE_FETCH)))
-IDS = [f"{api_key_map[key]}-v{version}-{direction}" for key, version, direction in ALL]
+
+
+def is_edge(api_key: int, version: int) -> bool:
+    """Whether a version is the oldest, the newest, or the first flexible one of its API."""
+    api = SUPPORTED_APIS[ApiKey(api_key)]
+    is_first_flexible = is_flexible(api_key, version) and not is_flexible(api_key, version - 1)
+    return version in (api.min_version, api.max_version) or is_first_flexible
+
+
+CASES = [
+    pytest.param(
+        key,
+        version,
+        direction,
+        id=f"{api_key_map[key]}-v{version}-{direction}",
+        marks=[] if is_edge(key, version) else [pytest.mark.full],
+    )
+    for key, version, direction in ALL
+]
+"""Versions between the edges run in `full` only."""
 
 
 def plain_equal(struct: object, plain: object) -> bool:
@@ -33,9 +53,9 @@ def plain_equal(struct: object, plain: object) -> bool:
     return struct == plain and type(struct) is type(plain)
 
 
-@pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
+@pytest.mark.parametrize(("api_key", "version", "direction"), CASES)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(2, 6), deadline=None)
 def test_messages_are_decoded_and_encoded_as_by_kio(
     api_key: int, version: int, direction: str, seed: int
 ) -> None:
@@ -55,7 +75,7 @@ def test_messages_are_decoded_and_encoded_as_by_kio(
     assert bytes(again) == expected, "a Struct that was read writes the same bytes"
 
 
-@pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
+@pytest.mark.parametrize(("api_key", "version", "direction"), CASES)
 def test_shape_has_every_field_of_every_version(api_key: int, version: int, direction: str) -> None:
     def check(entity: object, shape: MergedSchema, path: str) -> None:
         for field in schema_fields(entity):
@@ -68,7 +88,7 @@ def test_shape_has_every_field_of_every_version(api_key: int, version: int, dire
     )
 
 
-@pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
+@pytest.mark.parametrize(("api_key", "version", "direction"), CASES)
 def test_reader_sets_all_fields_in_every_version(api_key: int, version: int, direction: str) -> None:
     entity = messages._schema(api_key, version, direction)
     data = kio_bytes(entity, random_message(Random(1), entity))
