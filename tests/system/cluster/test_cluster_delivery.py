@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
+from mansio.broker.coordinator.share.state_lookup import coordinator_key
+from mansio.broker.routing.routes import partition_for
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.state.share_partition.types import ShareKey
 from mansio.wire.api_versions import ApiKey

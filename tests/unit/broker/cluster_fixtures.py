@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
-from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.broker.routing.routes import java_string_hash
 from mansio.broker.services.groups import GroupService
 from mansio.errors import NotLeaderOrFollower
 from mansio.metadata.model import BrokerState

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from mansio.broker.coordinator.checkpoint import RECORDS_PER_YIELD, CheckpointStorage
-from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.coordinator.runtime import (
     LOAD_ATTEMPTS_MAX,
     LOAD_BACKOFF_MS_MAX,
     UPDATES_PER_YIELD,
     CoordinatorRuntime,
 )
+from mansio.broker.routing.routes import java_string_hash
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,

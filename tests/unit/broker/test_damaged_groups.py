@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mansio.broker.coordinator import runtime
-from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.routing.routes import java_string_hash
 from mansio.errors import CoordinatorNotAvailable
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_batch import build_batch

@@ -10,7 +10,7 @@ from mansio.api.kafka.connections.request_context import RequestContext
 from mansio.api.kafka.handlers import groups as group_handlers
 from mansio.api.kafka.handlers import offsets as offset_handlers
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
-from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.routing.routes import java_string_hash
 from mansio.broker.services.groups import GroupService
 from mansio.errors import StorageError
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey

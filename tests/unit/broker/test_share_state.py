@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mansio.broker.coordinator.share import state_store
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
+from mansio.broker.coordinator.share.state_lookup import coordinator_key
 from mansio.broker.coordinator.share.state_store import WriteToken
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,

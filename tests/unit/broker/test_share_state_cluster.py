@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
+from mansio.broker.coordinator.share.state_lookup import coordinator_key
 from mansio.broker.coordinator.share.state_messages import (
     VERSIONS,
     RequestSender,
@@ -22,6 +22,7 @@ from mansio.broker.coordinator.share.state_messages import (
     encode_response,
 )
 from mansio.broker.coordinator.share.state_store import WriteToken
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,

@@ -18,8 +18,9 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.broker.routing import routes
 from mansio.errors import CoordinatorNotAvailable, CorruptLog
 from mansio.wire.internal_records.consumer_group_records import (
     CONSUMER_GROUP_METADATA,
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 
     OffsetListener = Callable[[str, str, int, CommittedOffset | None], None]
     Group = ClassicGroup | ConsumerGroup | ShareGroup
-
-_HASH_MASK: Final = 0xFFFFFFFF
 
 
 class PendingOffset(NamedTuple):
@@ -175,15 +174,6 @@ class GroupEntry:
                 yield topic, partition, committed
 
 
-def java_string_hash(text: str) -> int:
-    """Return Java's `String.hashCode` of a text, a 32-bit hash of its UTF-16 code units, as an unsigned number."""
-    value = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for position in range(0, len(units), 2):
-        value = (31 * value + (units[position] << 8 | units[position + 1])) & _HASH_MASK
-    return value
-
-
 class GroupStore:
     """The groups that this broker coordinates, as a view of `__consumer_offsets`. `runtime` appends to the topic and
     applies the appended records to this object.
@@ -220,7 +210,7 @@ class GroupStore:
 
     def partition_for(self, group_id: str) -> int:
         """Return the index of the partition of `__consumer_offsets` that stores a group."""
-        return (java_string_hash(group_id) & 0x7FFFFFFF) % self.runtime.partition_count
+        return routes.partition_for(group_id, self.runtime.partition_count)
 
     def find(self, group_id: str) -> GroupEntry | None:
         """Return the entry of a group, or None. Raises `CoordinatorLoadInProgress` during a load, and in a cluster

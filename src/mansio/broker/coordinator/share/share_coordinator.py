@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.broker.coordinator.share.state_client import LocalStateClient, RoutingPersister
-from mansio.broker.coordinator.share.state_lookup import partition_for
 from mansio.broker.coordinator.share.state_store import ShareStateSettings, ShareStateStore
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields

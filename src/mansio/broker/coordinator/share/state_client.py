@@ -15,17 +15,17 @@ Invariants:
   earlier updates, so it may be retried.
 * A whole state does not replace a state that was reported as absent when it was read but exists.
 * No wait exceeds `RETRY_WAIT_MS_MAX`, apart from one write or read in flight.
-* Entries of a queue are sent in order, once, and completed once. A queue has at most `REQUEST_QUEUE_MAX` entries. After
+* Entries of a queue are sent in order, once, and completed once. After
   a missing or invalid response the outcome is unknown, and the entries fail with `CoordinatorNotAvailable`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
+from mansio.broker.coordinator.share.state_lookup import coordinator_key
 from mansio.broker.coordinator.share.state_messages import (
     RequestSender,
     StateRequestEntry,
@@ -34,6 +34,8 @@ from mansio.broker.coordinator.share.state_messages import (
     encode_request,
 )
 from mansio.broker.coordinator.share.state_store import WriteToken
+from mansio.broker.routing.combining_queue import CombiningQueue
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -42,15 +44,16 @@ from mansio.errors import (
     MansioError,
     NotCoordinator,
 )
+from mansio.ports import Backoff
 from mansio.tracebacks import result_of
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mansio.broker.coordinator.share.state_lookup import StateLookup
     from mansio.broker.coordinator.share.state_store import ShareStateStore
-    from mansio.ports import Clock, Peers, Promise, Scheduler
+    from mansio.ports import Clock, Peers, Scheduler
     from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 
 
@@ -59,8 +62,8 @@ T = TypeVar("T")
 RETRY_WAIT_MS_MAX: Final = 5000
 """Maximum time for which an operation is retried while the state moves to another broker."""
 
-RETRY_DELAY_MS: Final = 50
-RETRY_DELAY_MS_MAX: Final = 500
+RETRY_BACKOFF: Final = Backoff(50, 500, jitter=0)
+"""Pauses between two attempts."""
 
 READ_SESSIONS_MAX: Final = 200_000
 """Maximum number of read sessions. The session of the state read least recently is dropped when it is exceeded."""
@@ -253,15 +256,16 @@ class RoutingPersister:
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry an operation, for at most `RETRY_WAIT_MS_MAX`, while the state moves to another broker."""
         end_s = self._clock.monotonic() + RETRY_WAIT_MS_MAX / 1000
-        delay_ms = RETRY_DELAY_MS
+        failures = 0
         while True:
             try:
                 return await attempt()
             except (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress):
+                failures += 1
+                delay_ms = RETRY_BACKOFF.delay_ms(failures)
                 if self._clock.monotonic() + delay_ms / 1000 >= end_s:
                     raise
             await self._scheduler.sleep(delay_ms)
-            delay_ms = min(2 * delay_ms, RETRY_DELAY_MS_MAX)
 
     def _cache_read_session(self, key: ShareKey, read_session: _ReadSession) -> None:
         read_sessions = self._read_sessions
@@ -296,7 +300,6 @@ class SharePersister(Protocol):
 
 
 REQUEST_TIMEOUT_MS: Final = 5000
-REQUEST_QUEUE_MAX: Final = 10_000
 ENTRIES_PER_REQUEST_MAX: Final = 500
 RANGES_PER_REQUEST_MAX: Final = 20_000
 """Maximum number of offset ranges in one request. A range takes about 60 bytes. One larger entry is sent alone."""
@@ -318,7 +321,6 @@ _ERRORS: Final[dict[int, type[MansioError]]] = {
 class _QueuedEntry(NamedTuple):
     api_key: int
     state_request: StateRequestEntry
-    promise: Promise[StateResult]
 
 
 class RemoteStateClients:
@@ -352,89 +354,63 @@ class RemoteStateClients:
             )
         return found
 
-    def _new_queue(self, node_id: int, peers: Peers) -> RequestQueue:
-        return RequestQueue(
+    def _new_queue(self, node_id: int, peers: Peers) -> _StateQueue:
+        return _StateQueue(
             node_id, peers, lambda: RequestSender(self._node_id, self._broker_epoch()), self._scheduler
         )
 
 
-class RequestQueue:
-    """Queue of entries for one broker. One request with one or more entries is in flight at a time."""
+class _StateQueue(CombiningQueue[_QueuedEntry, StateResult]):
+    """Entries for one broker. A request has entries of one API."""
+
+    items_max = ENTRIES_PER_REQUEST_MAX
+    size_max = RANGES_PER_REQUEST_MAX
 
     def __init__(
         self, node_id: int, peers: Peers, sender: Callable[[], RequestSender], scheduler: Scheduler
     ) -> None:
+        super().__init__(scheduler)
+        self.name = f"share states of broker {node_id}"
         self._node_id = node_id
         self._peers = peers
         self._sender = sender
-        self._scheduler = scheduler
-        self._waiting: deque[_QueuedEntry] = deque()
-        self._running = False
 
     async def send(self, api_key: int, state_request: StateRequestEntry) -> StateResult:
         """Send an entry in one of the next requests; return its result, or raise its error."""
-        if len(self._waiting) >= REQUEST_QUEUE_MAX:
-            raise CoordinatorNotAvailable(f"{REQUEST_QUEUE_MAX} entries wait for broker {self._node_id}")
-        promise: Promise[StateResult] = self._scheduler.promise()
-        self._waiting.append(_QueuedEntry(api_key, state_request, promise))
-        if not self._running:
-            self._running = True
-            self._scheduler.spawn(self._run(), name=f"share states of broker {self._node_id}")
-        result = await result_of(promise)
+        result = await self.put(_QueuedEntry(api_key, state_request))
         if result.error_code:
             error = _ERRORS.get(result.error_code, CoordinatorNotAvailable)
             raise error(result.message or f"broker {self._node_id} returned error {result.error_code}")
         return result
 
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                batch = self._take_request()
-                results = await self._send_request(batch)
-                for each, result in zip(batch, results, strict=True):
-                    if not each.promise.done():
-                        each.promise.set_result(result)
-        finally:
-            self._running = False
+    def kind_of(self, item: _QueuedEntry) -> int:
+        return item.api_key
 
-    def _take_request(self) -> list[_QueuedEntry]:
-        """Remove and return the entries of the next request: the first ones of the queue, all of one API."""
-        first = self._waiting.popleft()
-        batch, changes = [first], _range_count(first)
-        while self._waiting and len(batch) < ENTRIES_PER_REQUEST_MAX:
-            following = self._waiting[0]
-            changes += _range_count(following)
-            if following.api_key != first.api_key or changes > RANGES_PER_REQUEST_MAX:
-                break
-            batch.append(self._waiting.popleft())
-        return batch
+    def size_of(self, item: _QueuedEntry) -> int:
+        update = item.state_request.update
+        return (
+            0
+            if update is None
+            else len(update.changes) + len(update.dead_ranges or ()) + len(update.added_dead_ranges)
+        )
 
-    async def _send_request(self, batch: list[_QueuedEntry]) -> list[StateResult]:
-        api_key, state_requests = batch[0].api_key, [each.state_request for each in batch]
-        try:
-            request = encode_request(api_key, self._sender(), state_requests, CLIENT_ID)
-            results = decode_response(
-                api_key, await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
-            )
-            if len(results) == len(batch):
-                return results
-            reason = f"{len(results)} results for {len(batch)} entries"
-        except MansioError as error:
-            reason = error.message
-        except Exception:  # a defect: complete all waiters
-            for each in (*batch, *self._waiting):
-                if not each.promise.done():
-                    each.promise.set_exception(CoordinatorNotAvailable("the request could not be sent"))
-            self._waiting.clear()
-            raise
-        message = f"broker {self._node_id} did not return the state: {reason}"
-        return [StateResult(CoordinatorNotAvailable.kafka_code, message)] * len(batch)
+    def failure(self, _item: _QueuedEntry, reason: Exception | None) -> StateResult:
+        message = (
+            f"broker {self._node_id} did not return the state: {reason or 'the request was interrupted'}"
+        )
+        return StateResult(CoordinatorNotAvailable.kafka_code, message)
+
+    async def request(self, items: Sequence[_QueuedEntry]) -> list[StateResult]:
+        api_key, state_requests = items[0].api_key, [each.state_request for each in items]
+        request = encode_request(api_key, self._sender(), state_requests, CLIENT_ID)
+        answer = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        return decode_response(api_key, answer)
 
 
 class RemoteStateClient:
     """`StateClient` for the states kept by another broker."""
 
-    def __init__(self, durable_queue: RequestQueue, non_durable_queue: RequestQueue) -> None:
+    def __init__(self, durable_queue: _StateQueue, non_durable_queue: _StateQueue) -> None:
         self._durable_queue = durable_queue
         self._non_durable_queue = non_durable_queue
 
@@ -462,12 +438,3 @@ class RemoteStateClient:
     async def summary(self, key: ShareKey) -> ShareSummary | None:
         result = await self._durable_queue.send(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, StateRequestEntry(key))
         return result.summary
-
-
-def _range_count(waiting: _QueuedEntry) -> int:
-    update = waiting.state_request.update
-    return (
-        0
-        if update is None
-        else len(update.changes) + len(update.dead_ranges or ()) + len(update.added_dead_ranges)
-    )

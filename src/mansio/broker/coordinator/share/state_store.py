@@ -32,7 +32,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
+from mansio.broker.coordinator.share.state_lookup import coordinator_key
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,

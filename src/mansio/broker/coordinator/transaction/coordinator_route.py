@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import CoordinatorNotAvailable
 
 if TYPE_CHECKING:
     from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
-
-_HASH_MASK: Final = 0x7FFFFFFF
-
-
-def partition_for(transactional_id: str, partition_count: int) -> int:
-    """Return the partition of `__transaction_state` that stores a transactional id, as Kafka chooses it."""
-    return (java_string_hash(transactional_id) & _HASH_MASK) % partition_count
 
 
 def coordinator_of(transactional_id: str, node_id: int, lookup: CoordinatorLookup | None) -> int:

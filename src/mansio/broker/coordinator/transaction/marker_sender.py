@@ -15,7 +15,8 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from mansio.broker.coordinator.transaction.request_queue import RequestQueue
+from mansio.broker.coordinator.transaction.partition_errors import partition_errors
+from mansio.broker.routing.combining_queue import CombiningQueue
 from mansio.errors import (
     ConnectionLost,
     InvalidProducerEpoch,
@@ -30,7 +31,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.metadata.image import MetadataImage
     from mansio.ports import Peers, Promise, Scheduler
@@ -215,7 +216,7 @@ class _Waiting(NamedTuple):
     partitions: list[TopicPartition]
 
 
-class _BrokerQueue(RequestQueue[_Waiting]):
+class _BrokerQueue(CombiningQueue[_Waiting, Outcomes]):
     """Markers that wait for a request to one broker. A request has one marker per producer, because the response names
     only the producer."""
 
@@ -227,20 +228,18 @@ class _BrokerQueue(RequestQueue[_Waiting]):
         self._node_id = node_id
         self._peers = peers
 
-    def group_of(self, item: _Waiting) -> int:
+    def order_key(self, item: _Waiting) -> int:
         return item.marker.producer_id
 
-    def keys_of(self, item: _Waiting) -> list[tuple[int, str, int]]:
-        return [(item.marker.producer_id, *partition) for partition in item.partitions]
-
-    def failure(self, reason: Exception | None) -> MansioError:
-        return (
+    def failure(self, item: _Waiting, reason: Exception | None) -> Outcomes:
+        error = (
             without_traceback(reason)
             if isinstance(reason, MansioError)
             else ConnectionLost(str(reason or "interrupted"))
         )
+        return [error] * len(item.partitions)
 
-    async def request(self, items: Sequence[_Waiting]) -> dict[Hashable, int]:
+    async def request(self, items: Sequence[_Waiting]) -> list[Outcomes]:
         request = messages.encode_request(
             ApiKey.WRITE_TXN_MARKERS,
             WRITE_TXN_MARKERS_VERSION,
@@ -252,12 +251,16 @@ class _BrokerQueue(RequestQueue[_Waiting]):
         _, response = messages.decode_response_frame(
             ApiKey.WRITE_TXN_MARKERS, WRITE_TXN_MARKERS_VERSION, frame
         )
-        return {
+        codes = {
             (marker.producer_id, topic.name, each.partition_index): each.error_code
             for marker in response.markers
             for topic in marker.topics
             for each in topic.partitions
         }
+        return [
+            partition_errors(codes, each.marker.producer_id, each.partitions, self.failure(each, None))
+            for each in items
+        ]
 
 
 def _marker_fields(marker: EndMarker, partitions: Sequence[TopicPartition]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from mansio.broker.coordinator.transaction.coordinator_route import partition_for
 from mansio.broker.coordinator.transaction.decision_store import DecisionStore
+from mansio.broker.routing.routes import partition_for
 from mansio.errors import CorruptLog
 from mansio.logs import fields
 from mansio.state.transactions.transaction import (

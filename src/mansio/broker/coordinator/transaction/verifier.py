@@ -11,7 +11,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from mansio.broker.coordinator.transaction.coordinator_route import coordinator_of
-from mansio.broker.coordinator.transaction.request_queue import RequestQueue
+from mansio.broker.coordinator.transaction.partition_errors import partition_errors
+from mansio.broker.routing.combining_queue import CombiningQueue
 from mansio.errors import CoordinatorNotAvailable, MansioError, error_for_code
 from mansio.state.transactions.transaction import BUMPING_VERSION
 from mansio.tracebacks import without_traceback
@@ -19,7 +20,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
     from mansio.ports import Peers, Scheduler
@@ -113,7 +114,7 @@ class _Asked(NamedTuple):
     adds: bool
 
 
-class _BrokerQueue(RequestQueue[_Asked]):
+class _BrokerQueue(CombiningQueue[_Asked, Outcomes]):
     """Verifications that wait for a request to one broker. A request has one entry per transactional id, because the
     response names only the id."""
 
@@ -125,17 +126,15 @@ class _BrokerQueue(RequestQueue[_Asked]):
         self._node_id = node_id
         self._peers = peers
 
-    def group_of(self, item: _Asked) -> str:
+    def order_key(self, item: _Asked) -> str:
         return item.transactional_id
 
-    def keys_of(self, item: _Asked) -> list[tuple[str, str, int]]:
-        return [(item.transactional_id, *partition) for partition in item.partitions]
-
-    def failure(self, reason: Exception | None) -> MansioError:
+    def failure(self, item: _Asked, reason: Exception | None) -> Outcomes:
         message = "the coordinator did not answer"
-        return CoordinatorNotAvailable(message if reason is None else f"{message}: {reason}")
+        error = CoordinatorNotAvailable(message if reason is None else f"{message}: {reason}")
+        return [error] * len(item.partitions)
 
-    async def request(self, items: Sequence[_Asked]) -> dict[Hashable, int]:
+    async def request(self, items: Sequence[_Asked]) -> list[Outcomes]:
         request = messages.encode_request(
             ApiKey.ADD_PARTITIONS_TO_TXN,
             ADD_PARTITIONS_VERSION,
@@ -149,12 +148,16 @@ class _BrokerQueue(RequestQueue[_Asked]):
         )
         if response.error_code:
             raise error_for_code(response.error_code)
-        return {
+        codes = {
             (found.transactional_id, topic.name, each.partition_index): each.partition_error_code
             for found in response.results_by_transaction
             for topic in found.topic_results
             for each in topic.results_by_partition
         }
+        return [
+            partition_errors(codes, each.transactional_id, each.partitions, self.failure(each, None))
+            for each in items
+        ]
 
 
 def _transaction_fields(asked: _Asked) -> dict[str, Any]:
