@@ -140,7 +140,7 @@ def test_a_silent_peer_fails_all_its_requests_and_is_connected_again(broker: Tes
     asyncio.run(scenario())
 
 
-def test_a_request_that_was_not_sent_says_so_and_closes_nothing(broker: TestBroker) -> None:
+def test_a_request_that_was_not_sent_is_reported_as_such_and_closes_nothing(broker: TestBroker) -> None:
     async def scenario() -> None:
         async with fault_proxy(port_of(broker)) as proxy:
             options = ConnectionOptions(in_flight_requests_max=1)

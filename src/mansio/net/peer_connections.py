@@ -149,7 +149,8 @@ async def _exchange(
     connection: Connection, request: bytearray, correlation_id: int, timeout_ms: float
 ) -> bytes:
     """Exchange a request on an unordered connection. One that times out leaves the connection open, unless the peer has
-    been silent since it was sent. Raises `BrokerUnreachable` if it was not sent, `RequestTimedOut`, `ConnectionLost`."""
+    been silent since it was sent. Raises `RequestTimedOut`, `ConnectionLost`, and `BrokerUnreachable` if it was not
+    sent."""
     received_bytes = connection.received_bytes
     response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     response.add_done_callback(_retrieve)
