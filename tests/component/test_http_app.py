@@ -87,12 +87,31 @@ class LoopScheduler:
         return asyncio.get_running_loop().call_later(delay_ms / 1000, callback, *args)
 
 
+class HeldScheduler(LoopScheduler):
+    """Runs nothing while it is held, as a loop that a request keeps busy; requests are answered nevertheless."""
+
+    is_held = False
+
+    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        def run() -> None:
+            if self.is_held:
+                super(HeldScheduler, self).call_later(1, run)
+            else:
+                callback(*args)
+
+        return super().call_later(delay_ms, run)
+
+
 @contextlib.asynccontextmanager
 async def serving(
-    view: View, *, clock: LoopClock | None = None, extra: Sequence[Route] = ()
+    view: View,
+    *,
+    clock: LoopClock | None = None,
+    scheduler: LoopScheduler | None = None,
+    extra: Sequence[Route] = (),
 ) -> AsyncIterator[httpx.AsyncClient]:
     watch = EventLoopMonitor(
-        LoopScheduler(),
+        scheduler or LoopScheduler(),
         clock or LoopClock(),
         stall_lag_ms_min=NO_STALL_MS,
         stall_retention_ms=100 * NO_STALL_MS,
@@ -165,15 +184,17 @@ def test_a_thousand_reasons_make_a_short_answer() -> None:
 
 
 def test_one_stall_makes_the_broker_unready_only_while_it_happens_and_repeated_ones_for_longer() -> None:
-    clock = LoopClock()
+    clock, scheduler = LoopClock(), HeldScheduler()
 
     async def story() -> list[httpx.Response]:
         answers = []
-        async with serving(View(), clock=clock) as client:
+        async with serving(View(), clock=clock, scheduler=scheduler) as client:
             answers.append(await client.get("/health/ready"))
             for number in range(1, STALLS_REPEATED + 1):
+                scheduler.is_held = True
                 clock.ahead_s += 2 * NO_STALL_MS / 1000  # as if nothing on this loop had run
                 answers.append(await client.get("/health/ready"))
+                scheduler.is_held = False
 
                 async def counted(stalls: int = number) -> bool:
                     return f"mansio_event_loop_stalls_total {stalls}.0" in (await client.get("/metrics")).text
