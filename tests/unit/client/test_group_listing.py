@@ -184,7 +184,7 @@ def test_incomplete_listing_reports_the_partitions_without_a_leader() -> None:
     brokers = Brokers()
     brokers.leaders = {node_id: [(1, 0), (NO_LEADER, 0)] for node_id in NODES}
     brokers.groups[2] = []
-    listing = brokers.listed(scaled(300))
+    listing = brokers.listed(scaled(500))
     assert ids(listing) == ["on-1"]
     assert (listing.unreachable, listing.missing_partitions, listing.is_complete) == ((), (1,), False)
 
@@ -192,6 +192,23 @@ def test_incomplete_listing_reports_the_partitions_without_a_leader() -> None:
 def test_listing_without_a_broker_reports_it_and_its_partitions() -> None:
     brokers = Brokers()
     brokers.stubs[2].answers[ApiKey.LIST_GROUPS] = lambda _: HANG_UP
-    listing = brokers.listed(scaled(300))
+    listing = brokers.listed(scaled(500))
     assert ids(listing) == ["on-1"]
     assert (listing.unreachable, listing.missing_partitions, listing.is_complete) == ((2,), (1,), False)
+
+
+def test_incomplete_listing_is_returned_if_no_broker_responds_to_a_later_attempt() -> None:
+    brokers = Brokers()
+    brokers.leaders = {node_id: [(1, 0), (NO_LEADER, 0)] for node_id in NODES}
+    brokers.groups[2] = []
+    answered: list[int] = []
+
+    def hang_up_afterwards(node_id: int) -> None:
+        answered.append(node_id)
+        if set(answered) == set(NODES):
+            for stub in brokers.stubs.values():
+                stub.answers[ApiKey.LIST_GROUPS] = lambda _: HANG_UP
+
+    brokers.on_list = hang_up_afterwards
+    listing = brokers.listed(scaled(500))
+    assert (ids(listing), listing.missing_partitions) == (["on-1"], (1,))

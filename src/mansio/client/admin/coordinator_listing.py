@@ -69,25 +69,42 @@ async def list_on_coordinators(
     Raises an error that is not retriable, and one if no broker responds."""
     now = asyncio.get_running_loop().time
     deadline = now() + (cluster.retry_timeout_ms if timeout_ms is None else timeout_ms) / 1000
+    best: CoordinatorListing[T] | None = None
     while True:
-        remaining_ms = max(1.0, (deadline - now()) * 1000)
-        await cluster.retry(lambda: cluster.refresh_metadata(()), timeout_ms=remaining_ms)
-        nodes = sorted(cluster.nodes)
-        wait_ms = min(BROKER_TIMEOUT_MS_MAX, remaining_ms)
-        requests = (_list_on_broker(cluster, topic, read, node_id, wait_ms) for node_id in nodes)
-        outcomes = dict(zip(nodes, await asyncio.gather(*requests), strict=True))
-        failed = {
-            node_id: outcome for node_id, outcome in outcomes.items() if isinstance(outcome, MansioError)
-        }
-        is_last = now() + RETRY_INTERVAL_S >= deadline
-        for error in failed.values():
-            if not error.retriable or (is_last and len(failed) == len(nodes)):
-                raise copied(error)
-        results = [outcome for outcome in outcomes.values() if not isinstance(outcome, MansioError)]
-        listing = _combine(results, failed)
-        if listing.is_complete or is_last:
-            return listing
+        try:
+            listing = await _list_on_all_brokers(cluster, topic, read, max(1.0, (deadline - now()) * 1000))
+        except MansioError as error:
+            # The last attempt may have had too little time. Then the listing of an earlier one is returned.
+            is_last = now() + RETRY_INTERVAL_S >= deadline
+            if not error.retriable or (is_last and best is None):
+                raise
+        else:
+            if best is None or len(listing.unreachable) <= len(best.unreachable):
+                best = listing
+            is_last = best.is_complete or now() + RETRY_INTERVAL_S >= deadline
+        if is_last and best is not None:
+            return best
         await asyncio.sleep(RETRY_INTERVAL_S)
+
+
+async def _list_on_all_brokers(
+    cluster: Cluster,
+    topic: str,
+    read: Callable[[BrokerConnection, int], Awaitable[list[T]]],
+    timeout_ms: float,
+) -> CoordinatorListing[T]:
+    """List the items of each broker once. Raises an error that is not retriable, and one if no broker responds."""
+    await cluster.retry(lambda: cluster.refresh_metadata(()), timeout_ms=timeout_ms)
+    nodes = sorted(cluster.nodes)
+    wait_ms = min(BROKER_TIMEOUT_MS_MAX, timeout_ms)
+    requests = (_list_on_broker(cluster, topic, read, node_id, wait_ms) for node_id in nodes)
+    outcomes = dict(zip(nodes, await asyncio.gather(*requests), strict=True))
+    failed = {node_id: outcome for node_id, outcome in outcomes.items() if isinstance(outcome, MansioError)}
+    for error in failed.values():
+        if not error.retriable or len(failed) == len(nodes):
+            raise copied(error)
+    results = [outcome for outcome in outcomes.values() if not isinstance(outcome, MansioError)]
+    return _combine(results, failed)
 
 
 def _combine(results: Sequence[_BrokerListing[T]], unreachable: Iterable[int]) -> CoordinatorListing[T]:
