@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.cli.admin.dead_letters import Filter, parse_filter, parse_position
+from mansio.cli.admin.dlq import Filter, parse_filter, parse_position
 from mansio.net.redrive import offset_ranges
 from mansio.state.share_partition.types import REJECT, ShareKey
 from mansio.wire.api_versions import ApiKey
