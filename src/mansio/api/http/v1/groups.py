@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 from mansio.api.http.v1.arguments import checked
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_time

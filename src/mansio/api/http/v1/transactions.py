@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.topics import CURSOR_HELP, Cursor, Limit, decode_cursor, encode_cursor
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
