@@ -50,6 +50,13 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class Result(Body):
+    """Base of results. `model_validate` makes one from the value that a service or the client returns: an object with
+    attributes of the same names, as far as `validation_alias` names no other one."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
 class NoParameters(Body):
     """No query parameters."""
 
