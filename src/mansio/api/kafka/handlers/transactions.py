@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.services.transactions.transaction_service import TITLES
 from mansio.errors import (
     InvalidProducerEpoch,
@@ -27,6 +26,7 @@ from mansio.errors import (
     TransactionAbortable,
     TransactionalIdNotFound,
 )
+from mansio.host.gather_results import gather_results
 from mansio.host.item_turns import ItemTurns
 from mansio.tracebacks import without_traceback
 

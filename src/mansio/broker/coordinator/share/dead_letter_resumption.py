@@ -13,8 +13,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.errors import MansioError
+from mansio.host.gather_results import gather_results
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.partition_leader import (
     NoDeadLetters,
     ShareDependencies,
@@ -51,6 +50,7 @@ from mansio.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
+from mansio.host.gather_results import gather_results
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import ShareSessions
 from mansio.state.share_partition.types import BASE, Backoff, ShareKey, ShareSettings

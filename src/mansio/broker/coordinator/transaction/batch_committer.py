@@ -23,7 +23,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mansio.broker.coordinator.group.error_mapping import coordinator_errors
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.transaction.decision_store import to_record
 from mansio.broker.coordinator.transaction.settings import TRANSACTIONAL_ID_BYTES_MAX
 from mansio.errors import (
@@ -35,6 +34,7 @@ from mansio.errors import (
     MansioError,
     ProducerFenced,
 )
+from mansio.host.gather_results import gather_results
 from mansio.host.item_turns import ItemTurns
 from mansio.logs import fields
 from mansio.ports import Backoff

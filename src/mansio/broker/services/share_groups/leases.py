@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
 from mansio.broker.services.share_groups.receive_records import BYTES_MAX, RECORDS_MAX
@@ -37,6 +36,7 @@ from mansio.errors import (
     NotCoordinator,
     Unavailable,
 )
+from mansio.host.gather_results import gather_results
 from mansio.state.share_partition.types import (
     ACCEPT,
     LEASE_MS_MAX,

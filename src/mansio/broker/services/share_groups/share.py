@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_DELAY_MS
 from mansio.broker.coordinator.share.share_partitions import merge_slices
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
@@ -33,6 +32,7 @@ from mansio.errors import (
     NotCoordinator,
     OffsetNotAvailable,
 )
+from mansio.host.gather_results import gather_results
 from mansio.state.share_partition.types import LEASE_MS_MAX, RENEW, merge_counts
 from mansio.tracebacks import copied, without_traceback
 

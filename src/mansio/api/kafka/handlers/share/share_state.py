@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES, decoded, on_thread
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.state_messages import StateResult, decode_request, encode_response
 from mansio.broker.services.statistics import COUNTED_ITEMS_MAX
 from mansio.errors import MansioError
+from mansio.host.gather_results import gather_results
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

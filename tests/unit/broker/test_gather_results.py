@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.errors import CoordinatorNotAvailable, NotCoordinator
 from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.gather_results import gather_results
 
 
 @pytest.mark.parametrize("broken", [asyncio.CancelledError, AssertionError, OSError])
