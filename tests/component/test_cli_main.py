@@ -15,7 +15,17 @@ from mansio.version import __version__
 from support.machine import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("asyncio", "rich", "pydantic", "kio", "uvicorn", "starlette", "prometheus_client", "mansio.client")
+HEAVY = (
+    "asyncio",
+    "rich",
+    "pydantic",
+    "kio",
+    "crc32c",
+    "uvicorn",
+    "starlette",
+    "prometheus_client",
+    "mansio.client",
+)
 
 
 ELSEWHERE = {name: value for name, value in os.environ.items() if not name.startswith("MANSIO_")}

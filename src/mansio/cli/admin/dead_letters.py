@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.cli.support.common import UnreadableReport
 from mansio.config.topic_names import dead_letter_topic_of, unified_name
 from mansio.errors import MansioError, UnknownTopicOrPartition
-from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.internal_records.dead_letter_headers import (
     ID_HEADER,
     KAFKA_HEADER_PREFIX,
@@ -82,6 +81,8 @@ def parse_dead_letter(message: Message) -> DeadLetter | None:
 def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
     """The headers of the original record: those of the dead letter without the headers that the broker has added, and
     without a deduplication id, of which the record would be a repeat."""
+    from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER  # with a codec that few commands need
+
     return [
         (name, value)
         for name, value in message.headers
