@@ -385,7 +385,7 @@ class BrokerRuntime:
                 state=state,
                 peers=cluster_member.peers(RequestClass.CLIENT_REQUESTS),
                 scheduler=self.host_ports.scheduler,
-                load_partition=lambda key: self.shares.find(*key),
+                load_partition=lambda key: self.shares.find_one(key),
             )
             self.share_state.on_archiving = calls.resume
         state.on_group_config_change(self.shares.handle_settings_change)
@@ -432,7 +432,6 @@ class BrokerRuntime:
         )
         share_service = ShareService(
             share_partition_manager=self.shares,
-            partitions=self.partitions,
             dead_letters=self.dead_letters,
             quotas=quotas,
             settings=settings,
@@ -610,7 +609,7 @@ class BrokerRuntime:
         # Writing pending dead letters needs no group member.
         for key in self.share_state.store.archiving_share_partitions():
             with contextlib.suppress(MansioError):
-                self.shares.find(*key)
+                self.shares.find_one(key)
 
     async def _remove_orphaned_directories(self) -> None:
         try:
