@@ -15,10 +15,10 @@ from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
 from support.nightly_counts import leave
-from support.tiers import smoke_first
+from support.tiers import examples, smoke_first
 
 SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
-KEY_ORDER_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "30"))
+KEY_ORDER_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", examples(10, 10, 30)))
 BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""
 
