@@ -79,7 +79,13 @@ $(VENV)/.engines: $(VENV)/.dev
 	@$(INSTALL) --only-binary :all: --group engines || echo "No DuckDB for this Python: its tests are skipped"
 	@touch $@
 
-setup: $(VENV)/.dev $(VENV)/.spark $(VENV)/.spark-classes .tools/.unpacked
+# Each worker of pytest imports all tests. Compiled before, they need not be compiled by all workers at once.
+$(VENV)/.compiled: $(VENV)/.dev $(VENV)/.spark
+	@echo "Compiling the source and the tests"
+	@$(PYTEST) -n0 --collect-only --quiet tests/unit tests/component tests/system tests/sim >/dev/null 2>&1 || true
+	@touch $@
+
+setup: $(VENV)/.dev $(VENV)/.spark $(VENV)/.spark-classes $(VENV)/.compiled .tools/.unpacked
 
 # The first two chapters need no Spark: it is installed meanwhile. ARGS=--no-spark leaves the third one out.
 SPARK_DOWNLOAD := about 560 MB, and 60 MB for Java where there is none

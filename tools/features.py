@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
@@ -128,11 +132,12 @@ A feature is listed when a test exercises it over a real connection. The last co
 
 
 class Mark(NamedTuple):
-    """A test that shows rows: where it is and which."""
+    """A test that shows rows: where it is, which, and whether `make test` runs it."""
 
     file: Path
     test: str
     rows: tuple[str, ...]
+    in_make_test: bool
 
 
 def known_rows() -> set[str]:
@@ -148,29 +153,51 @@ def _rows_of(expression: ast.expr) -> tuple[str, ...]:
     return tuple(str(argument.value) for argument in expression.args if isinstance(argument, ast.Constant))
 
 
+def _is_full(expression: ast.expr) -> bool:
+    """Whether it is `pytest.mark.full`, or a list of marks with it."""
+    if isinstance(expression, ast.List | ast.Tuple):
+        return any(map(_is_full, expression.elts))
+    return ast.unparse(expression) == "pytest.mark.full"
+
+
+@cache
 def marks(directory: Path = TESTS) -> list[Mark]:
     """Every test under `directory` that carries a row, by its own mark, its class's or its module's."""
     found = []
     for file in sorted(directory.rglob("test_*.py")):
+        text = file.read_text()
+        if "mark.row" not in text:  # parsing takes seconds
+            continue
+        is_selected = file.relative_to(directory).parts[0] != "nightly"
         found += [
-            Mark(file, test, rows) for test, rows in _tests(ast.parse(file.read_text()).body, ()) if rows
+            Mark(file, test, rows, is_selected and not is_full)
+            for test, rows, is_full in _tests(ast.parse(text).body, (), is_full=False)
+            if rows
         ]
     return found
 
 
-def _tests(body: list[ast.stmt], outer: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+def _tests(
+    body: list[ast.stmt], outer: tuple[str, ...], *, is_full: bool
+) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     for statement in body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark":
             outer += _rows_of(statement.value)
-    found = []
+            is_full |= _is_full(statement.value)
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             rows = outer + tuple(row for mark in statement.decorator_list for row in _rows_of(mark))
+            full = is_full or any(map(_is_full, statement.decorator_list))
             if isinstance(statement, ast.ClassDef):
-                found += _tests(statement.body, rows)
+                yield from _tests(statement.body, rows, is_full=full)
             elif statement.name.startswith("test_"):
-                found.append((statement.name, rows))
-    return found
+                yield statement.name, rows, full
+
+
+def without_smoke_case(found: Sequence[Mark]) -> set[str]:
+    """The rows that a test shows, and none of those in `make test`."""
+    shown = {row for mark in found for row in mark.rows}
+    return shown - {row for mark in found if mark.in_make_test for row in mark.rows}
 
 
 def document() -> str:

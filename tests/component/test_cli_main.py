@@ -10,12 +10,22 @@ from pathlib import Path
 import pytest
 from tools.command_reference import reference
 
-from mansio.cli.main import main
+from mansio.cli.main import _app_of, app, main
 from mansio.version import __version__
 from support.machine import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("asyncio", "rich", "pydantic", "kio", "uvicorn", "starlette", "prometheus_client", "mansio.client")
+HEAVY = (
+    "asyncio",
+    "rich",
+    "pydantic",
+    "kio",
+    "crc32c",
+    "uvicorn",
+    "starlette",
+    "prometheus_client",
+    "mansio.client",
+)
 
 
 ELSEWHERE = {name: value for name, value in os.environ.items() if not name.startswith("MANSIO_")}
@@ -251,3 +261,12 @@ def test_a_missing_configuration_file_is_one_clear_line(capsys: pytest.CaptureFi
 def test_the_reference_page_is_what_the_commands_say() -> None:
     page = ROOT / "docs" / "CLI.md"
     assert page.read_text() == reference(), "run: python -m tools.command_reference > docs/CLI.md"
+
+
+def test_only_the_command_that_runs_is_built() -> None:
+    topic = _app_of(["topic"])
+    assert [group.name for group in topic.registered_groups] == ["topic"]
+    assert topic.registered_commands == []
+    assert [command.name for command in _app_of(["serve"]).registered_commands] == ["serve"]
+    for words in ([], ["nonsense"], ["--version"]):
+        assert _app_of(words) is app

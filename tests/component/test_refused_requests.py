@@ -264,6 +264,7 @@ def clients(broker: TestBroker) -> Clients:
     return Clients(broker)
 
 
+@pytest.mark.full
 def test_refused_batches_leave_no_error_alive(broker: TestBroker, clients: Clients) -> None:
     batches = list(refused_batches())
 

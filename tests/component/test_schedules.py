@@ -188,6 +188,7 @@ class TestCatchUp:
         numbers = [dict(one.headers)["mansio-schedule-firing"] for one in visible(broker)]
         assert numbers == [b"%d" % number for number in range(1, len(missed) + 2)]
 
+    @pytest.mark.full
     def test_thousands_of_missed_firings_are_fired_once_each(self, broker: TestBroker) -> None:
         create(broker, every=1, catch_up="all")
         with broker.faults.full_disk():

@@ -12,6 +12,7 @@ import mansio
 from component.test_delay_costs import SOURCE, CountedBroker
 from mansio.wire.apis import share_acknowledge
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
+from support.tiers import smoke_first
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,7 @@ def of_features(functions: set[str]) -> set[str]:
 
 
 @pytest.mark.row("D8", "D2")
-@pytest.mark.parametrize("acknowledges", [False, True], ids=["share fetch", "share acknowledge"])
+@pytest.mark.parametrize("acknowledges", smoke_first(True, False), ids=["share acknowledge", "share fetch"])
 def test_a_share_group_without_the_settings_takes_no_call_more(tmp_path: Path, acknowledges: bool) -> None:
     fewest: dict[bool, int] = {}
     for others in (False, True):

@@ -324,7 +324,7 @@ class TestPlugin:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=scaled(60))
 
     @pytest.mark.row("A5")
-    @pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.full), "2"])
+    @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.full)])
     def test_its_fixtures_work_in_a_project_of_a_user(self, tmp_path: Path, workers: str) -> None:
         (tmp_path / "test_orders.py").write_text(
             """

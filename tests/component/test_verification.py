@@ -126,6 +126,7 @@ def test_share_group_passes_over_more_damaged_ranges_than_it_reads_at_once(tmp_p
         assert found == set(range(COUNT)) - bad
 
 
+@pytest.mark.full
 def test_end_of_a_segment_that_was_closed_and_has_to_be_verified_again_is_no_damage() -> None:
     with TestBroker() as broker, broker.client() as client:
         client.admin.create_topic(TOPIC, partitions=1, config={"retention.ms": "-1"})

@@ -15,9 +15,10 @@ from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
 from support.nightly_counts import leave
+from support.tiers import examples, smoke_first
 
 SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
-KEY_ORDER_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "30"))
+KEY_ORDER_SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", examples(10, 10, 30)))
 BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""
 
@@ -32,13 +33,14 @@ def run(first: int, count: int) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seed", [*range(FIRST_SEED, FIRST_SEED + SEEDS), BROKE_A_PROMISE, LONG_LEASES_FIRST_SEED]
+    "seed",
+    smoke_first(*range(FIRST_SEED, FIRST_SEED + SEEDS), BROKE_A_PROMISE, LONG_LEASES_FIRST_SEED),
 )
 def test_no_history_undoes_loses_or_doubles_a_delivery(seed: int) -> None:
     run(seed, 1)
 
 
-@pytest.mark.parametrize("seed", range(key_order.FIRST_SEED, key_order.FIRST_SEED + 2))
+@pytest.mark.parametrize("seed", smoke_first(key_order.FIRST_SEED, key_order.FIRST_SEED + 1))
 def test_no_history_breaks_the_order_of_a_key_or_shortens_a_chosen_lease(seed: int) -> None:
     run(seed, 1)
 
@@ -49,6 +51,7 @@ def test_no_history_of_some_tens_breaks_the_order_of_a_key_or_shortens_a_chosen_
     run(key_order.FIRST_SEED + 2, KEY_ORDER_SEEDS)
 
 
+@pytest.mark.full
 def test_no_history_with_priorities_undoes_loses_or_doubles_a_delivery() -> None:
     run(priorities.FIRST_SEED, 1)
 
@@ -59,6 +62,7 @@ def test_no_history_of_some_tens_with_priorities_undoes_loses_or_doubles_a_deliv
     run(priorities.FIRST_SEED + 1, KEY_ORDER_SEEDS)
 
 
+@pytest.mark.full
 def test_one_seed_gives_one_history() -> None:
     traces = []
     for _ in range(2):

@@ -1,18 +1,20 @@
-"""Process from which brokers are forked: it has imported all modules they need and does nothing else.
+"""Process from which `mansio` is forked: it has imported all modules that a broker or a command needs.
 
-One line in for each broker, its process id out. Always true: a broker is in a session of its own, with nothing of its
-parent but modules; the parent waits for none, and ends when its input does.
+It reads one request a line and answers each with a line, both JSON: `{"start": ...}` with the id of a new process,
+`{"poll": id}` with its exit code, or null while it runs. Always true: a forked process is in a session of its own, with
+nothing of its parent but modules; it is reaped by the request that finds it ended, so until then its id is no other's;
+the parent ends when its input does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import os
 import pkgutil
 import random
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -23,7 +25,8 @@ USED_BY_THEM = ("pydantic_settings", "typer.main", "uvicorn", "uvloop", "yaml")
 
 
 def import_all() -> None:
-    """What a broker imports by and by."""
+    """What brokers and commands import by and by."""
+    sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]  # see `mansio.cli.main`
     for package in PACKAGES:
         found = importlib.import_module(f"mansio.{package}")
         for each in pkgutil.walk_packages(found.__path__, f"mansio.{package}."):
@@ -38,33 +41,47 @@ def run() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     killing = importlib.import_module("support.killing_serve")
     import_all()
+    gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what ends is gone at once
     for line in sys.stdin:
-        known = json.loads(line)
+        request = json.loads(line)
+        if "poll" in request:
+            ended, status = os.waitpid(request["poll"], os.WNOHANG)
+            print(json.dumps(os.waitstatus_to_exitcode(status) if ended else None), flush=True)
+            continue
         pid = os.fork()
         if pid:
             print(pid, flush=True)
             continue
+        code = 1
         try:
-            begin(known)
-            killing.serve(known["point"])
+            begin(request["start"])
+            killing.serve(request["start"]["point"])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:  # noqa: BLE001 - it is the last word of the process
             traceback.print_exc()
         finally:
-            os._exit(1)
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
 
 
-def begin(known: dict[str, Any]) -> None:
+def begin(start: dict[str, Any]) -> None:
     """Nothing of the parent is left but modules."""
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     random.seed()
-    output = os.open(known["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.argv = ["mansio", *known["arguments"]]
+    os.environ.clear()
+    os.environ.update(start["environment"])
+    os.chdir(start["directory"])
+    for number, path in enumerate(start["files"]):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if number else os.O_RDONLY
+        opened = os.open(path, flags, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = (open(number, mode, 1) for number, mode in enumerate("rww"))  # noqa: SIM115
+    sys.argv = ["mansio", *start["arguments"]]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Process of `mansio serve`, for tests that kill and restart brokers and for benchmarks.
+"""Process of `mansio serve`, for tests that kill and restart brokers.
 
-Owns: the child process and the file its output goes to. Always true: a broker that was started is ready when
-`start` returns; it is stopped or killed by its own pid, and is gone when `stop` or `kill` returns.
+Owns: the process and the file its output goes to. It is forked from one that has imported everything (`forked_serve`),
+unless a test gives the command to run: `mansio_command()` for a new interpreter. Always true: a broker that was started
+is ready when `start` returns; it is stopped or killed by its own pid, and is gone when `stop` or `kill` returns.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from support.forked_serve import IS_POSSIBLE, fork_parent
 from support.machine import scaled
 from support.paths import free_port, mansio_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from support.forked_serve import ForkedProcess
 
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
@@ -45,15 +49,19 @@ class ServedBroker:
         http: bool = True,
         command: Sequence[str] | None = None,
     ) -> None:
-        """`command`: what runs instead of `mansio`; it gets the same arguments."""
+        """`command`: what runs instead of `mansio`; it gets the same arguments. Of `environment`, the interpreter's own
+        variables need a `command`, too."""
         self.command = list(command or mansio_command())
+        self.is_forked = command is None and IS_POSSIBLE
+        self.point = ""
+        """Where the process of the next start kills itself, see `killing_serve`; such a process is forked."""
         self.data = Path(data)
         self.kafka_port = free_port()
         self.http_port = free_port() if http else 0
         self.arguments = list(arguments)
         self.environment = dict(environment or {})
         self.output = self.data.with_name(self.data.name + ".log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -91,14 +99,19 @@ class ServedBroker:
             time.sleep(0.005)
         return self
 
-    def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes] | ForkedProcess:
+        environment = {**inherited(), "PYTHONUNBUFFERED": "1", **self.environment}
+        if self.is_forked or self.point:
+            self.output.touch()
+            arguments, files = command[len(self.command) :], (os.devnull, self.output, self.output)
+            return fork_parent(os.getpid()).start(arguments, environment, files, self.point)
         with self.output.open("ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**inherited(), "PYTHONUNBUFFERED": "1", **self.environment},
+                env=environment,
                 start_new_session=True,
             )
 
@@ -116,7 +129,7 @@ class ServedBroker:
 
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone. Harmless when it is."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.kill()
         self._wait(STOP_DEADLINE_S)
 

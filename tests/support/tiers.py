@@ -6,8 +6,9 @@ and seeds are fixed in `test` and `full`, and random in `nightly` only.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 TIERS: Final = ("test", "full", "nightly")
@@ -27,6 +28,12 @@ def choose(tier: str) -> None:
     global _current
     _current = tier
     settings.load_profile(tier)
+
+
+def smoke_first(first: Any, *others: Any) -> list[Any]:
+    """Parameters of a test, tuples where it has several: `make test` runs the first only, `make full` all."""
+    values = [each if isinstance(each, tuple) else (each,) for each in others]
+    return [first, *(pytest.param(*each, marks=pytest.mark.full) for each in values)]
 
 
 def tier() -> str:

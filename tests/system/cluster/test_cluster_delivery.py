@@ -140,6 +140,7 @@ def elect(one: Cluster, preferred: int) -> None:
     one.wait(lambda: one.leader(WORK) == preferred, "the preferred replica leads")
 
 
+@pytest.mark.full
 @pytest.mark.row("C5", "D3")
 @pytest.mark.timeout(120)
 def test_dead_letters_of_a_group_that_no_client_uses_go_on_after_the_leader_is_gone(one: Cluster) -> None:

@@ -19,8 +19,11 @@ from support.waiting import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mansio.client.admin.cluster import PartitionStatus
 
-def test_three_in_one_program_keep_copies_hand_over_and_come_back(
+
+@pytest.mark.row("C6")
+def test_three_in_one_program_keep_copies_hand_over_and_come_back_one_after_the_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with one_etcd() as etcd, ExitStack() as stack, caplog.at_level(logging.WARNING):
@@ -34,27 +37,29 @@ def test_three_in_one_program_keep_copies_hand_over_and_come_back(
             )
             return stack.enter_context(made)
 
-        brokers = [broker(node_id) for node_id in (1, 2, 3)]
-        addresses = ",".join(one.address for one in brokers)
+        brokers = {node_id: broker(node_id) for node_id in (1, 2, 3)}
+        addresses = ",".join(one.address for one in brokers.values())
         with mansio.blocking.connect(addresses) as client:
+
+            def partition() -> PartitionStatus:
+                return client.admin.cluster.partitions(["t"])[0]
+
             client.admin.create_topic("t")
             for number in range(20):
                 client.publish("t", b"%d" % number)
-            (before,) = client.admin.cluster.partitions(["t"])
-            assert sorted(before.in_sync_replicas) == [1, 2, 3]
-            brokers[before.leader - 1].close()
-            client.publish("t", b"20")
-            (after,) = client.admin.cluster.partitions(["t"])
-            assert after.leader != before.leader
-            again = broker(before.leader)
-            wait_until(
-                lambda: len(client.admin.cluster.partitions(["t"])[0].in_sync_replicas) == 3,
-                15,
-                "all in sync",
-            )
-        with mansio.blocking.connect(again.address) as client:
-            found = [message.value for message in client.consume("t", group="g", max_records=21)]
-        assert found == [b"%d" % number for number in range(21)]
+            assert sorted(partition().in_sync_replicas) == [1, 2, 3]
+            count = 20
+            for node_id in (1, 2, 3):
+                brokers[node_id].close()
+                client.publish("t", b"%d" % count)
+                assert partition().leader != node_id
+                brokers[node_id] = broker(node_id)
+                client.publish("t", b"%d" % (count + 1))
+                count += 2
+                wait_until(lambda: len(partition().in_sync_replicas) == 3, 15, "all in sync")
+        with mansio.blocking.connect(brokers[1].address) as client:
+            found = [message.value for message in client.consume("t", group="g", max_records=count)]
+        assert found == [b"%d" % number for number in range(count)]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "replica_fetch_failed" not in caplog.messages, (
         "a leader that does not know its role yet is nobody's business"

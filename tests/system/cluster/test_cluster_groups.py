@@ -157,6 +157,7 @@ def test_group_goes_on_after_its_coordinators_broker_is_killed(one: Cluster) -> 
     assert goes_on_s <= scaled(GOES_ON_S_MAX)
 
 
+@pytest.mark.full
 @pytest.mark.row("C5", "G4")
 def test_our_own_client_commits_and_reads_on_over_the_death_of_the_coordinator(one: Cluster) -> None:
     topic, group = "own", "own-workers"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from mansio.storage.file_cache import FileCache
 from mansio.storage.group_commit import flush_on_shutdown
 from mansio.storage.log import Log, LogSettings
@@ -147,5 +149,6 @@ def run(states_wanted: int) -> None:
     leave("crash states", of_many_logs=states)
 
 
+@pytest.mark.full
 def test_durable_records_of_many_logs_survive_a_crash_during_shared_syncs() -> None:
     run(STATES)

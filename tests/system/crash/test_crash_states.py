@@ -203,6 +203,7 @@ def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) 
     return 2 + len(again[:2])
 
 
+@pytest.mark.full
 def test_durable_records_survive_a_crash_after_any_change_of_the_disk() -> None:
     states = 0
     seed = 0

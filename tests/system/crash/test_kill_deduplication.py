@@ -165,6 +165,7 @@ def kill_repeatedly(tmp_path: Path, kills: int, seed: int) -> None:
         load.check(found, f"{kills} kills, seed {seed}")
 
 
+@pytest.mark.full
 @pytest.mark.row("P3")
 def test_no_id_is_stored_twice_when_the_broker_is_killed(tmp_path: Path) -> None:
     kill_repeatedly(tmp_path, 2, seed=4)

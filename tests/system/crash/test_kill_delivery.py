@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.forked_serve import forked
 from support.killing_serve import POINTS
+from support.process import served
 from support.raw_peer import RawPeer
 from support.seeds import chosen_seed
 from support.waiting import wait_until
@@ -22,7 +22,7 @@ from system.crash.share_load import ShareLoad, now_ms
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.forked_serve import ForkedBroker
+    from support.process import ServedBroker
     from support.share_history import ShareHistory
 
 KILLS = 20
@@ -54,7 +54,7 @@ def wait_for_progress(load: ShareLoad, accepted: int = 10) -> None:
     assert not load.failures, load.failures
 
 
-def die(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
+def die(broker: ServedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
     """Have it die at that point, or at any moment. True when it was at the point."""
     if not point:
         wait_for_progress(load)
@@ -65,13 +65,13 @@ def die(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Random
     while point and broker.running and time.monotonic() < end:
         time.sleep(0.005)
     was_there = bool(point) and not broker.running
-    load.killed_ms = now_ms()
     broker.kill()
+    load.killed_ms = now_ms()  # what ended before, also while it was being killed, may stay ended
     assert not load.failures, load.failures
     return was_there
 
 
-def start(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
+def start(broker: ServedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
     """True when it is ready; False when it died on the way at its point."""
     often = any(word in point for word in ("lease", "ack", "release"))
     broker.point = f"{point},{chance.randint(1, OFTEN if often else 2)}" if point else ""
@@ -90,7 +90,7 @@ def kill_and_judge(data: Path, seed: int, *, kills: int = KILLS, priorities: boo
     points = [*POINTS, *[""] * (KILLS - len(POINTS))]
     chance.shuffle(points)
     del points[kills:]
-    with forked(data, arguments=SETTINGS) as broker:
+    with served(data, arguments=SETTINGS, http=False) as broker:
         with RawPeer(broker.kafka_port) as peer:
             peer.create_topic("work", 2, **({"mansio_priority_enable": "true"} if priorities else {}))
         load = ShareLoad(
@@ -123,6 +123,7 @@ def kill_and_judge(data: Path, seed: int, *, kills: int = KILLS, priorities: boo
     return load.history
 
 
+@pytest.mark.full
 @pytest.mark.row("D1", "D3", "D5")
 @pytest.mark.timeout(300)
 def test_no_delivery_is_undone_lost_or_doubled_by_kills(tmp_path: Path) -> None:

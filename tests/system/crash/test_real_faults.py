@@ -24,6 +24,7 @@ from support.process import served
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 from support.readiness import readiness
 from support.small_disk import SmallDisk
+from support.tiers import smoke_first
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ def test_disk_that_fills_during_writes_loses_no_acknowledged_record(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"), [("sync EIO /bad.", "cannot sync"), ("write_at EIO /bad.", "cannot write")]
+    ("fault", "message"),
+    smoke_first(("sync EIO /bad.", "cannot sync"), ("write_at EIO /bad.", "cannot write")),
 )
 @pytest.mark.row("L5", "L10")
 def test_log_whose_disk_fails_refuses_writes_and_others_continue(
@@ -219,6 +221,7 @@ def test_log_whose_disk_fails_refuses_writes_and_others_continue(
         assert "Traceback" not in broker.text()
 
 
+@pytest.mark.full
 @pytest.mark.row("L5", "L10")
 def test_group_offsets_are_refused_on_a_failed_disk_and_acknowledged_ones_kept(tmp_path: Path) -> None:
     faults = tmp_path / "faults"

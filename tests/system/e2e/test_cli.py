@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
-import traceback
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import mansio.client  # noqa: F401  # so that forked children have it
-from mansio.cli.main import main
+from support.forked_serve import run_command
 from support.machine import scaled
 from support.paths import mansio_command
 from support.process import ServedBroker
@@ -32,8 +28,7 @@ Process = subprocess.Popen[bytes]
 
 
 class Shell:
-    """Runs `mansio` with MANSIO_BOOTSTRAP_SERVERS set: a child forked from here, so that it need not import
-    everything anew.
+    """Runs `mansio` with MANSIO_BOOTSTRAP_SERVERS set, in a forked process.
 
     `start` is the real command in a process of its own, for what is about processes.
     """
@@ -46,39 +41,11 @@ class Shell:
         return self.bytes(*arguments, stdin=stdin, code=code).decode()
 
     def bytes(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
-        with ExitStack() as stack:
-            given, out, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(stdin)
-            given.seek(0)
-            child = os.fork()
-            if child == 0:
-                self._be_the_command(arguments, given, out, errors)
-            _, status = os.waitpid(child, 0)
-            out.seek(0)
-            errors.seek(0)
-            self.errors = errors.read().decode()
-            assert os.waitstatus_to_exitcode(status) == code, self.errors
-            assert "Traceback" not in self.errors
-            return out.read()
-
-    def _be_the_command(self, arguments: tuple[str, ...], *files: BinaryIO) -> None:
-        ended = 99
-        gc.freeze()  # what the tests threw away is not ours to collect: clients in C miss their threads here
-        try:
-            signal.alarm(60)
-            for descriptor, file in enumerate(files):
-                os.dup2(file.fileno(), descriptor)
-            sys.stdin, sys.stdout, sys.stderr = (open(fd, mode) for fd, mode in enumerate("rww"))  # noqa: SIM115  # for the life of the child
-            os.environ.update(self.environment)
-            main(arguments)
-        except SystemExit as end:
-            ended = 0 if end.code is None else int(end.code)
-        except BaseException:  # noqa: BLE001  # whatever it is, the parent shows it
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ended)
+        done = run_command(arguments, self.environment, stdin=stdin)
+        self.errors = done.stderr.decode()
+        assert done.returncode == code, self.errors
+        assert "Traceback" not in self.errors
+        return done.stdout
 
     def json(self, *arguments: str, **more: Any) -> Any:
         return json.loads(self(*arguments, "--output", "json", **more))

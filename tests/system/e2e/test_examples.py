@@ -173,6 +173,7 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
             assert "no amount" in outcome.output.splitlines()[-1], outcome.output
 
 
+@pytest.mark.full
 def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
     (tmp_path / "test_readme.py").write_text(examples("README.md")["test"].code)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]

@@ -100,6 +100,7 @@ def received(broker: ServedBroker, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.full
 def test_broker_without_the_calls_of_linux_keeps_acknowledged_records_across_kill(tmp_path: Path) -> None:
     broker = on_macos(tmp_path / "data").start()
     try:

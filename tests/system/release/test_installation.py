@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TOP_LEVEL = {"mansio", "mansio_demo", "pyspark_mansio", "DIST-INFO"}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_wheel_serves_publishes_and_receives_outside_the_repository(
     tmp_path: Path, distributions: Distributions

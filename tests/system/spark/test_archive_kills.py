@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from mansio.spark.iceberg.catalog import open_table
 from support import iceberg_archiver
 from support.iceberg import checksum, expected, held
@@ -59,6 +61,7 @@ def check(warehouse: Path, offsets: int) -> None:
     assert checksum(rows) == checksum(want)
 
 
+@pytest.mark.full
 def test_archive_killed_at_every_step_of_a_batch_has_every_record_once(tmp_path: Path) -> None:
     with archiver(tmp_path, OFFSETS) as run:
         assert [run(step) for step in STEPS] == ["killed"] * len(STEPS)

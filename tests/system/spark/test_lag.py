@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from mansio.spark.jobs.pipeline_progress import PipelineProgress
 from mansio.spark.jobs.progress_listener import OffsetPublisher
 from mansio.wire.topic_partition import TopicPartition
-from support.machine import scaled
-from support.paths import mansio_command
+from support.forked_serve import run_command
 from system.spark.topics import create, publish
 
 if TYPE_CHECKING:
@@ -21,15 +23,12 @@ if TYPE_CHECKING:
 
 
 def command(broker: ServedBroker, *words: str, output: str = "json") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*mansio_command(), *words, "--bootstrap-servers", broker.bootstrap_servers, "--output", output],
-        capture_output=True,
-        text=True,
-        timeout=scaled(30),
-        check=False,
-    )
+    arguments = [*words, "--bootstrap-servers", broker.bootstrap_servers, "--output", output]
+    done = run_command(arguments, os.environ)
+    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+@pytest.mark.row("S11")
 def test_lag_is_what_was_published_against_the_end_of_the_log_and_the_group_reports_the_same(
     broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:

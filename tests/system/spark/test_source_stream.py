@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from system.spark.streams import Streams
 
 
+@pytest.mark.row("S1")
 def test_available_now_reads_what_is_there_in_bounded_batches_and_a_lost_commit_is_read_again_alike(
     streams: Streams, broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:

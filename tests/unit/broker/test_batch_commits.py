@@ -704,6 +704,7 @@ def test_the_largest_decision_can_be_loaded_and_compacted_and_its_request_fits_i
     assert len(frame) <= 100 << 20, "the default of socket_request_max_bytes"
 
 
+@pytest.mark.full
 def test_a_batch_of_the_most_tasks_is_committed_and_one_decision_stored() -> None:
     room = CoordinatorRoom()
     commit(room, 0, [])

@@ -104,7 +104,9 @@ def test_every_module_states_its_purpose() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in (ROOT / "src").rglob("*.py")
-        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
+        if (text := path.read_text().strip())
+        and not text.startswith('"""')
+        and ast.get_docstring(ast.parse(text)) is None
     ]
     assert silent == []
 
@@ -119,6 +121,33 @@ def test_marked_rows_exist_and_are_shown_over_a_real_connection() -> None:
         if mark.file.relative_to(features.TESTS).parts[0] not in OVER_SOCKETS
     }
     assert elsewhere == set(), f"rows may be claimed in {', '.join(OVER_SOCKETS)} only"
+
+
+def test_every_row_has_a_case_in_make_test() -> None:
+    assert features.without_smoke_case(features.marks()) == set()
+
+
+def test_row_of_tests_that_make_test_leaves_out_is_found(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "import pytest\n"
+        "pytestmark = pytest.mark.row('L1')\n"
+        "def test_a(): ...\n"
+        "@pytest.mark.full\n"
+        "@pytest.mark.row('L2')\n"
+        "def test_b(): ...\n"
+        "@pytest.mark.full\n"
+        "class TestC:\n"
+        "    @pytest.mark.row('L3')\n"
+        "    def test_c(self): ...\n"
+    )
+    (tmp_path / "test_y.py").write_text(
+        "import pytest\npytestmark = [pytest.mark.full, pytest.mark.row('L1', 'L4')]\ndef test_d(): ...\n"
+    )
+    (tmp_path / "nightly").mkdir()
+    (tmp_path / "nightly" / "test_z.py").write_text(
+        "import pytest\n@pytest.mark.row('L5')\ndef test_e(): ...\n"
+    )
+    assert features.without_smoke_case(features.marks(tmp_path)) == {"L2", "L3", "L4", "L5"}
 
 
 def test_row_marks_are_read_from_functions_classes_and_modules(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_a_batch_that_cannot_be_read_is_reported_and_those_behind_it_are_read() 
     assert parts(log[4], offset=5, stop=8) == [([5, 6, 7], 12)]
 
 
+@pytest.mark.full
 def test_a_large_batch_is_decoded_in_parts_and_its_decompressed_bytes_are_kept_once() -> None:
     count = 300_000
     data = compressed_batch(b"".join(encoded_record(n, b"", None) for n in range(count)), count, Codec.ZSTD)

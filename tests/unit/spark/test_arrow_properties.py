@@ -255,6 +255,7 @@ def test_damage_is_refused_where_rows_are_refused(
     assert result(read_columns, log) == result(rows_of, log) or changed.last_offset_delta < 0
 
 
+@pytest.mark.full
 def test_every_cut_byte_and_every_changed_byte_is_a_typed_error_or_other_records() -> None:
     headers = [("name", b"value"), ("", b"x"), ("", None)]
     rows = [(5 + number, b"k" * number, b"v" * (25 * number), headers[: number % 4]) for number in range(4)]

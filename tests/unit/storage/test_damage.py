@@ -62,6 +62,7 @@ def test_a_flipped_bit(kind: str, expected: str) -> None:
             assert outcome(damaged, stored) == expected, (path, bit)
 
 
+@pytest.mark.full
 def test_flipped_bit_in_the_checkpoint_costs_only_time() -> None:
     disk, stored = built()
     path = f"{DIRECTORY}/checkpoint"

@@ -162,6 +162,7 @@ def test_expired_ids_are_removed_by_later_additions() -> None:
     assert window.count < 4_000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [10_000, 100_000])
 def test_an_id_takes_less_than_fifty_bytes(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "SHARD_IDS", 128)

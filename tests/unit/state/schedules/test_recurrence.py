@@ -168,6 +168,7 @@ def test_due_times_increase_and_match_in_every_zone(expression: str, zone: str, 
         moment_ms = found
 
 
+@pytest.mark.full
 @settings(max_examples=100)
 @given(st.integers(0, 23), st.integers(0, 59), st.sampled_from(ZONES), MOMENTS)
 def test_a_daily_schedule_is_due_once_on_each_day_of_every_zone(
