@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition import deduplication_view, deduplicator
+from mansio.broker.log_view import replay as log_replay
+from mansio.broker.log_view import snapshots
+from mansio.broker.partition import deduplicator
 from mansio.state.deduplication import window as window_module
 from mansio.wire.batch.dedup_control_records import AcceptedIds, CopiedIds, decode_dedup_control
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
@@ -45,9 +47,9 @@ CONFIGS: Final = {
 }
 SETTINGS: Final = {"log_retention_check_interval_ms": 400}
 CONSTANTS: Final = (
-    (deduplication_view, "SNAPSHOT_INTERVAL_BYTES", 60_000),
-    (deduplication_view, "SLICE_BATCHES", 20),
-    (deduplication_view, "RETRY_MS", 500),
+    (snapshots, "SNAPSHOT_INTERVAL_BYTES", 60_000),
+    (log_replay, "SLICE_BATCHES", 20),
+    (log_replay, "RETRY_MS", 500),
     (deduplicator, "COPIED_IDS_MAX", 10),
     (window_module, "SHARD_IDS", 6),
     (window_module, "MARK_MS", 500),

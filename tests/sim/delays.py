@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from unittest.mock import patch
 from uuid import NAMESPACE_OID, uuid5
 
-from mansio.broker.partition import delay_manager, delayed_delivery, delayed_records
+from mansio.broker.log_view import replay, snapshots
+from mansio.broker.partition import delay_manager, delayed_delivery
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.schedule_manager import FIRING_HEADER
 from mansio.errors import MansioError
@@ -57,9 +58,9 @@ CONFIGS: Final = {
 }
 SETTINGS: Final = {"log_retention_check_interval_ms": 3000}
 CONSTANTS: Final = (
-    (delayed_records, "SNAPSHOT_INTERVAL_BYTES", 4000),
-    (delayed_records, "SLICE_BATCHES", 20),
-    (delayed_records, "RETRY_MS", 500),
+    (snapshots, "SNAPSHOT_INTERVAL_BYTES", 4000),
+    (replay, "SLICE_BATCHES", 20),
+    (replay, "RETRY_MS", 500),
     (delayed_delivery, "UNCOMMITTED_RECORDS_MAX", 60),
     (delayed_delivery, "SLICE_BYTES_MAX", 3000),
     (delay_manager, "CACHED_BATCHES_MAX", 4),
@@ -173,7 +174,7 @@ class Delays(ViewScene):
         """What is pending yet, and what readers have not read."""
         for index in range(PARTITIONS):
             for manager in self.managers(index):
-                if manager.view.pending or not manager.view.is_complete:
+                if manager.view.pending or not manager.replay.is_complete:
                     yield f"broker {manager.partition.broker_id} has {len(manager.view.pending)} pending in {index}"
         yield from self.reasons()
 

@@ -167,8 +167,8 @@ class ViewScene(FeatureScene):
 
     def reasons_of(self, manager: Any) -> Iterator[str]:
         """Why it is not all well with one replica: its view is being read."""
-        if not manager.view.is_complete:
-            yield f"the view ends at {manager.view.applied_end} of {manager.partition.end_offset}"
+        if not manager.replay.is_complete:
+            yield f"the view ends at {manager.replay.applied_end} of {manager.partition.end_offset}"
 
     def check_end(self) -> None:
         for index in range(self.partitions):

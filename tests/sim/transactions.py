@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinator.transaction import marker_sender
-from mansio.broker.partition import producer_hook
+from mansio.broker.log_view import snapshots
 from mansio.state.transactions import transaction as machine
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch as fetch_wire
@@ -64,7 +64,7 @@ CLUSTER_FAULTS: Final = {
 }
 """Faults that are drawn more often than in other histories."""
 CONSTANTS: Final = (
-    (producer_hook, "SNAPSHOT_INTERVAL_BYTES", 3000),
+    (snapshots, "SNAPSHOT_INTERVAL_BYTES", 3000),
     (marker_sender, "REQUEST_TIMEOUT_MS", 4000),
 )
 """Bounds that a history of some seconds would not reach."""

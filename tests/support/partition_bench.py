@@ -6,9 +6,11 @@ that knows how a feature of partitions is attached.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from mansio.broker.log_view.replay import ViewReplay
+from mansio.broker.log_view.view import LogView
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.deduplication_view import DeduplicationView
 from mansio.broker.partition.deduplicator import Deduplicator
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from mansio.testing.disk import SimulatedDisk
     from mansio.wire.batch.record_reader import Record
 
+V = TypeVar("V", bound=LogView[Any])
+
 TOPIC_ID = UUID(int=1)
 BROKER_ID = 1
 DIRECTORY = "/data/t-0"
@@ -46,11 +50,11 @@ class PartitionBench(LogBench):
     """Partitions of one topic on a simulated disk, without hooks but those of its features."""
 
     producers: ProducerHook
-    deduplication: DeduplicationView
+    deduplication: ViewReplay[DeduplicationView]
     deduplicator: Deduplicator
-    delayed_records: DelayedRecords
+    delayed_records: ViewReplay[DelayedRecords]
     delay_manager: DelayManager
-    priorities: PriorityView
+    priorities: ViewReplay[PriorityView]
 
     def __init__(
         self,
@@ -207,53 +211,44 @@ def _attach_producers(bench: PartitionBench, partition: Partition) -> None:
 
 def _attach_deduplication(bench: PartitionBench, partition: Partition) -> None:
     bench.producers.has_shorter_batches = True
-    view = bench.deduplication = DeduplicationView(
-        bench.disk,
-        bench.background,
-        bench.scheduler,
-        bench.clock,
-        partition.log,
-        window_ms=lambda: WINDOW_MS,
-        is_leader=lambda: partition.is_leader,
-    )
-    partition.add_hook(view)
-    bench.deduplicator = Deduplicator(partition, view)
+    view = DeduplicationView(bench.disk, bench.clock, partition.log, window_ms=lambda: WINDOW_MS)
+    replay = bench.deduplication = _replay(bench, partition, view)
+    bench.deduplicator = Deduplicator(partition, replay)
     partition.check_ids = bench.deduplicator.check
     partition.first_offset_of_repeat = bench.deduplicator.with_first_offset
-    _wait_for_view(bench, view)
 
 
 def _attach_delays(bench: PartitionBench, partition: Partition) -> None:
-    view = bench.delayed_records = DelayedRecords(
-        bench.disk, bench.background, bench.scheduler, partition.log
-    )
-    partition.add_hook(view)
-    bench.delay_manager = DelayManager(partition, view)
+    replay = bench.delayed_records = _replay(bench, partition, DelayedRecords(partition.log))
+    bench.delay_manager = DelayManager(partition, replay)
     partition.convert_delayed = bench.delay_manager.convert
-    _wait_for_view(bench, view)
 
 
 def _attach_priorities(bench: PartitionBench, partition: Partition, *, is_new: bool = False) -> None:
-    view = bench.priorities = PriorityView(
-        bench.disk,
-        bench.background,
-        bench.scheduler,
-        partition.log,
-        is_leader=lambda: partition.is_leader,
-        is_new=is_new,
-    )
-    partition.add_hook(view)
-    partition.priorities = view
-    _wait_for_view(bench, view)
+    view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)
+    replay = bench.priorities = _replay(bench, partition, view)
+    partition.priorities, partition.stage_priorities = view, replay.stage
 
 
 def _attach_new_priorities(bench: PartitionBench, partition: Partition) -> None:
     _attach_priorities(bench, partition, is_new=True)
 
 
-def _wait_for_view(bench: PartitionBench, view: Any) -> None:
+def _replay(bench: PartitionBench, partition: Partition, view: V) -> ViewReplay[V]:
+    """Keep a view of the log, and wait until it is complete."""
+    replay = ViewReplay(
+        view,
+        bench.disk,
+        bench.background,
+        bench.scheduler,
+        partition.log,
+        is_leader=lambda: partition.is_leader,
+        on_damage=partition.report_damage,
+    )
+    partition.add_hook(replay)
     bench.scheduler.run()
-    assert view.is_complete
+    assert replay.is_complete
+    return replay
 
 
 FEATURES = {

@@ -24,9 +24,9 @@ DEDUPLICATION_DEFECTS = (
     ),
     Defect(
         "deduplication window lost at fail-over",
-        "broker/partition/deduplication_view.py",
-        "self._apply(content, base_offset)",
-        "self._apply(None, base_offset)",
+        "broker/log_view/replay.py",
+        "self._apply(header, base_offset, content)",
+        "self._apply(header, base_offset, None)",
         (FOLLOWER,),
     ),
     Defect(
@@ -39,22 +39,22 @@ DEDUPLICATION_DEFECTS = (
     Defect(
         "id remembered of an append that failed",
         "broker/partition/deduplication_view.py",
-        "if expected is None or expected[0] != base_offset or expected[1].crc != crc:",
-        "if expected is None:",
+        "if offset != base_offset or ids.crc != header.crc:",
+        "if False:",
         (POWER,),
     ),
     Defect(
         "deduplication snapshot above the log's end kept",
-        "broker/partition/snapshot_files.py",
-        "beyond = [name for name in self._names() if int(name.removesuffix(self._suffix)) > end_offset]",
+        "broker/log_view/snapshots.py",
+        "beyond = [name for name in self._names() if int(name.removesuffix(suffix)) > end_offset]",
         "beyond: list[str] = []",
         (f"{REPLICAS}::test_snapshot_of_records_that_were_truncated_is_not_used",),
     ),
     Defect(
         "snapshot between the ids and their records",
         "broker/partition/deduplication_view.py",
-        "if self._expected is None and not self._is_reading:",
-        "if True:",
+        "return self._expected is None",
+        "return True",
         (FOLLOWER, POWER),
     ),
     Defect(

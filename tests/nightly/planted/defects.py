@@ -414,16 +414,16 @@ MORE = (
     ),
     Defect(
         "a snapshot from beyond the log's end",
-        "broker/partition/producer_hook.py",
-        "if self._log.start_offset <= end_offset <= self._log.end_offset:",
-        "if self._log.start_offset <= end_offset:",
+        "broker/log_view/snapshots.py",
+        "if first_offset <= end_offset <= log.end_offset:",
+        "if first_offset <= end_offset:",
         PRODUCER_ROOM,
     ),
     Defect(
         "a snapshot before its batches are durable",
-        "broker/partition/producer_hook.py",
-        "if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:",
-        "if self._waiting_snapshot is not None:",
+        "broker/log_view/snapshots.py",
+        "if self.waiting is not None and self.waiting[0] <= high_watermark:",
+        "if self.waiting is not None:",
         PRODUCER_ROOM,
     ),
     Defect(

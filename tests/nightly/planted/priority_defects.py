@@ -69,9 +69,9 @@ PRIORITY_DEFECTS = (
     ),
     Defect(
         "priorities of a batch that was refused are applied to the next one",
-        "broker/partition/priority_view.py",
-        "elif base_offset == self.index.end and staged is not None and staged[0] == header.crc:",
-        "elif base_offset == self.index.end and staged is not None:",
+        "broker/log_view/replay.py",
+        "is_staged = staged is not None and staged[0] == header.crc",
+        "is_staged = staged is not None",
         VIEW,
     ),
     Defect(
@@ -84,8 +84,8 @@ PRIORITY_DEFECTS = (
     Defect(
         "records before the setting get the priority of their headers after a restart",
         "broker/partition/priority_view.py",
-        "self._save(self.index, durable=True)",
-        "pass",
+        "return self.index.end, self._is_new",
+        "return self.index.end, False",
         VIEW,
     ),
     Defect(

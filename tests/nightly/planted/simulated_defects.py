@@ -45,6 +45,7 @@ def rule(seed: int, name: str, file: str, line: str, planted: str) -> SimulatedD
 
 MANAGER = "broker/partition/delay_manager.py"
 VIEW = "broker/partition/delayed_records.py"
+REPLAY = "broker/log_view/replay.py"
 DELIVERY = "broker/partition/delayed_delivery.py"
 
 DEFECTS = (
@@ -171,9 +172,9 @@ DEFECTS = (
     rule(
         2_000_000,
         "deduplication window lost at a change of leader",
-        "broker/partition/deduplication_view.py",
-        "self._apply(content, base_offset)",
-        "self._apply(None, base_offset)",
+        REPLAY,
+        "self._apply(header, base_offset, content)",
+        "self._apply(header, base_offset, None)",
     ),
     rule(
         2_000_000,
@@ -200,8 +201,8 @@ DEFECTS = (
         1_000_008,
         "a delivery is valid without its second batch",
         VIEW,
-        "on_second = partial(pending.remove_delivered, control.ids)",
-        "on_second = partial(pending.remove_delivered, control.ids); on_second()",
+        "self.delivery(control.ids, control.crc)(base_offset)",
+        "pending.remove_delivered(control.ids)",
     ),
     rule(
         1_000_000,
@@ -229,22 +230,22 @@ DEFECTS = (
         1_000_000,
         "followers keep what was delivered",
         VIEW,
-        "on_second = partial(pending.remove_delivered, control.ids)",
-        "on_second = partial(pending.remove_delivered, control.ids[1:])",
+        "self.delivery(control.ids, control.crc)(base_offset)",
+        "self.delivery(control.ids[1:], control.crc)(base_offset)",
     ),
     rule(
         1_000_008,
         "a view keeps what was truncated",
-        VIEW,
-        "self._waiting_snapshot = self.retained_until = self._staged = self._expected = None",
+        REPLAY,
+        "self.retained_until = self._staged = None",
         "return",
     ),
     rule(
         1_000_048,
         "a snapshot is taken between the two batches of a delivery",
         VIEW,
-        "if self._expected is None and not self._is_reading:",
-        "if not self._is_reading:",
+        "return self._expected is None",
+        "return True",
     ),
     rule(
         1_000_000,
@@ -378,16 +379,16 @@ RARE = (
     rule(
         1_000_000,
         "retention does not wait for copies",
-        VIEW,
-        "floor = self.retained_until[1]",
+        REPLAY,
+        "floors.append(self.retained_until[1])",
         "pass",
     ),
     rule(
         1_000_000,
         "a snapshot has what is not committed",
-        VIEW,
-        "if snapshot is not None and snapshot.end_offset <= high_watermark:",
-        "if snapshot is not None:",
+        "broker/log_view/snapshots.py",
+        "if self.waiting is not None and self.waiting[0] <= high_watermark:",
+        "if self.waiting is not None:",
     ),
 )
 """What takes many histories to be seen, or is seen only together with another fault of the program: searched for by

@@ -102,8 +102,8 @@ TRANSACTION_DEFECTS = (
     Defect(
         "snapshot of transactions not read",
         HOOK,
-        "self.table, self.transactions, from_offset = table, transactions, end_offset",
-        "self.table, from_offset = table, end_offset",
+        "self.table, self.transactions = state",
+        "self.table, _ = state",
         (READERS,),
     ),
     Defect(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.broker.partition import deduplication_view, deduplicator
+from mansio.broker.log_view import snapshots
+from mansio.broker.partition import deduplicator
 from mansio.state.deduplication import window as window_module
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.record_batch import build_batch
@@ -55,7 +56,7 @@ class DeduplicationWorkload(FeatureWorkload):
 
     weights = WEIGHTS
     constants = (
-        (deduplication_view, "SNAPSHOT_INTERVAL_BYTES", 300),
+        (snapshots, "SNAPSHOT_INTERVAL_BYTES", 300),
         (deduplicator, "COPIED_IDS_MAX", 3),
         (window_module, "SHARD_IDS", 4),
         (window_module, "MARK_MS", 100),

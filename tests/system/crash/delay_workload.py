@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from mansio.broker.partition import delayed_records
+from mansio.broker.log_view import snapshots
 from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.state.schedules import recurrence
 from mansio.wire.batch.delay_headers import DELAY_HEADER
@@ -79,14 +79,14 @@ class DelayedPartition(PartitionBench):
         """Id -> value of each pending record."""
         return {
             record.id: self.delay_manager.read(record)[2] or b""
-            for record in self.delayed_records.pending.select(-(1 << 62), 1 << 62)
+            for record in self.delayed_records.view.pending.select(-(1 << 62), 1 << 62)
         }
 
     def deliver_all(self) -> None:
         self.clock.seconds += FAR_S
         now_ms = self.clock.wall_ms()
         for _ in range(1_000):
-            wake_ms = self.delayed_records.next_wake_ms
+            wake_ms = self.delayed_records.view.next_wake_ms
             if wake_ms is None or wake_ms > now_ms:
                 return
             self.delay_manager.deliver_due(50, 4_000)
@@ -98,7 +98,7 @@ class DelayWorkload(FeatureWorkload):
 
     weights = WEIGHTS
     constants = (
-        (delayed_records, "SNAPSHOT_INTERVAL_BYTES", 300),
+        (snapshots, "SNAPSHOT_INTERVAL_BYTES", 300),
         (recurrence, "INTERVAL_MS_MIN", 1),
         (recurrence, "LATE_MS_MAX", 300),
     )
@@ -203,7 +203,7 @@ class DelayWorkload(FeatureWorkload):
     def check_schedules(self, after: DelayedPartition, durable_end: int) -> None:
         """Each firing is in the log once, and the state of each schedule is that of the log."""
         fired = after.fired()
-        states = {one.name: one for one in after.delayed_records.schedules}
+        states = {one.name: one for one in after.delayed_records.view.schedules}
         for name, records in fired.items():
             every_ms, catch_up = self.schedules[name].every_ms, self.schedules[name].catch_up
             numbers = [one.number for one in records]

@@ -25,7 +25,7 @@ def test_a_damaged_batch_delays_only_its_own_records(position: int) -> None:
     live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * position)
     live.clock.seconds += 1
     assert live.delay_manager.deliver_due(10, 1 << 20) == 2
-    later = [record.id for record in live.delayed_records.pending.select(0, 1 << 62)]
+    later = [record.id for record in live.delayed_records.view.pending.select(0, 1 << 62)]
     assert later == [0], "it is tried again later"
     assert live.partition.storage_health.damaged
     live.disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * position)  # as a repair does

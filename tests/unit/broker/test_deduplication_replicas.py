@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from mansio.broker.partition import deduplication_view, deduplicator
+from mansio.broker.log_view import replay, snapshots
+from mansio.broker.partition import deduplicator
 from mansio.state.deduplication import window as window_module
 from mansio.wire.batch.dedup_control_records import key_of
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
@@ -17,8 +18,8 @@ from support.partition_bench import DIRECTORY, WINDOW_MS, PartitionBench, dedupl
 
 @pytest.fixture(autouse=True)
 def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deduplication_view, "SNAPSHOT_INTERVAL_BYTES", 500)
-    monkeypatch.setattr(deduplication_view, "SLICE_BATCHES", 3)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_INTERVAL_BYTES", 500)
+    monkeypatch.setattr(replay, "SLICE_BATCHES", 3)
     monkeypatch.setattr(deduplicator, "COPIED_IDS_MAX", 3)
     monkeypatch.setattr(window_module, "SHARD_IDS", 4)
     monkeypatch.setattr(window_module, "MARK_MS", 100)
@@ -47,7 +48,7 @@ def replicate(leader: PartitionBench, follower: PartitionBench, batches: int = 1
 def live_ids(one: PartitionBench, ids: int, ahead_ms: int = 0) -> dict[int, tuple[int, int]]:
     """Offset and time of each id that has not expired, also by a clock that is ahead so far."""
     until_ms = one.clock.wall_ms() + ahead_ms - WINDOW_MS
-    found = {number: one.deduplication.window.find(key_of(b"%d" % number)) for number in range(ids)}
+    found = {number: one.deduplication.view.window.find(key_of(b"%d" % number)) for number in range(ids)}
     return {number: known for number, known in found.items() if known and known.accepted_ms > until_ms}
 
 
@@ -144,7 +145,7 @@ def test_segments_older_than_any_window_are_not_read() -> None:
     assert len(bases) > 3
     for base in bases[:2]:
         leader.disk.modified_ms_by_path[f"{DIRECTORY}/{base:020d}.log"] = 1
-    for path in leader.deduplication._snapshots.paths():
+    for path in leader.deduplication.snapshots.paths():
         leader.disk.remove(path)
     again = deduplicated(leader.disk, seconds=leader.clock.seconds)
     offsets = [known[0] for known in live_ids(again, 100).values()]

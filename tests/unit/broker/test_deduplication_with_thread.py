@@ -73,7 +73,7 @@ class Model:
         elif name == "advance":
             self.leader.clock.seconds += self.chance.random()
         elif name == "count":  # removes ids that have expired
-            window = self.leader.deduplication.window
+            window = self.leader.deduplication.view.window
             window.make_room(1, 0, self.leader.clock.wall_ms() - WINDOW_MS)
         else:
             self.change_leader()

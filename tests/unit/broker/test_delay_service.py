@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mansio.broker.partition.delay_manager import DelayManager
-from mansio.broker.partition.delayed_records import _Snapshot, has_delay_snapshot
+from mansio.broker.partition.delayed_records import has_delay_snapshot
 from mansio.broker.services.delays import DelayService
 from mansio.errors import CorruptMessage, RequestTimedOut
 from mansio.wire.batch.record_batch import build_batch
@@ -111,12 +111,12 @@ def test_a_truncation_below_all_snapshots_leaves_the_directory_marked() -> None:
     """Without a file `*.delays` a broker does not look for pending records if the setting is off at its next start."""
     leader = _Leader()
     leader.publish(4)
-    view, log = leader.manager.view, leader.partition.log
+    replay, log = leader.manager.replay, leader.partition.log
     disk = leader.cluster[1].disk
     for end_offset in (3, 4):
-        view._save(_Snapshot(end_offset, view.pending.freeze(), view.schedules.freeze()))
+        replay.snapshots.save(end_offset, replay.view.freeze(end_offset))
     log.truncate_to(2)
-    view.on_truncate(2)
+    replay.on_truncate(2)
     assert has_delay_snapshot(disk, log.directory)
     leader.cluster.run_for(500)
     assert leader.locations() == [0, 1]

@@ -35,6 +35,7 @@ class _Manager:
             index=0,
         )
         self.view: Any = self
+        self.replay: Any = self
         self.is_complete = True
         self.on_due_changed = lambda: None
 

@@ -280,7 +280,7 @@ def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
 def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mansio.broker.partition.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
+    monkeypatch.setattr("mansio.broker.log_view.snapshots.SNAPSHOT_INTERVAL_BYTES", 100)
     bench = new_bench()
     bench.attach("producers")
     for sequence in range(20):

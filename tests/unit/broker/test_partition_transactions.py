@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from mansio.broker.partition import producer_hook
+from mansio.broker.log_view import snapshots
 from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.services.produce import ProduceService
@@ -224,7 +224,7 @@ class CheckedPartition:
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_readers_of_committed_records_see_exactly_those(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_hook, "SNAPSHOT_INTERVAL_BYTES", 400)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_INTERVAL_BYTES", 400)
     checked = CheckedPartition(seed)
     for _ in range(STEPS):
         kind = checked.random.choices(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mansio.broker.partition import priority_view
+from mansio.broker.log_view import replay, snapshots
 from mansio.errors import InvalidRecord
 from mansio.state.priorities import priority_index
 from mansio.testing.disk import SimulatedDisk
@@ -19,8 +19,8 @@ from support.partition_bench import DIRECTORY, LARGE_RULES, SMALL_SEGMENTS, Part
 
 @pytest.fixture(autouse=True)
 def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priority_view, "SNAPSHOT_INTERVAL_BYTES", 500)
-    monkeypatch.setattr(priority_view, "SLICE_BATCHES", 3)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_INTERVAL_BYTES", 500)
+    monkeypatch.setattr(replay, "SLICE_BATCHES", 3)
     monkeypatch.setattr(priority_index, "CHUNK_OFFSETS", 16)
 
 
@@ -50,7 +50,7 @@ class PrioritizedPartition(PartitionBench):
 
     def known(self) -> list[Priority]:
         """The priority of each offset of the log."""
-        index = self.priorities.index
+        index = self.priorities.view.index
         assert index.end == self.log.end_offset
         parts = index.split(self.log.start_offset, index.end - 1)
         return [part.priority for part in parts for _ in range(part.first, part.last + 1)]

@@ -105,7 +105,7 @@ def test_batches_after_a_snapshot_are_known_from_the_log() -> None:
 def test_a_snapshot_is_written_when_all_it_knows_is_durable_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mansio.broker.partition.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
+    monkeypatch.setattr("mansio.broker.log_view.snapshots.SNAPSHOT_INTERVAL_BYTES", 100)
     disk = SimulatedDisk()
     bench = ProducerLog(disk)
     for sequence in range(3):

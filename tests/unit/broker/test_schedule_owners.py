@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from mansio.broker.log_view.replay import ViewReplay
 from mansio.broker.partition import schedule_manager
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
@@ -45,9 +46,17 @@ class ScheduledCluster(Cluster):
         """Keep track of schedules on a broker, as `PartitionSet` does."""
         partition = node.partitions[TOPIC.bytes, 0]
         partition.rules = partition.rules._replace(accepts_delays=True)
-        view = DelayedRecords(node.disk, node.background, node.scheduler, partition.log)
-        partition.add_hook(view)
-        manager = DelayManager(partition, view)
+        replay = ViewReplay(
+            DelayedRecords(partition.log),
+            node.disk,
+            node.background,
+            node.scheduler,
+            partition.log,
+            is_leader=lambda: partition.is_leader,
+            on_damage=partition.report_damage,
+        )
+        partition.add_hook(replay)
+        manager = DelayManager(partition, replay)
         delivery = self.deliveries[node.node_id] = DelayedDelivery(node.clock, node.scheduler)
         delivery.attach(manager)
         self.managers[node.node_id] = manager

@@ -186,7 +186,11 @@ class RetentionManager:
                     self._release(partition, delays, expired.end_offset), name="copy of pending records"
                 )
         deduplicator = self._deduplicator(partition)
-        if deduplicator is not None and floor is not None and deduplicator.view.retention_floor() is not None:
+        if (
+            deduplicator is not None
+            and floor is not None
+            and deduplicator.replay.retention_floor() is not None
+        ):
             # What only ids keep that have not expired is deleted by a later check, when they have been copied.
             expired = find(high_watermark)
             if expired.end_offset > max(found.end_offset, floor):

@@ -40,6 +40,7 @@ from mansio.wire.batch.record_reader import read_records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append_validation import InspectedRecords
     from mansio.broker.partition.deduplication_view import DeduplicationView
     from mansio.broker.partition.partition import Partition
@@ -54,11 +55,12 @@ COPIED_IDS_MAX: Final = 4096
 class Deduplicator:
     """Deduplication of a partition's records. All methods run on the broker's event loop."""
 
-    __slots__ = ("partition", "repeat_count", "view")
+    __slots__ = ("partition", "repeat_count", "replay", "view")
 
-    def __init__(self, partition: Partition, view: DeduplicationView) -> None:
+    def __init__(self, partition: Partition, replay: ViewReplay[DeduplicationView]) -> None:
         self.partition = partition
-        self.view = view
+        self.replay = replay
+        self.view = replay.view
         self.repeat_count = 0
         """Number of repeats that this broker has found since it opened the partition."""
 
@@ -143,7 +145,7 @@ class Deduplicator:
         return known._replace(base_offset=found.offset)
 
     def _check_view(self) -> None:
-        if not self.view.is_complete:  # producers retry this error
+        if not self.replay.is_complete:  # producers retry this error
             raise LeaderNotAvailable(f"{self.partition.name}: its deduplication ids are being loaded")
 
     def _finish(
@@ -159,13 +161,13 @@ class Deduplicator:
             if identified.header.producer_id < 0:
                 return ()
             control = encode_repeated(identified.header)
-            self.view.stage(read_header(control).crc, None)
+            self.replay.stage(read_header(control).crc, None)
             return (control,)
         if not keys:
             return (stored,)
         ids = AcceptedIds(keys, positions, now_ms, read_header(stored).crc)
         control = encode_ids(ids)
-        self.view.stage(read_header(control).crc, ids)
+        self.replay.stage(read_header(control).crc, ids)
         return (control, stored)
 
     # Retention
@@ -179,7 +181,7 @@ class Deduplicator:
         partition, view = self.partition, self.view
         self._ensure_usable()
         window = view.window
-        floor = view.retention_floor()
+        floor = self.replay.retention_floor()
         until_ms = partition.clock.wall_ms() - partition.settings.dedup_ms
         after_ms, last_ms = window.uncopied_times(offset, until_ms)
         earlier, latest_ms = window.copies, window.latest_ms
@@ -201,7 +203,7 @@ class Deduplicator:
         window.release_below(offset)
         if not waiting:
             return  # all ids have expired, or were copied before
-        view.retained_until = (partition.end_offset, offset if floor is None else floor)
+        self.replay.retained_until = (partition.end_offset, offset if floor is None else floor)
         await partition.commit_promise(partition.end_offset)
 
     def _copy(self, ids: Sequence[AcceptedId], copies: Copies) -> None:
@@ -209,12 +211,12 @@ class Deduplicator:
             [one.key for one in ids], [one.offset for one in ids], [one.accepted_ms for one in ids], *copies
         )
         control = encode_copied_ids(copied)
-        self.view.stage(read_header(control).crc, copied)
+        self.replay.stage(read_header(control).crc, copied)
         self.partition.append_unchanged((control,))
 
     def _ensure_usable(self) -> None:
         self.partition.ensure_leader()
-        if not self.view.is_complete:
+        if not self.replay.is_complete:
             raise CoordinatorLoadInProgress(f"{self.partition.name}: its deduplication ids are being loaded")
 
 

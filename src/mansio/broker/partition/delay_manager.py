@@ -55,6 +55,7 @@ from mansio.wire.batch.record_reader import decompress_batch, read_record_at, re
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.delayed_records import DelayedRecords
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Buffer
@@ -86,13 +87,23 @@ class _StoredRecords(NamedTuple):
 class DelayManager:
     """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
 
-    __slots__ = ("_cached", "_cached_bytes", "has_fired", "partition", "schedules", "uncommitted_end", "view")
+    __slots__ = (
+        "_cached",
+        "_cached_bytes",
+        "has_fired",
+        "partition",
+        "replay",
+        "schedules",
+        "uncommitted_end",
+        "view",
+    )
 
-    def __init__(self, partition: Partition, view: DelayedRecords) -> None:
+    def __init__(self, partition: Partition, replay: ViewReplay[DelayedRecords]) -> None:
         self.partition = partition
-        self.view = view
-        view.on_reset = self._forget_stored
-        self.schedules = ScheduleManager(partition, view)
+        self.replay = replay
+        self.view = replay.view
+        self.view.on_reset = self._forget_stored
+        self.schedules = ScheduleManager(partition, replay)
         self._cached: dict[int, _StoredRecords] = {}
         self._cached_bytes = 0
         self.has_fired = False
@@ -107,8 +118,8 @@ class DelayManager:
 
         Raises `ThrottlingQuotaExceeded` if too many records are pending, and `LeaderNotAvailable` while the view is
         being read."""
-        partition, view = self.partition, self.view
-        if not view.is_complete:  # producers retry this error, unlike that of `ensure_usable`
+        partition, replay = self.partition, self.replay
+        if not replay.is_complete:  # producers retry this error, unlike that of `ensure_usable`
             raise LeaderNotAvailable(f"{partition.name}: its delayed records are being loaded")
         self._check_limits(delays)
         control = encode_accepted(batch, delays.header, delays.due_ms)
@@ -116,7 +127,7 @@ class DelayManager:
         def apply(base_offset: int) -> None:
             self._accept(base_offset, delays)
 
-        view.stage(read_header(control).crc, apply)
+        replay.stage(read_header(control).crc, apply)
         return control
 
     def _check_limits(self, delays: DelayedBatch) -> None:
@@ -207,8 +218,9 @@ class DelayManager:
             if rules.timestamp_type is TimestampType.LOG_APPEND:
                 front = with_log_append_time(batch, read_header(batch), now_ms)
                 batch = front + batch[len(front) :]
-            control = encode_delivered(ids, read_header(batch).crc)
-            self.view.stage_delivery(read_header(control).crc, read_header(batch).crc)
+            crc = read_header(batch).crc
+            control = encode_delivered(ids, crc)
+            self.replay.stage(read_header(control).crc, self.view.delivery((), crc))
             self.uncommitted_end = partition.append_unchanged((control, batch))
         except BaseException:
             known = {*ids}
@@ -261,7 +273,7 @@ class DelayManager:
     def ensure_usable(self) -> None:
         """Raise `NotLeaderOrFollower`, or `CoordinatorLoadInProgress` while the view is being read."""
         self.partition.ensure_leader()
-        if not self.view.is_complete:
+        if not self.replay.is_complete:
             raise CoordinatorLoadInProgress(f"{self.partition.name}: its delayed records are being loaded")
 
     def read(self, record: PendingRecord) -> NewRecord:
@@ -278,7 +290,7 @@ class DelayManager:
         return [record for record in found if record.due_ms != NOT_DELAYED_MS]
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
-        self.view.stage(read_header(control).crc, apply)
+        self.replay.stage(read_header(control).crc, apply)
         return self.partition.append_unchanged((control,))
 
     # Retention
@@ -292,7 +304,7 @@ class DelayManager:
         unreadable: set[int] = set()
         while True:
             self.ensure_usable()
-            floor = view.retention_floor()
+            floor = self.replay.retention_floor()
             records = view.pending.located_below(offset, COPIED_RECORDS_MAX, unreadable)
             if records:
                 end_offset = self._copy(records, unreadable)
@@ -300,7 +312,7 @@ class DelayManager:
                     continue
             elif (end_offset := self.schedules.copy_below(offset)) is None:
                 break
-            view.retained_until = (end_offset, offset if floor is None else floor)
+            self.replay.retained_until = (end_offset, offset if floor is None else floor)
             await partition.scheduler.sleep(0)
         await partition.commit_promise(partition.end_offset)
 

@@ -172,7 +172,7 @@ class DelayedDelivery:
         partition = manager.partition
         if partition.closed:
             return
-        if not partition.is_leader or not manager.view.is_complete or partition.log.failure is not None:
+        if not partition.is_leader or not manager.replay.is_complete or partition.log.failure is not None:
             self._retry(manager, RETRY_MS)
             return
         if manager.uncommitted_end - partition.high_watermark > UNCOMMITTED_RECORDS_MAX and (

@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.dedup_header import IdentifiedBatch
     from mansio.wire.batch.delay_headers import DelayedBatch
     from mansio.wire.batch.end_marker import EndMarker
+    from mansio.wire.batch.priority_header import PriorityRun
 
 H = TypeVar("H")
 
@@ -190,6 +191,7 @@ class Partition:
         "rules",
         "scheduler",
         "scratch",
+        "stage_priorities",
         "storage_health",
         "topic",
         "topic_id",
@@ -251,6 +253,8 @@ class Partition:
         sequence; returns the result with the offset of the first record with its id."""
         self.priorities: PriorityView | None = None
         """The priorities of the records; None if the topic has none."""
+        self.stage_priorities: Callable[[int, Sequence[PriorityRun]], None] | None = None
+        """Announces the priorities of the batch with this CRC, which is about to be appended."""
         self.producers: ProducerHook | None = None
         """The producers of the partition with their transactions; None before their hook is added."""
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
@@ -439,8 +443,8 @@ class Partition:
             append_time_ms = self.clock.wall_ms()
         if rules.inspects_records and not internal:
             inspected = self._inspect(batch, inspected)
-            if rules.has_priorities and self.priorities is not None:
-                self.priorities.stage(header.crc, inspected.priorities)
+            if rules.has_priorities and self.stage_priorities is not None:
+                self.stage_priorities(header.crc, inspected.priorities)
             if inspected.ids is not None and self.check_ids is not None:
                 checked = self.check_ids(batch, inspected)
                 if header.attributes & TRANSACTIONAL_FLAG:
@@ -1319,7 +1323,7 @@ class Partition:
                 hook.close()
         self.on_control_batches = None
         self.convert_delayed = self.check_ids = self.first_offset_of_repeat = None
-        self.priorities = self.producers = None
+        self.priorities = self.stage_priorities = self.producers = None
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from mansio.broker.log_view.replay import ViewReplay
+from mansio.broker.log_view.view import LogView
 from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX, AppendRules
 from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.batch_verifier import BatchVerifier
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+V = TypeVar("V", bound=LogView[Any])
 
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
@@ -344,9 +347,9 @@ class PartitionSet:
                 partition.settings = settings
                 partition.rules = rules
                 partition.log.update_settings(log_settings)
-                if settings.accepts_delays and partition.find_hook(DelayedRecords) is None:
+                if settings.accepts_delays and partition not in self._delay_managers:
                     self._attach_delays(partition)
-                if settings.dedup_ms and partition.find_hook(DeduplicationView) is None:
+                if settings.dedup_ms and partition not in self._deduplicators:
                     self._attach_deduplication(partition)
                 if settings.has_priorities and partition.priorities is None:
                     self._attach_priorities(partition, is_new=True)
@@ -446,19 +449,33 @@ class PartitionSet:
 
     def _attach_delays(self, partition: Partition) -> None:
         """Keep track of the delayed records of a partition, and deliver them while this broker is the leader."""
-        log = partition.log
-        try:
-            view = DelayedRecords(self._disk, self._file_thread, self._scheduler, log)
-        except OSError as error:
-            log.fail(error, f"cannot read the delayed records of {log.directory}")
+        replay = self._replay(partition, DelayedRecords(partition.log))
+        if replay is None:
             return
-        view.on_damage = partition.report_damage
         partition.on_control_batches = None
-        partition.add_hook(view)
-        manager = DelayManager(partition, view)
+        manager = DelayManager(partition, replay)
         partition.convert_delayed = manager.convert
         self._delay_managers[partition] = manager
         self.delayed_delivery.attach(manager)
+
+    def _replay(self, partition: Partition, view: V) -> ViewReplay[V] | None:
+        """Keep a view of the log of a partition. Return None if it cannot be read; then the log has failed."""
+        log = partition.log
+        try:
+            replay = ViewReplay(
+                view,
+                self._disk,
+                self._file_thread,
+                self._scheduler,
+                log,
+                is_leader=lambda: partition.is_leader,
+                on_damage=partition.report_damage,
+            )
+        except OSError as error:
+            log.fail(error, f"cannot read the {view.kind} of {log.directory}")
+            return None
+        partition.add_hook(replay)
+        return replay
 
     def delay_manager(self, partition: Partition) -> DelayManager | None:
         """Return what manages the delayed records of a partition; None if its topic never accepted delays."""
@@ -466,49 +483,26 @@ class PartitionSet:
 
     def _attach_deduplication(self, partition: Partition) -> None:
         """Keep the deduplication window of a partition, and find repeats while this broker is the leader."""
-        log = partition.log
-        try:
-            view = DeduplicationView(
-                self._disk,
-                self._file_thread,
-                self._scheduler,
-                self._clock,
-                log,
-                window_ms=lambda: partition.settings.dedup_ms,
-                is_leader=lambda: partition.is_leader,
-            )
-        except OSError as error:
-            log.fail(error, f"cannot read the deduplication ids of {log.directory}")
+        view = DeduplicationView(
+            self._disk, self._clock, partition.log, window_ms=lambda: partition.settings.dedup_ms
+        )
+        replay = self._replay(partition, view)
+        if replay is None:
             return
-        view.on_damage = partition.report_damage
-        partition.add_hook(view)
         producers = partition.find_hook(ProducerHook)
         if producers is not None:
             producers.has_shorter_batches = True
-        deduplicator = Deduplicator(partition, view)
+        deduplicator = Deduplicator(partition, replay)
         partition.check_ids = deduplicator.check
         partition.first_offset_of_repeat = deduplicator.with_first_offset
         self._deduplicators[partition] = deduplicator
 
     def _attach_priorities(self, partition: Partition, *, is_new: bool) -> None:
         """Keep the priorities of a partition's records. `is_new`: the topic gets the setting now."""
-        log = partition.log
-        try:
-            view = PriorityView(
-                self._disk,
-                self._file_thread,
-                self._scheduler,
-                log,
-                is_leader=lambda: partition.is_leader,
-                is_new=is_new,
-            )
-        except OSError as error:
-            log.fail(error, f"cannot read the priorities of {log.directory}")
-            return
-        view.on_damage = partition.report_damage
-        view.on_progress = partition.wake_readers
-        partition.add_hook(view)
-        partition.priorities = view
+        view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)
+        replay = self._replay(partition, view)
+        if replay is not None:
+            partition.priorities, partition.stage_priorities = view, replay.stage
 
     def deduplicator(self, partition: Partition) -> Deduplicator | None:
         """Return what finds the repeats of a partition; None if its topic has had no deduplication window since the

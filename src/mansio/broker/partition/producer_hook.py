@@ -1,8 +1,9 @@
 """Producers of one partition as a partition hook: no batch is stored twice, and transactions are open, committed or
 aborted (Kafka `ProducerStateManager`), also after a restart, on followers and after a change of leader.
 
-Owns the partition's `ProducerTable`, its `PartitionTransactions` and their common snapshots. Both are derived from the
-batch headers and the transaction markers of the log; with a snapshot only those after it are read at a start.
+Owns the partition's `ProducerTable`, its `PartitionTransactions` and their common snapshots (`ViewSnapshots`). Both are
+derived from the batch headers and the transaction markers of the log; with a snapshot only those after it are read.
+Unlike other views they are complete before the partition is opened (docs/adr/0027-views-of-a-log.md).
 
 A producer's transaction in the partition is verified with its coordinator before its first batch is appended
 (KIP-890). A marker that is appended meanwhile ends the `Verification`: the batch could belong to the transaction that
@@ -10,14 +11,9 @@ the marker has ended, and would then stay open forever.
 
 Invariants:
 * Batches that are not transactional make the same calls as without transactions.
-* A snapshot contains the state at an offset up to which the log was committed when the snapshot was written, so that a
-  crash cannot leave a snapshot with batches that the log has lost. If the log was truncated, snapshots above its end
-  are removed before new records are appended.
 * If batches are damaged that this hook has to read, the transactions that were open there stay open, because they may
   have ended in these batches: see `PartitionTransactions`. No snapshot is written then, so that the next start reads
   the batches again, which may be repaired; `on_repaired` does so at once.
-* Snapshots are written on another thread and not flushed: their checksum detects an incomplete one, and the previous
-  snapshot is kept until the next one is written.
 """
 
 from __future__ import annotations
@@ -27,8 +23,9 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.log_view import snapshots as view_snapshots
+from mansio.broker.log_view.view import SnapshotSource
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.snapshot_files import SNAPSHOT_INTERVAL_BYTES, SnapshotFiles
 from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidTxnState, RequestError, StorageError
 from mansio.logs import fields
 from mansio.state.partition_transactions import PartitionTransactions
@@ -56,7 +53,6 @@ logger = logging.getLogger(__name__)
 EXPIRY_INTERVAL_MS = 10 * 60 * 1000
 CLOCK_JUMP_MS_MIN = 1000
 """Difference between the wall clock and the monotonic clock from which on the wall clock was set."""
-_SUFFIX = ".producers"
 
 _MAGIC: Final = b"MPRTX\0\0\n"
 _VERSION: Final = 1
@@ -106,30 +102,28 @@ class Verification:
         self.is_valid = True
 
 
-class ProducerHook:
+class ProducerHook(SnapshotSource):
     """`PartitionHook` for idempotent and transactional producers."""
 
     __slots__ = (
-        "_background",
         "_clock",
         "_committed_end",
         "_directory",
-        "_disk",
         "_expiration_ms",
         "_expiry_checked",
         "_expiry_due_ms",
         "_log",
-        "_saved_end_offset",
         "_snapshots",
         "_staged",
-        "_unsaved_bytes",
         "_verifications",
-        "_waiting_snapshot",
         "damaged_offset",
         "has_shorter_batches",
         "table",
         "transactions",
     )
+
+    kind = "producers"
+    suffix = ".producers"
 
     def __init__(
         self,
@@ -141,21 +135,16 @@ class ProducerHook:
         *,
         expiration_ms: int,
     ) -> None:
-        self._disk = disk
         self._clock = clock
-        self._background = background
         self._directory = directory
         self._log = log
-        self._snapshots = SnapshotFiles(disk, log, _SUFFIX)
-        self._unsaved_bytes = 0
-        self._waiting_snapshot: tuple[int, bytes] | None = None
+        self._snapshots = view_snapshots.ViewSnapshots(disk, background, log, self)
         self._expiry_checked = (clock.wall_ms(), clock.monotonic())
         self._expiry_due_ms = self._expiry_checked[0] + EXPIRY_INTERVAL_MS
         self._expiration_ms = expiration_ms
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
         self._committed_end = 0
-        self._saved_end_offset = 0
         self._staged: deque[EndMarker | None] = deque()
         """The markers of batches that are about to be appended."""
         self._verifications: dict[int, list[Verification]] = {}
@@ -199,13 +188,13 @@ class ProducerHook:
                 self._begin(header, base_offset)
             if now_ms >= self._expiry_due_ms:
                 self._expire(now_ms)
-        self._unsaved_bytes += header.batch_length
-        if self._unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self._waiting_snapshot is None:
-            self._unsaved_bytes = 0
+        snapshots = self._snapshots
+        snapshots.unsaved_bytes += header.batch_length
+        if snapshots.unsaved_bytes >= view_snapshots.SNAPSHOT_INTERVAL_BYTES and snapshots.is_due:
             if self.transactions.has_lost_ends:
-                return
-            end_offset = base_offset + header.last_offset_delta + 1
-            self._waiting_snapshot = (end_offset, self._encode(end_offset))
+                snapshots.unsaved_bytes = 0
+            else:
+                snapshots.prepare(base_offset + header.last_offset_delta + 1)
 
     def _expire(self, now_ms: int) -> None:
         """Remove the producers without a batch for long. A wall clock that was set forward since the last call makes
@@ -223,10 +212,8 @@ class ProducerHook:
         self._committed_end = high_watermark
         if self.transactions.has_uncommitted_markers:
             self.transactions.on_committed(high_watermark)
-        if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
-            end_offset, data = self._waiting_snapshot
-            self._waiting_snapshot = None
-            self._background.submit(lambda: self._save(end_offset, data), self._log_save_error)
+        if self._snapshots.waiting is not None:
+            self._snapshots.on_committed(high_watermark)
 
     def on_trim(self, start_offset: int) -> None:
         """Forget the aborted transactions below the start; producers expire by time, not when their batches are
@@ -236,7 +223,7 @@ class ProducerHook:
 
     def on_truncate(self, end_offset: int) -> None:
         """Remove snapshots above `end_offset`, and load the table again from the latest remaining one and the log."""
-        self._snapshots.remove_beyond(end_offset)
+        self._snapshots.truncate(end_offset)
         self._committed_end = min(self._committed_end, end_offset)
         self._load_again()
 
@@ -245,11 +232,12 @@ class ProducerHook:
         transaction. Blocks as `on_truncate`."""
         if not self.transactions.has_lost_ends:
             return
-        before = self.table, self.transactions, self.damaged_offset, self._saved_end_offset
+        snapshots = self._snapshots
+        before = self.table, self.transactions, self.damaged_offset, snapshots.saved_end_offset
         try:
             self._load_again()
         except (OSError, StorageError) as error:
-            self.table, self.transactions, self.damaged_offset, self._saved_end_offset = before
+            self.table, self.transactions, self.damaged_offset, snapshots.saved_end_offset = before
             known = fields(directory=self._directory, reason=error)
             logger.warning("transactions_not_loaded_after_repair", extra=known)
 
@@ -264,22 +252,8 @@ class ProducerHook:
         return self.transactions.first_undecided_offset
 
     def close(self) -> None:
-        end_offset = self._log.end_offset
-        if end_offset == self._saved_end_offset:  # an idle partition writes no snapshots
-            return
-        if self.transactions.has_lost_ends:
-            return
-        if end_offset == self._log.durable_end_offset and self._log.failure is None:
-            self._save(end_offset, self._encode(end_offset))
-
-    def _save(self, end_offset: int, data: bytes) -> None:
-        self._snapshots.save(end_offset, data, needs_newer_format=not is_first_version(data))
-
-    def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
-        if error is not None:  # the previous snapshot remains valid
-            logger.warning(
-                "producer_snapshot_write_failed", extra=fields(directory=self._directory, reason=error)
-            )
+        if not self.transactions.has_lost_ends:
+            self._snapshots.save_last(self._log.end_offset)
 
     # Transactions
 
@@ -424,12 +398,27 @@ class ProducerHook:
         if newest_ms is not None and newest_ms < now_ms:
             self.table.shift(now_ms - newest_ms, now_ms)
 
-    def _encode(self, end_offset: int) -> bytes:
+    def freeze(self, end_offset: int) -> bytes:
         return encode_producer_state(self.table, self.transactions, end_offset)
 
+    def encode_snapshot(self, end_offset: int, state: bytes) -> bytes:
+        del end_offset
+        return state
+
+    def decode_snapshot(self, data: bytes) -> tuple[int, tuple[ProducerTable, PartitionTransactions]]:
+        table, transactions, end_offset = decode_producer_state(data, expiration_ms=self._expiration_ms)
+        return end_offset, (table, transactions)
+
+    def restore(self, state: tuple[ProducerTable, PartitionTransactions]) -> None:
+        self.table, self.transactions = state
+        self._continue_ages()
+        self.transactions.trim(self._log.start_offset)
+
+    def needs_newer_format(self, data: bytes) -> bool:
+        return not is_first_version(data)
+
     def _load_again(self) -> None:
-        self._waiting_snapshot = None
-        self._unsaved_bytes = 0
+        self._snapshots.unsaved_bytes = 0
         self._staged.clear()
         self.table = ProducerTable(expiration_ms=self._expiration_ms)
         self.transactions = PartitionTransactions()
@@ -437,26 +426,11 @@ class ProducerHook:
 
     def _load(self) -> None:
         self.damaged_offset = None
-        self._snapshots.remove_beyond(self._log.end_offset)
-        from_offset = self._log.start_offset
-        for path in self._snapshots.paths():
-            try:
-                table, transactions, end_offset = decode_producer_state(
-                    self._disk.read_file(path), expiration_ms=self._expiration_ms
-                )
-            except (CorruptLog, OSError) as error:
-                logger.warning(
-                    "producer_snapshot_read_failed",
-                    extra=fields(path=path, reason=error),
-                )
-                continue
-            if self._log.start_offset <= end_offset <= self._log.end_offset:
-                self.table, self.transactions, from_offset = table, transactions, end_offset
-                self._continue_ages()
-                self.transactions.trim(self._log.start_offset)
-                break
+        snapshots = self._snapshots
+        end_offset = snapshots.load()
+        from_offset = self._log.start_offset if end_offset is None else end_offset
+        snapshots.saved_end_offset = from_offset  # an idle partition writes no snapshots
         self.table.retained = self.transactions.open.keys()
-        self._saved_end_offset = from_offset
         self._forget_without_marker()
         self._replay(from_offset)
         self.transactions.on_committed(self._committed_end)

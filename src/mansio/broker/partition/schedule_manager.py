@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
+    from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.delayed_records import DelayedRecords
     from mansio.broker.partition.partition import Partition
     from mansio.wire.batch.record_batch import NewRecord
@@ -91,11 +92,12 @@ SLICE_STEPS_MAX: Final = 128
 class ScheduleManager:
     """Schedules of a partition on its leader. All methods run on the broker's event loop."""
 
-    __slots__ = ("_errors", "_partition", "_view")
+    __slots__ = ("_errors", "_partition", "_replay", "_view")
 
-    def __init__(self, partition: Partition, view: DelayedRecords) -> None:
+    def __init__(self, partition: Partition, replay: ViewReplay[DelayedRecords]) -> None:
         self._partition = partition
-        self._view = view
+        self._replay = replay
+        self._view = replay.view
         self._errors: dict[UUID, tuple[int, str]] = {}
         """Due time of a firing that is not possible at present, and why. Void once the schedule has another due time,
         for example because another broker, which was the leader in between, has fired it."""
@@ -217,7 +219,7 @@ class ScheduleManager:
         return self._append_control(encode_scheduled(schedules), apply)
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
-        self._view.stage(read_header(control).crc, apply)
+        self._replay.stage(read_header(control).crc, apply)
         return self._partition.append_unchanged((control,))
 
     def _find(self, name: str) -> Schedule:
@@ -230,7 +232,7 @@ class ScheduleManager:
     def _ensure_usable(self) -> None:
         """Raise `NotLeaderOrFollower`, or `CoordinatorLoadInProgress` while the view is being read."""
         self._partition.ensure_leader()
-        if not self._view.is_complete:
+        if not self._replay.is_complete:
             raise CoordinatorLoadInProgress(f"{self._partition.name}: its schedules are being loaded")
 
     # Firing
@@ -295,7 +297,7 @@ class ScheduleManager:
             batch = front + batch[len(front) :]
         batch_crc = read_header(batch).crc
         control = encode_fired(firings, batch_crc)
-        self._view.stage_firings(read_header(control).crc, batch_crc, firings)
+        self._replay.stage(read_header(control).crc, self._view.firing(firings, batch_crc))
         partition.append_unchanged((control, batch))
 
     def _postpone(self, schedule: Schedule, now_ms: int, error: MansioError) -> None:

@@ -1,0 +1,150 @@
+"""Snapshots of a view: files in the partition's directory that shorten the next start.
+
+The name of a file is the offset, 20 digits, below which the state contains the log, and the suffix of its kind.
+
+Invariants:
+* The two latest snapshots of a kind are kept, so that one of them can be damaged.
+* A snapshot contains the state at an offset below which the log was committed when the snapshot was written, so a crash
+  cannot leave one with batches that the log has lost. If the log is truncated, snapshots above its end are removed
+  before new batches are appended.
+* A snapshot need not be durable: without it, the state is derived from more of the log. Its checksum detects an
+  incomplete one.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import CorruptLog
+from mansio.host.atomic_file import write_file_atomically
+from mansio.logs import fields
+
+if TYPE_CHECKING:
+    from mansio.broker.log_view.view import SnapshotSource
+    from mansio.ports import Background, Disk
+    from mansio.storage.log import Log
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL_BYTES: Final = 64 << 20
+"""Number of applied bytes after which a snapshot is written."""
+
+RETAINED_SNAPSHOTS: Final = 2
+
+
+class ViewSnapshots:
+    """The snapshots of one view. `save` may run on any thread, all other methods run on the broker's event loop."""
+
+    __slots__ = (
+        "_background",
+        "_directory",
+        "_disk",
+        "_log",
+        "_source",
+        "saved_end_offset",
+        "unsaved_bytes",
+        "waiting",
+    )
+
+    def __init__(self, disk: Disk, background: Background, log: Log, source: SnapshotSource) -> None:
+        self._disk = disk
+        self._background = background
+        self._log = log
+        self._directory = log.directory
+        self._source = source
+        self.waiting: tuple[int, Any] | None = None
+        """Offset and state of a snapshot that is written when the log is committed up to the offset."""
+        self.saved_end_offset = -1
+        """Offset of the snapshot that was written or loaded last; -1 if there is none."""
+        self.unsaved_bytes = 0
+        """Size of the batches that were applied since the last snapshot."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a snapshot should be prepared."""
+        return self.unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self.waiting is None
+
+    def prepare(self, end_offset: int) -> None:
+        """Take a snapshot of the state, which contains the log below `end_offset`. It is written when that is
+        committed."""
+        self.unsaved_bytes = 0
+        self.waiting = (end_offset, self._source.freeze(end_offset))
+
+    def on_committed(self, high_watermark: int) -> None:
+        """Write the snapshot that waits for the commit."""
+        if self.waiting is not None and self.waiting[0] <= high_watermark:
+            end_offset, state = self.waiting
+            self.waiting = None
+            self._background.submit(lambda: self.save(end_offset, state), self._log_save_error)
+
+    def save(self, end_offset: int, state: Any, *, durable: bool = False) -> None:
+        """Write the snapshot of an offset, and remove older ones. `durable`: it is on stable storage on return.
+
+        Raises `OSError`."""
+        data = self._source.encode_snapshot(end_offset, state)
+        if self._source.needs_newer_format(data):
+            self._log.before_newer_format()
+        target = f"{self._directory}/{end_offset:020d}{self._source.suffix}"
+        write_file_atomically(self._disk, target, data, durable=durable)
+        for path in self.paths()[RETAINED_SNAPSHOTS:]:
+            self._disk.remove(path)
+        self.saved_end_offset = end_offset
+
+    def save_last(self, end_offset: int) -> None:
+        """Write a snapshot before the log is closed, if the state contains the whole log, which is flushed, and has
+        changed. Raises `OSError`."""
+        log = self._log
+        is_durable = end_offset == log.end_offset == log.durable_end_offset and log.failure is None
+        if is_durable and end_offset != self.saved_end_offset:
+            self.save(end_offset, self._source.freeze(end_offset))
+
+    def load(self) -> int | None:
+        """Restore the state from the latest snapshot that can be used, and return its offset; None if there is none.
+
+        Raises `OSError`."""
+        log, source = self._log, self._source
+        self.truncate(log.end_offset)
+        self.saved_end_offset = -1
+        for path in self.paths():
+            try:
+                end_offset, state = source.decode_snapshot(self._disk.read_file(path))
+            except (CorruptLog, OSError, struct.error) as error:
+                known = fields(view=source.kind, path=path, reason=error)
+                logger.warning("view_snapshot_not_read", extra=known)
+                continue
+            # What a view needs from below the start of the log was copied to a later part.
+            first_offset = 0 if source.outlives_log_start else log.start_offset
+            if first_offset <= end_offset <= log.end_offset:
+                source.restore(state)
+                self.saved_end_offset = end_offset
+                return end_offset
+        return None
+
+    def truncate(self, end_offset: int) -> None:
+        """Remove the snapshots of offsets above `end_offset`, durably. Raises `OSError`."""
+        self.waiting = None
+        suffix = self._source.suffix
+        beyond = [name for name in self._names() if int(name.removesuffix(suffix)) > end_offset]
+        for name in beyond:
+            self._disk.remove(f"{self._directory}/{name}")
+        if beyond:
+            self._disk.sync_directory(self._directory)
+
+    def paths(self) -> list[str]:
+        """Return the paths of the snapshots, newest first. Raises `OSError`."""
+        return [f"{self._directory}/{name}" for name in self._names()]
+
+    def _names(self) -> list[str]:
+        names = self._disk.list_directory(self._directory)
+        suffix = self._source.suffix
+        return sorted(
+            (name for name in names if name.endswith(suffix) and name.removesuffix(suffix).isdecimal()),
+            reverse=True,
+        )
+
+    def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
+        if error is not None:  # the previous snapshot remains valid
+            known = fields(view=self._source.kind, directory=self._directory, reason=error)
+            logger.warning("view_snapshot_not_written", extra=known)
