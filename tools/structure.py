@@ -7,6 +7,7 @@ Rules, each a section of the output:
   attributes, or assigns to its attributes;
 * no base class with a single subclass (exceptions and protocols are exempt);
 * no identifier and no first line of a docstring uses a word that `docs/GLOSSARY.md` replaces, in tests either;
+* no module sets a callback or part of an object of another module after its construction (`tools/late_slots.py`);
 * no stored exception keeps a traceback, and no exception is raised while a local or a stored value refers to it
   (`tools/stored_exceptions.py`).
 
@@ -22,7 +23,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tools import stored_exceptions
+from tools import late_slots, stored_exceptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -343,6 +344,7 @@ def findings(source: Path = SOURCE, tests: Path = TESTS) -> dict[str, list[str]]
         "owner as argument": owners_as_arguments(tree, defined),
         "single subclass": single_subclasses(defined),
         "vocabulary": vocabulary(tree) + vocabulary(modules(tests)),
+        "late slot": late_slots.late_slots({module.path: module.tree for module in tree}),
         **exceptions_as_values(tree),
     }
 

@@ -346,11 +346,8 @@ def test_a_client_that_ends_within_a_body_leaves_no_traceback_and_lines_name_it(
 
 def test_the_line_of_a_stall_names_the_request_and_its_peer(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> tuple[EventLoopMonitor, LoopHolds]:
-        watch = EventLoopMonitor(
-            AsyncioScheduler(asyncio.get_running_loop()), HostClock(), stall_lag_ms_min=100
-        )
-        holds = LoopHolds(HostClock())
-        watch.holds = lambda: holds
+        scheduler, holds = AsyncioScheduler(asyncio.get_running_loop()), LoopHolds(HostClock())
+        watch = EventLoopMonitor(scheduler, HostClock(), lambda: holds, stall_lag_ms_min=100)
         watch.start()
 
         async def request(busy_s: float) -> None:

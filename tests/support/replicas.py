@@ -120,8 +120,10 @@ class MemorySlot:
 
     def __init__(self, answer: Callable[[Sequence[Any]], None]) -> None:
         self._answer = answer
-        self.on_lost: Callable[[], None] | None = None
         self.is_abandoned = False
+
+    def on_lost(self, callback: Callable[[], None] | None) -> None:
+        """Do nothing: this connection is never lost."""
 
     def answer(self, pieces: Sequence[Any]) -> None:
         self._answer(pieces)
@@ -271,7 +273,7 @@ class Node:
             quotas=quotas,
             statistics=statistics,
         )
-        self.replication.on_leader_elected = self.service.fetch.complete_follower_fetches
+        self.replication.on_leader_elected(self.service.fetch.complete_follower_fetches)
         cluster.network.nodes[node_id] = self
         for _ in range(cluster.partition_count):
             self._open()

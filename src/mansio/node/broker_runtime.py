@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import Topic, TopicChange
     from mansio.node.cluster_member import ClusterMember
+    from mansio.state.share_partition.types import ShareKey
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
 logger = logging.getLogger(__name__)
@@ -215,9 +216,11 @@ class BrokerRuntime:
         )
         self.groups = self._build_group_coordinator(group_configs.overrides)
         self.share_state = self._build_share_coordinator(group_configs.effective)
-        self.markers = TransactionMarkerService(self.partitions)
-        self.markers.before_offsets_marker = self.groups.offsets.expect_marker
-        self.markers.on_offsets_marker = self.groups.offsets.apply_marker
+        self.markers = TransactionMarkerService(
+            self.partitions,
+            before_offsets_marker=self.groups.offsets.expect_marker,
+            on_offsets_marker=self.groups.offsets.apply_marker,
+        )
         self.transactions = self._build_transaction_coordinator()
         self.batch_commits = self._build_batch_committer()
         self.dead_letters = create_dead_letter_manager(
@@ -298,6 +301,7 @@ class BrokerRuntime:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
         partitions = settings.share_coordinator_state_topic_num_partitions
         boot_id_file, remote_client = None, None
+        on_archiving: Callable[[Sequence[ShareKey]], None] = _ignore_archiving
         if cluster_member is None:
             partitions = min(partitions, SINGLE_NODE_SHARE_STATE_PARTITIONS_MAX)
             boot_id_file = BootIdFile(
@@ -314,6 +318,13 @@ class BrokerRuntime:
                 broker_epoch=cluster_member.broker_epoch,
                 scheduler=host_ports.scheduler,
             ).client
+            on_archiving = DeadLetterResumption(
+                node_id=settings.node_id,
+                state=self.state,
+                peers=cluster_member.peers(RequestClass.CLIENT_REQUESTS),
+                scheduler=host_ports.scheduler,
+                load_partition=lambda key: self.shares.find_one(key),
+            ).resume
         return ShareCoordinator(
             settings=ShareStateSettings(
                 updates_per_snapshot=settings.share_coordinator_snapshot_update_records_per_snapshot,
@@ -330,6 +341,7 @@ class BrokerRuntime:
             if cluster_member is None
             else ClusterCoordinatorLookup(self.state, SHARE_STATE_TOPIC),
             remote_client=remote_client,
+            on_archiving=on_archiving,
         )
 
     def _build_transaction_coordinator(self) -> TransactionCoordinator:
@@ -341,6 +353,8 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             new_producer_id=self.producer_ids.new_producer_id,
+            remove_expired_decisions=lambda: self.batch_commits.remove_expired(),
+            resume_decisions=lambda entries: self.batch_commits.resume(entries),
             create_topic=partial(
                 self._create_internal_topic,
                 TRANSACTION_STATE_TOPIC,
@@ -360,7 +374,7 @@ class BrokerRuntime:
 
     def _build_batch_committer(self) -> BatchCommitter:
         cluster_member, node_id = self.cluster_member, self.settings.node_id
-        committer = BatchCommitter(
+        return BatchCommitter(
             store=self.transactions.store,
             ender=RoutedEnder(
                 self.transactions,
@@ -372,22 +386,10 @@ class BrokerRuntime:
             clock=self.host_ports.clock,
             scheduler=self.host_ports.scheduler,
         )
-        self.transactions.on_expiry = committer.remove_expired
-        return committer
 
     def _register_share_callbacks(self) -> None:
-        """Register share partitions and dead letters for changes of group settings and topics; in a cluster also the
-        resumption of dead letters for loads of share state."""
-        state, cluster_member = self.state, self.cluster_member
-        if cluster_member is not None:
-            calls = DeadLetterResumption(
-                node_id=self.settings.node_id,
-                state=state,
-                peers=cluster_member.peers(RequestClass.CLIENT_REQUESTS),
-                scheduler=self.host_ports.scheduler,
-                load_partition=lambda key: self.shares.find_one(key),
-            )
-            self.share_state.on_archiving = calls.resume
+        """Register share partitions and dead letters for changes of group settings and topics."""
+        state = self.state
         state.on_group_config_change(self.shares.handle_settings_change)
         state.on_group_config_change(self.dead_letters.handle_settings_change)
         state.on_change(self.dead_letters.handle_topic_change)
@@ -581,7 +583,7 @@ class BrokerRuntime:
                 on_topics_created=self.orphaned_directories.record_revision,
             )
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
-            self.cluster_member.replication.on_leader_elected = self.service.fetch.complete_follower_fetches
+            self.cluster_member.replication.on_leader_elected(self.service.fetch.complete_follower_fetches)
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
         stack.push_async_callback(self.transactions.close)
@@ -686,6 +688,10 @@ class BrokerRuntime:
             await self.host_ports.scheduler.sleep(FLUSH_POLL_INTERVAL_MS)
         self.partitions.close(save=True)
         self.group_commit.close()
+
+
+def _ignore_archiving(keys: Sequence[ShareKey]) -> None:
+    del keys
 
 
 def _ignore_offset(group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:

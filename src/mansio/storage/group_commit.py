@@ -103,13 +103,13 @@ class GroupCommit:
 
     def register(self, log: Log) -> None:
         """Start to perform the maintenance of `log`."""
-        log.on_maintenance_due = lambda: self._schedule_maintenance(log)
+        log.on_maintenance_due(lambda: self._schedule_maintenance(log))
         if log.needs_maintenance:
             self._schedule_maintenance(log)
 
     def unregister(self, log: Log) -> None:
         """Start no further job for `log`, which is about to be closed. A job that is running still ends normally."""
-        log.on_maintenance_due = None
+        log.on_maintenance_due(None)
         for waiting in (
             self._dirty_logs,
             self._delayed_logs,
@@ -390,7 +390,7 @@ class GroupCommit:
             if isinstance(work, MaintenanceJob) and log in self._start_offset_waits:
                 refused = None if failed is None else log.failure or StorageError(str(failed))
                 self._on_start_offset_persisted(log, work.checkpoint.start_offset, refused)
-            if log.on_maintenance_due is not None:
+            if log.is_maintained:
                 disk_full = isinstance(failed, LogDiskFull)
                 self._plan_maintenance(log, disk_full=disk_full, synced=isinstance(work, FlushJob))
         self._is_job_running = False

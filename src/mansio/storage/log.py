@@ -131,7 +131,6 @@ class Log:
     The log calls these listeners:
     * `on_durable(durable_end_offset)` after each sync that moved the durable end offset,
     * `on_failure(error)` once, when the log fails,
-    * `on_maintenance_due()` when `prepare_maintenance` may return a job,
     * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; without this
       listener the reading thread verifies all batches,
     * `on_damage(segment, range)` for each damaged range that is found.
@@ -166,7 +165,7 @@ class Log:
         self.durable_end_offset = recovery.end_offset
         self.on_durable: Callable[[int], object] = _no_listener
         self.on_failure: Callable[[StorageError], object] = _no_listener
-        self.on_maintenance_due: Callable[[], object] | None = None
+        self._on_maintenance_due: Callable[[], object] | None = None
         self.on_check_due: Callable[[Segment, int], object] | None = None
         self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
         self.before_newer_format = before_newer_format
@@ -245,6 +244,15 @@ class Log:
         """The base offsets of all segments, oldest first."""
         return [segment.base_offset for segment in self._segments.segments]
 
+    def on_maintenance_due(self, listener: Callable[[], object] | None) -> None:
+        """Call `listener` when `prepare_maintenance` may return a job; None: call none."""
+        self._on_maintenance_due = listener
+
+    @property
+    def is_maintained(self) -> bool:
+        """Whether a listener is called when maintenance is due."""
+        return self._on_maintenance_due is not None
+
     def update_settings(self, settings: LogSettings) -> None:
         """Replace the settings; the next append uses the new ones."""
         self._roll_at += (settings.segment_ms - self.settings.segment_ms) / 1000
@@ -264,8 +272,8 @@ class Log:
     def record_new_epoch(self) -> None:
         """Clear `needs_new_epoch`: the leader uses a new epoch for the following records."""
         self._flush_state.needs_new_epoch = False
-        if self.on_maintenance_due is not None and self.needs_maintenance:
-            self.on_maintenance_due()
+        if self._on_maintenance_due is not None and self.needs_maintenance:
+            self._on_maintenance_due()
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(largest known epoch at or below `epoch`, its end offset): see `LeaderEpochCache.end_offset_for`."""
@@ -1087,8 +1095,8 @@ class Log:
             self._flush_state.record_replaced_segments((segment,), new)
             self._read_positions.clear()
         self._drop_trimmed()
-        if self.on_maintenance_due is not None:
-            self.on_maintenance_due()
+        if self._on_maintenance_due is not None:
+            self._on_maintenance_due()
 
     def forget_checks(self, segment: Segment | None = None) -> None:
         """Treat the stored batches of `segment`, or of all segments, as not verified: the next read verifies them."""
@@ -1125,8 +1133,8 @@ class Log:
         self.start_offset = offset
         self._drop_trimmed()
         self._read_positions.clear()
-        if self.on_maintenance_due is not None:
-            self.on_maintenance_due()
+        if self._on_maintenance_due is not None:
+            self._on_maintenance_due()
 
     def _drop_trimmed(self) -> None:
         """Remove segments wholly below the start from the segment list, unless a swap or repair is running."""
@@ -1353,8 +1361,8 @@ class Log:
             if due.closed:
                 due.segment.max_timestamp_ms = due.sparse_index.max_timestamp_ms
                 due.segment.index = None
-        if self._flush_state.checkpoints_pending and self.on_maintenance_due is not None:
-            self.on_maintenance_due()
+        if self._flush_state.checkpoints_pending and self._on_maintenance_due is not None:
+            self._on_maintenance_due()
 
     def _log_disk_full(self, error: LogDiskFull) -> None:
         """Log a warning once per period in which the disk is full or no descriptor is free."""
@@ -1406,14 +1414,14 @@ class Log:
         compaction state."""
         self.compaction.is_busy = False
         self._drop_trimmed()
-        if self.on_maintenance_due is not None:
-            self.on_maintenance_due()
+        if self._on_maintenance_due is not None:
+            self._on_maintenance_due()
 
     def request_checkpoint(self) -> None:
         """Request a checkpoint that refers to the newest durable segment: compaction can then replace older ones."""
         self._flush_state.request_checkpoints()
-        if self.on_maintenance_due is not None and self.needs_maintenance:
-            self.on_maintenance_due()
+        if self._on_maintenance_due is not None and self.needs_maintenance:
+            self._on_maintenance_due()
 
     # Closing
 

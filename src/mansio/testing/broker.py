@@ -237,9 +237,11 @@ class TestBroker:
                 lambda: broker.is_ready,
             )
         )
-        watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
+        context = ApiContext(view.running, self._settings)
+        scheduler = AsyncioScheduler(asyncio.get_running_loop())
+        watch = EventLoopMonitor(scheduler, HostClock(), context.loop_holds)
         self._http = HttpServer(
-            assemble(view, watch, disk_monitor(self._settings), ApiContext(view.running, self._settings)),
+            assemble(view, watch, disk_monitor(self._settings), context),
             "127.0.0.1",
             0,
         )

@@ -66,7 +66,7 @@ class BrokerFaults:
         finally:
             self._do_flushes_fail = False
 
-    def _disk_error(self, operation: str, path: str) -> int | None:  # noqa: ARG002  # signature of `fail_when`
+    def _disk_error(self, operation: str, path: str) -> int | None:  # noqa: ARG002  # signature of `use_failures`
         if self._is_disk_full and operation == "write":
             return errno.ENOSPC
         if self._do_flushes_fail and operation in SYNC_CALLS:
@@ -151,7 +151,7 @@ class BrokerFaults:
     def _attach(self, broker: Broker, disk: SimulatedDisk, store: InMemoryStore) -> None:
         """Use a broker that was started with `_intercept`."""
         self._broker, self._store = broker, store
-        disk.fail_when = self._disk_error
+        disk.use_failures(self._disk_error)
 
     def _intercept(self, begin: BeginRequest) -> BeginRequest:
         """Return a function that starts requests with the faults of this object; `begin` is the one without."""

@@ -302,6 +302,10 @@ class SimulatedDisk:
         """Let the call with this number, counted from 1 since the disk was created, fail with `code` and do nothing."""
         self._failures[number] = code
 
+    def use_failures(self, fail_when: Callable[[str, str], int | None]) -> None:
+        """Ask `fail_when(operation, path)` at each call for the number of an error, or None."""
+        self.fail_when = fail_when
+
     def clear_failures(self) -> None:
         """Let every call succeed from now on."""
         self._failures.clear()

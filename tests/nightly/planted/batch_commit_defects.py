@@ -26,7 +26,7 @@ BATCH_COMMIT_DEFECTS = (
     Defect(
         "decision about a batch not carried out after a restart",
         "broker/coordinator/transaction/transaction_store.py",
-        "self.on_decisions_loaded(self.decisions.of_partition(index))",
+        "self._on_decisions_loaded(self.decisions.of_partition(index))",
         "pass",
         (f"{COMMITS}::test_a_loaded_decision_is_carried_out_without_a_request",),
     ),

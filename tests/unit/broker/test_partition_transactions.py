@@ -316,6 +316,14 @@ def test_a_repeated_marker_does_not_end_the_next_transaction_of_its_producer() -
     assert [one.first_offset for one in bench.producers.transactions.aborted()] == [0]
 
 
+def markers_of(
+    partitions: Any, on_offsets_marker: Callable[[int, EndMarker], None] = lambda *_: None
+) -> TransactionMarkerService:
+    return TransactionMarkerService(
+        partitions, before_offsets_marker=lambda *_: None, on_offsets_marker=on_offsets_marker
+    )
+
+
 def test_no_marker_of_a_request_waits_for_the_commit_of_another_one() -> None:
     slow, fast = (small_bench(None, "producers") for _ in range(2))
     for bench in (slow, fast):
@@ -327,7 +335,7 @@ def test_no_marker_of_a_request_waits_for_the_commit_of_another_one() -> None:
     marker = EndMarker(1, 4, False, 7)
 
     async def write() -> None:
-        service = TransactionMarkerService(found)
+        service = markers_of(found)
         task = asyncio.create_task(service.write_all([(marker, [("slow", 0)]), (marker, [("fast", 0)])]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -365,8 +373,7 @@ def test_a_marker_is_answered_and_ends_the_transaction_of_offsets_only_after_its
     ended: list[int] = []
 
     async def write() -> None:
-        service = TransactionMarkerService(found)
-        service.on_offsets_marker = lambda index, _: ended.append(index)
+        service = markers_of(found, lambda index, _: ended.append(index))
         task = asyncio.create_task(service.write(EndMarker(1, 4, True, 7), [(OFFSETS_TOPIC, 0)]))
         for _ in range(5):
             await asyncio.sleep(0)

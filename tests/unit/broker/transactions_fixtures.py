@@ -111,6 +111,8 @@ class CoordinatorRoom:
             new_producer_id=self.new_producer_id,
             create_topic=self.create,
             markers=self.sender,
+            remove_expired_decisions=lambda: self.batches.remove_expired(),
+            resume_decisions=lambda entries: self.batches.resume(entries),
             lookup=self.lookup if cluster else None,
         )
         self.ender = RoutedEnder(self.coordinator, node_id=0, lookup=self.coordinator.lookup, peers=peers)
@@ -121,7 +123,6 @@ class CoordinatorRoom:
             clock=self.scheduler,
             scheduler=self.scheduler,
         )
-        self.coordinator.on_expiry = self.batches.remove_expired
         if not cluster:
             self.run(self.coordinator.start(self.partitions))
 

@@ -39,6 +39,41 @@ def test_function_that_touches_another_modules_object_is_found(tmp_path: Path, b
     assert len(found["owner as argument"]) == 1
 
 
+LOG = """
+from collections.abc import Callable
+class Log:
+    limit: int
+    def __init__(self) -> None:
+        self.on_full: Callable[[int], None] | None = None
+        self.runtime: object
+        self.size = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("def attach(log: Log) -> None:\n    log.on_full = print\n", ["callback log.on_full"]),
+        ("def attach(log: Log | None) -> None:\n    log.runtime = 1\n", ["part log.runtime"]),
+        ("def attach() -> None:\n    log = Log()\n    log.on_full = print\n", ["callback log.on_full"]),
+        ("def attach(many) -> None:\n    many[0].on_full = print\n", ["callback many[0].on_full"]),
+        (
+            "class A:\n    def __init__(self, log: Log) -> None:\n        self.log = log\n"
+            "    def attach(self) -> None:\n        self.log.on_full = self.attach\n",
+            ["callback self.log.on_full"],
+        ),
+        ("def attach(log: Log) -> None:\n    log.size = log.limit = 1\n", []),
+        ("def attach(other: Other) -> None:\n    other.on_full = print\n", []),
+        ("class A:\n    def __init__(self) -> None:\n        self.on_full = print\n", []),
+    ],
+)
+def test_a_callback_that_is_set_after_construction_is_found(
+    tmp_path: Path, body: str, found: list[str]
+) -> None:
+    items = findings(tmp_path, log=LOG, use=f"from mansio.log import Log\n{body}")["late slot"]
+    assert [item.partition(" sets the ")[2] for item in items] == found
+
+
 def test_base_class_with_a_single_subclass_is_found_and_a_protocol_is_not(tmp_path: Path) -> None:
     found = findings(
         tmp_path,

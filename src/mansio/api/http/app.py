@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def build_app(broker: RunningBroker) -> Starlette:
     """Build the ASGI application of a running broker; it must run on the event loop of the broker."""
     service = broker.services
-    loop_monitor = EventLoopMonitor(service.scheduler, service.clock)
     view = ServiceStats(service.settings)
     view.attach(broker)
     context = ApiContext(view.running, service.settings)
+    loop_monitor = EventLoopMonitor(service.scheduler, service.clock, context.loop_holds)
     return assemble(view, loop_monitor, disk_monitor(service.settings), context)
 
 
@@ -45,8 +45,6 @@ def assemble(
     """Build the ASGI application for any `BrokerStats`, with the routes of `/v1` if there is a `context`. The monitors
     run as long as the application runs."""
 
-    if context is not None:
-        loop_monitor.holds = context.loop_holds
     if disk is not None:
         view.on_disk_full_change(disk.request_query)
 

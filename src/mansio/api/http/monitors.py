@@ -187,10 +187,12 @@ class EventLoopMonitor:
         self,
         scheduler: Timers,
         clock: Clock,
+        holds: Callable[[], LoopHolds | None] = lambda: None,
         *,
         stall_lag_ms_min: float = STALL_LAG_MS_MIN,
         stall_retention_ms: float = STALL_RETENTION_MS,
     ) -> None:
+        """`holds`: returns the holds by requests, with which a stall is explained."""
         self._scheduler = scheduler
         self._clock = clock
         self._stall_bound_ms = stall_lag_ms_min
@@ -198,8 +200,7 @@ class EventLoopMonitor:
         self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT_MAX)
         self._timer: Timer | None = None
         self._due_at = 0.0
-        self.holds: Callable[[], LoopHolds | None] = lambda: None
-        """Returns the holds by requests, with which a stall is explained."""
+        self._holds = holds
         self.lag_ms = 0.0
         self.lag_ms_max = 0.0
         self.stalls_total = 0
@@ -217,7 +218,7 @@ class EventLoopMonitor:
     @property
     def hold_ms_max(self) -> float:
         """The longest time since the start for which one request ran without letting others run."""
-        holds = self.holds()
+        holds = self._holds()
         return 0.0 if holds is None else holds.hold_ms_max
 
     def recent_stalls(self) -> list[Stall]:
@@ -245,7 +246,7 @@ class EventLoopMonitor:
         now = self._clock.monotonic()
         self.lag_ms = max(0.0, (now - self._due_at) * 1000)
         self.lag_ms_max = max(self.lag_ms_max, self.lag_ms)
-        holds = self.holds()
+        holds = self._holds()
         longest = None if holds is None else holds.take_recent()
         if self.lag_ms >= self._stall_bound_ms:
             self.stalls_total += 1

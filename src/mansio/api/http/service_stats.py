@@ -34,9 +34,7 @@ class ServiceStats:
     def __init__(self, settings: Settings) -> None:
         self._broker: RunningBroker | None = None
         self._disk_full_listeners: list[Callable[[], object]] = []
-        self.disk_warnings: Callable[[], Iterable[Problem]] = tuple
-        """Warnings of the disk monitor, where there is one: in DescribeHealth only, because `/health/ready` adds them
-        itself."""
+        self._disk_warnings: Callable[[], Iterable[Problem]] = tuple
         self.is_in_cluster = settings.clustered
         self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
 
@@ -44,10 +42,14 @@ class ServiceStats:
         """Read the values of `broker` from now on, because it has started."""
         self._broker = broker
         broker.services.health.use_sources(
-            self.problems, lambda: chain(self.disk_warnings(), self.warnings())
+            self.problems, lambda: chain(self._disk_warnings(), self.warnings())
         )
         for listener in self._disk_full_listeners:
             broker.services.partitions.storage_health.on_disk_full_change(listener)
+
+    def use_disk_warnings(self, warnings: Callable[[], Iterable[Problem]]) -> None:
+        """Return the warnings of the disk monitor in DescribeHealth; `/health/ready` adds them itself."""
+        self._disk_warnings = warnings
 
     def running(self) -> RunningBroker | None:
         """Return the broker; None until it has started."""

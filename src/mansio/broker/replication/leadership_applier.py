@@ -48,8 +48,11 @@ class LeadershipApplier:
         self.isr_manager = isr_manager
         self._broker_epoch = broker_epoch
         self._is_session_valid = is_session_valid
-        self.on_leader_elected: Callable[[], None] = _ignore
-        """Called when this broker becomes leader of a partition in a new epoch."""
+        self._leader_elected: Callable[[], None] = _ignore
+
+    def on_leader_elected(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when this broker becomes leader of a partition in a new epoch."""
+        self._leader_elected = listener
 
     def start(self) -> None:
         """Start the ISR manager."""
@@ -75,7 +78,7 @@ class LeadershipApplier:
                     is_session_valid=self._is_session_valid,
                 )
                 if partition.replica is not before:
-                    self.on_leader_elected()
+                    self._leader_elected()
                 self.fetcher_manager.remove(partition)
                 self.isr_manager.become_leader(partition, state)
                 return
@@ -103,4 +106,4 @@ class LeadershipApplier:
 
 
 def _ignore() -> None:
-    """Do nothing; the default of `on_leader_elected`."""
+    """Do nothing; the default of the listener."""

@@ -245,10 +245,11 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
     from mansio.host.asyncio_loop import AsyncioScheduler
     from mansio.host.clock import HostClock
 
-    watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
+    context = ApiContext(view.running, settings)
+    watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock(), context.loop_holds)
     disk = disk_monitor(settings)
-    view.disk_warnings = lambda: [Problem(reason, detail) for reason, detail in disk.warnings()]
-    return HttpServer(assemble(view, watch, disk, ApiContext(view.running, settings)), *address)
+    view.use_disk_warnings(lambda: [Problem(reason, detail) for reason, detail in disk.warnings()])
+    return HttpServer(assemble(view, watch, disk, context), *address)
 
 
 async def _start_servers(

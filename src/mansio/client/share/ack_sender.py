@@ -193,7 +193,14 @@ class AckSender:
         in_flight_records: InFlightRecords,
         tasks: BackgroundTasks,
         schedule_dispatch: Callable[[], None],
+        *,
+        leader_of: Callable[[TopicPartition, float], int | None],
+        on_pending: Callable[[], None],
+        can_renew_in_session: Callable[[int], bool],
     ) -> None:
+        """`leader_of` returns the node id of a partition's leader; None if it is unknown or the partition has a backoff
+        at the given time of the event loop. `on_pending` is called when acknowledgements can be sent.
+        `can_renew_in_session` returns whether the broker with a node id renews leases in its share session."""
         self._cluster = cluster
         self._in_flight_records = in_flight_records
         self._schedule_dispatch = schedule_dispatch
@@ -210,11 +217,9 @@ class AckSender:
         """Number of renewals in flight."""
         self._is_flush_scheduled = False
         self._is_closed = False
-        self.leader_of: Callable[[TopicPartition, float], int | None] = lambda _partition, _now: None
-        """Function that returns the node id of a partition's leader; None if it is unknown or the partition has a
-        backoff at the given time of the event loop."""
-        self.on_pending: Callable[[], None] = schedule_dispatch
-        """Function that is called when acknowledgements can be sent."""
+        self._leader_of = leader_of
+        self._on_pending = on_pending
+        self._can_renew_in_session = can_renew_in_session
         self.idle = asyncio.Event()
         """Event that is set while no acknowledgement is pending or in flight."""
         self.idle.set()
@@ -226,11 +231,8 @@ class AckSender:
         """Partition -> topic id, for all partitions that were ever assigned."""
         self.supports_acknowledge_records: dict[int, bool] = {}
         """Node id -> whether the broker supports AcknowledgeRecords; absent if unknown."""
-        self.can_renew_in_session: Callable[[int], bool] = lambda _: False
-        """Function that returns whether the broker with a node id renews leases in its share session."""
         self._channel = f"acknowledge {next(_CHANNEL_NUMBERS)}"
-        in_flight_records.ack_target = self
-        in_flight_records.renew = self.renew_in_background
+        in_flight_records.acknowledge_with(self)
 
     # -- acknowledging --------
 
@@ -353,11 +355,11 @@ class AckSender:
         return (
             node is None
             or self.supports_acknowledge_records.get(node, True)
-            or self.can_renew_in_session(node)
+            or self._can_renew_in_session(node)
         )
 
     def _leader(self, message: Leased) -> int | None:
-        return self.leader_of(TopicPartition(message.topic, message.partition), self._loop.time())
+        return self._leader_of(TopicPartition(message.topic, message.partition), self._loop.time())
 
     def send_pending(self, waiting: dict[int, list[TopicPartition]], now: float) -> None:
         """Send AcknowledgeRecords with the pending acknowledgements of the partitions `waiting` (node id of the leader
@@ -514,7 +516,7 @@ class AckSender:
     def _flush(self) -> None:
         """Send pending acknowledgements now."""
         if (self._pending or self._refused_halves) and not self._is_closed:
-            self.on_pending()
+            self._on_pending()
 
     @property
     def has_pending(self) -> bool:
@@ -533,7 +535,7 @@ class AckSender:
                 continue
             if (until := self._backoffs.get(partition, (0.0, 0))[0]) > now:
                 self._earliest_timer.set(until)
-            elif (node := self.leader_of(partition, now)) is not None:
+            elif (node := self._leader_of(partition, now)) is not None:
                 found.setdefault(node, []).append(partition)
         return found
 

@@ -92,8 +92,7 @@ class InFlightRecords:
         self._suspect_partitions: dict[TopicPartition, int] = {}
         """Partition with suspect leases -> node id of the broker whose share session ended."""
         self._earliest_timer = EarliestTimer(self._loop, self._check_leases)
-        self.ack_target: AckTarget
-        self.renew: Callable[[Leased], None]
+        self._ack_target: AckTarget | None = None
         self._is_stopped = False
         self.record_available = asyncio.Event()
         """Event that is set when records may be available or the receiver failed."""
@@ -111,6 +110,15 @@ class InFlightRecords:
         self.lost_count = 0
         """Number of records lost since the start. If it is unchanged since an earlier time, no record was lost in
         between."""
+
+    def acknowledge_with(self, target: AckTarget) -> None:
+        """Renew leases with `target`, through which the application acknowledges the records, too."""
+        self._ack_target = target
+
+    @property
+    def _target(self) -> AckTarget:
+        assert self._ack_target is not None, "acknowledge_with is called before the first record"
+        return self._ack_target
 
     # -- fetched records --------
 
@@ -142,9 +150,7 @@ class InFlightRecords:
         record_bytes = len(records) / len(found)
         extend_until = now + self._options.extend_max_ms / 1000
         is_chosen = self._options.lease_ms is not None
-        lease = Lease(
-            self.ack_target, now + lease_s, lease_s, extend_until, record_bytes, is_chosen=is_chosen
-        )
+        lease = Lease(self._target, now + lease_s, lease_s, extend_until, record_bytes, is_chosen=is_chosen)
         for message in found:
             message._lease = lease
         held.update(zip(offsets, found, strict=True))
@@ -380,7 +386,7 @@ class InFlightRecords:
                 self.on_not_renewed(message)
             elif message._renewal_state == NO_RENEWAL and message._state == HELD:
                 message._renewal_state = RENEWAL_QUEUED
-                self.renew(message)
+                self._target.renew_in_background(message)
 
     # -- time --------
 
@@ -427,7 +433,7 @@ class InFlightRecords:
                 due = half
                 if due <= now and not message._is_suspect:
                     message._renewal_state = RENEWAL_QUEUED
-                    self.renew(message)
+                    self._target.renew_in_background(message)
                     due = lease.deadline_s
             next_time, step = min(next_time, due), min(step, lease.lease_s / _CHECKS_PER_LEASE_MAX)
         if over:

@@ -83,6 +83,9 @@ class AckTarget(Protocol):
         """Acknowledge a message and return when the broker has stored the acknowledgement. Raises `LeaseLost` or the
         broker's error."""
 
+    def renew_in_background(self, message: Leased) -> None:
+        """Renew a lease without waiting; the result is recorded in `InFlightRecords`."""
+
     def seconds_left(self, message: Leased) -> float:
         """Return the number of seconds until the lease of the message ends, negative after its end."""
 

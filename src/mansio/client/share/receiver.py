@@ -72,6 +72,9 @@ class Receiver:
             self._in_flight_records,
             self._tasks,
             self._schedule_dispatch,
+            leader_of=lambda partition, now: self._fetcher.leader_of(partition, now),
+            on_pending=lambda: self._fetcher.send_acknowledgements(),
+            can_renew_in_session=lambda node: self._fetcher.can_renew_in_session(node),
         )
         self._fetcher = ShareFetcher(
             cluster,

@@ -94,8 +94,6 @@ class ShareFetcher:
         """Whether a session without a request in flight could request records if `_capacity` were above 0."""
         self._is_paused = False
         self._is_closed = False
-        ack_sender.leader_of = self._leader_of
-        ack_sender.on_pending = self._send_acknowledgements
 
     def assign(self, partitions: TopicIds) -> None:
         """Fetch only the given partitions from now on. Existing leases of other partitions remain."""
@@ -118,7 +116,7 @@ class ShareFetcher:
             self._is_dispatch_scheduled = True
             self._loop.call_soon(self._dispatch)
 
-    def _send_acknowledgements(self) -> None:
+    def send_acknowledgements(self) -> None:
         """Send pending acknowledgements: in a fetch if one can be sent now, otherwise with AcknowledgeRecords."""
         if self._is_closed:
             return
@@ -172,11 +170,11 @@ class ShareFetcher:
     def _partitions_by_leader(self, now: float) -> dict[int, list[TopicPartition]]:
         found: dict[int, list[TopicPartition]] = {}
         for partition in self.assigned:
-            if (node := self._leader_of(partition, now)) is not None:
+            if (node := self.leader_of(partition, now)) is not None:
                 found.setdefault(node, []).append(partition)
         return found
 
-    def _leader_of(self, partition: TopicPartition, now: float) -> int | None:
+    def leader_of(self, partition: TopicPartition, now: float) -> int | None:
         """Return the node id of the leader; None while it is unknown or the partition has a backoff."""
         blocked = self._backoffs.get(partition)
         if blocked is not None and blocked[0] > now:
@@ -237,7 +235,7 @@ class ShareFetcher:
     def _verify_suspects(self, now: float) -> None:
         """Renew suspect leases, to verify them, where the partition's leader has a new session or is another broker."""
         for partition, ended in list(self._in_flight_records.suspect_partitions.items()):
-            node = self._leader_of(partition, now)
+            node = self.leader_of(partition, now)
             if node is None:
                 continue
             session = self._sessions.by_node.get(node)
@@ -276,6 +274,10 @@ class ShareFetcher:
         self._backoffs[partition] = (extend_until, failures)
 
     # -- the end --------
+
+    def can_renew_in_session(self, node: int) -> bool:
+        """Return whether a broker renews leases in its share session."""
+        return self._sessions.can_renew(node)
 
     async def end_sessions(self) -> None:
         """End all share sessions, so that brokers release the leases at once."""
@@ -560,7 +562,6 @@ class ShareSessions:
         self.by_node: dict[int, ShareSession] = {}
         self.reserved_count = 0
         """Number of records that fetches in flight request."""
-        ack_sender.can_renew_in_session = self._can_renew
 
     def with_broker(self, node: int) -> ShareSession:
         """Return the session with a broker. The first request of a session opens it at the broker."""
@@ -585,7 +586,7 @@ class ShareSessions:
         session.reset()
         self._in_flight_records.on_session_ended(node)
 
-    def _can_renew(self, node: int) -> bool:
+    def can_renew(self, node: int) -> bool:
         session = self.by_node.get(node)
         return session is not None and can_renew(session.connection)
 

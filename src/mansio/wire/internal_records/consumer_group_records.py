@@ -392,9 +392,7 @@ def decode_state_partitions(raw: bytes) -> ShareStatePartitions:
     reader = _value(raw)
 
     def topic() -> ShareStateTopic:
-        read = ShareStateTopic(
-            reader.take(_ID_BYTES), reader.read_string(), reader.read_array(lambda: reader.read_integer(4))
-        )
+        read = ShareStateTopic(reader.take(_ID_BYTES), reader.read_string(), reader.read_int32_array())
         reader.read_tagged_fields()
         return read
 
@@ -440,7 +438,7 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
 def _read_partitions(reader: Reader) -> frozenset[TopicPartition]:
     def topic() -> list[TopicPartition]:
         topic_id = reader.take(_ID_BYTES)
-        found = [(topic_id, index) for index in reader.read_array(lambda: reader.read_integer(4))]
+        found = [(topic_id, index) for index in reader.read_int32_array()]
         reader.read_tagged_fields()
         return found
 

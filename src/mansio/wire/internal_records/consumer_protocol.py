@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mansio.errors import WireError
+from mansio.wire.internal_records.flexible_codec import Reader
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -66,27 +67,21 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 def decode_subscription(data: bytes) -> Subscription:
     """Decode a subscription. Raises `WireError`."""
-    reader = _Reader(data)
-    version = reader.int16()
-    if version < 0:
-        raise WireError(f"subscription version {version} is negative")
-    topics = tuple(reader.string() for _ in reader.count(2))
-    user_data = reader.nullable_bytes()
-    owned = reader.partitions() if version >= 1 else ()
-    generation = reader.int32() if version >= 2 else -1
-    rack = reader.nullable_string() if version >= 3 else None
+    reader, version = _reader(data)
+    topics = reader.read_array(reader.read_string, 2)
+    user_data = reader.read_nullable_bytes()
+    owned = _read_partitions(reader) if version >= 1 else ()
+    generation = reader.read_integer(4) if version >= 2 else -1
+    rack = reader.read_nullable_string() if version >= 3 else None
     return Subscription(topics, owned, generation, user_data, rack, min(version, CONSUMER_PROTOCOL_VERSION))
 
 
 def decode_subscribed_topics(data: bytes) -> tuple[str, ...]:
     """The topics of a subscription; only the fields of version 0 are decoded, because some clients send no others
     although they state a later version. Raises `WireError`."""
-    reader = _Reader(data)
-    version = reader.int16()
-    if version < 0:
-        raise WireError(f"subscription version {version} is negative")
-    topics = tuple(reader.string() for _ in reader.count(2))
-    reader.nullable_bytes()
+    reader, _ = _reader(data)
+    topics = reader.read_array(reader.read_string, 2)
+    reader.read_nullable_bytes()
     return topics
 
 
@@ -101,11 +96,8 @@ def decode_assignment(data: bytes) -> Assignment:
     partitions. Raises `WireError`."""
     if not data:
         return Assignment()
-    reader = _Reader(data)
-    version = reader.int16()
-    if version < 0:
-        raise WireError(f"assignment version {version} is negative")
-    return Assignment(reader.partitions(), reader.nullable_bytes())
+    reader, _ = _reader(data)
+    return Assignment(_read_partitions(reader), reader.read_nullable_bytes())
 
 
 def group_by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[int]]:
@@ -136,55 +128,18 @@ def _encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     return b"".join(parts)
 
 
-class _Reader:
-    """Decoder of one message, which raises `WireError` for a read past the end."""
+def _reader(data: bytes) -> tuple[Reader, int]:
+    """Return a reader of a subscription or assignment, behind its version, and the version. Raises `WireError`."""
+    reader = Reader(bytes(data), "a member's subscription or assignment", is_flexible=False, error=WireError)
+    version = reader.read_integer(2)
+    if version < 0:
+        reader.raise_corrupt_log(f"version {version} is negative")
+    return reader, version
 
-    __slots__ = ("_data", "_position")
 
-    def __init__(self, data: bytes) -> None:
-        self._data = bytes(data)
-        self._position = 0
+def _read_partitions(reader: Reader) -> tuple[TopicPartition, ...]:
+    def topic() -> list[TopicPartition]:
+        name = reader.read_string()
+        return [TopicPartition(name, index) for index in reader.read_int32_array()]
 
-    def take(self, length: int) -> bytes:
-        end = self._position + length
-        if length < 0 or end > len(self._data):
-            raise WireError("a member's subscription or assignment ends too early")
-        taken = self._data[self._position : end]
-        self._position = end
-        return taken
-
-    def int16(self) -> int:
-        return int(_INT16.unpack(self.take(2))[0])
-
-    def int32(self) -> int:
-        return int(_INT32.unpack(self.take(4))[0])
-
-    def count(self, item_bytes_min: int) -> range:
-        """The indexes of an array's items. Raises `WireError` if the remaining bytes cannot hold that many."""
-        count = self.int32()
-        if count < 0 or count * item_bytes_min > len(self._data) - self._position:
-            raise WireError(f"an array announces {count} items, more than there are bytes")
-        return range(count)
-
-    def string(self) -> str:
-        try:
-            return self.take(self.int16()).decode()
-        except UnicodeDecodeError as error:
-            raise WireError("a topic name is not UTF-8") from error
-
-    def nullable_string(self) -> str | None:
-        if self._data[self._position : self._position + 2] == b"\xff\xff":
-            self._position += 2
-            return None
-        return self.string()
-
-    def nullable_bytes(self) -> bytes | None:
-        length = self.int32()
-        return None if length == -1 else self.take(length)
-
-    def partitions(self) -> tuple[TopicPartition, ...]:
-        found = []
-        for _ in self.count(6):
-            topic = self.string()
-            found += [TopicPartition(topic, self.int32()) for _ in self.count(4)]
-        return tuple(found)
+    return tuple([each for found in reader.read_array(topic, 6) for each in found])

@@ -1,16 +1,20 @@
-"""Codec of the primitive types in flexible records of internal topics (KIP-482): lengths are unsigned varints of the
-length plus one, and structs end with tagged fields.
+"""Codec of the primitive types in records of internal topics and in embedded protocols.
 
-A read past the end, an invalid length, and bytes after the end raise `CorruptLog`, because these bytes come from the
-broker's own log. Unknown tagged fields are accepted.
+Most of these structures are flexible (KIP-482): lengths are unsigned varints of the length plus one, and structures end
+with tagged fields, of which unknown ones are accepted. `Reader` decodes the others, too.
+
+A read past the end, an invalid length, and bytes after the end of a record raise `CorruptLog`, because these bytes come
+from the broker's own log; what a client has encoded is read with another class of errors.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from struct import Struct, unpack
+from struct import error as StructError  # noqa: N812
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from mansio.config.topic_names import OFFSETS_TOPIC
-from mansio.errors import CorruptLog
+from mansio.errors import CorruptLog, MansioError
 from mansio.wire.headers import unsigned_varint as varint
 
 if TYPE_CHECKING:
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_TAGGED_FIELDS = b"\x00"
+_INTEGERS: Final = {
+    width: Struct(kind).unpack_from for width, kind in ((1, ">b"), (2, ">h"), (4, ">i"), (8, ">q"))
+}
 
 
 def encode_integer(value: int, width: int) -> bytes:
@@ -48,22 +55,34 @@ def encode_tagged_fields(fields: Mapping[int, bytes]) -> bytes:
 
 
 class Reader:
-    """Decoder of the key or value of one record."""
+    """Decoder of one structure: of the key or value of a record, or of an embedded protocol."""
 
-    __slots__ = ("_data", "_position", "_topic")
+    __slots__ = ("_data", "_error", "_position", "_subject", "is_flexible")
 
-    def __init__(self, data: bytes, topic: str = OFFSETS_TOPIC) -> None:
-        """`topic`: name of the internal topic, for error messages."""
+    def __init__(
+        self,
+        data: bytes,
+        subject: str = OFFSETS_TOPIC,
+        *,
+        is_flexible: bool = True,
+        error: type[MansioError] = CorruptLog,
+    ) -> None:
+        """`subject`: name of the internal topic, or what the bytes are, for error messages. `is_flexible`: whether
+        lengths are varints, and structures end with tagged fields; otherwise strings have 16-bit lengths, and arrays
+        and byte strings 32-bit lengths. `error`: the class of errors about malformed bytes."""
         self._data = data
         self._position = 0
-        self._topic = topic
+        self._subject = subject
+        self.is_flexible = is_flexible
+        self._error = error
 
     def nested_reader(self, data: bytes) -> Reader:
         """A decoder of `data`, the value of a tagged field of this record."""
-        return Reader(data, self._topic)
+        return Reader(data, self._subject, error=self._error)
 
     def raise_corrupt_log(self, what: str) -> NoReturn:
-        raise_corrupt_log(what, self._topic)
+        """Raise the error about malformed bytes, a `CorruptLog` unless the reader has another class of errors."""
+        raise self._error(f"{self._subject}: {what}")
 
     def take(self, length: int) -> bytes:
         end = self._position + length
@@ -74,7 +93,13 @@ class Reader:
         return taken
 
     def read_integer(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "big", signed=True)
+        position = self._position
+        try:
+            (value,) = _INTEGERS[width](self._data, position)
+        except StructError:
+            self.raise_corrupt_log("a record ends too early")
+        self._position = position + width
+        return value  # type: ignore[no-any-return]
 
     def read_varint(self) -> int:
         value = 0
@@ -85,9 +110,19 @@ class Reader:
                 return value
         return self.raise_corrupt_log("a length does not end")
 
+    def read_length(self, width: int) -> int:
+        """Decode the length of a string, byte string or array; -1 for null. `width`: its bytes, if it is no varint."""
+        if not self.is_flexible:
+            return self.read_integer(width)
+        position = self._position
+        if position < len(self._data) and (byte := self._data[position]) < 0x80:
+            self._position = position + 1
+            return byte - 1
+        return self.read_varint() - 1
+
     def read_nullable_string(self) -> str | None:
-        length = self.read_varint()
-        return None if length == 0 else self._decode_text(self.take(length - 1))
+        length = self.read_length(2)
+        return None if length == -1 else self._decode_text(length)
 
     def read_string(self) -> str:
         value = self.read_nullable_string()
@@ -95,20 +130,42 @@ class Reader:
 
     def read_int16_string(self) -> str:
         """Decode a string with a 16-bit length, as in keys, which are not flexible."""
-        return self._decode_text(self.take(self.read_integer(2)))
+        return self._decode_text(self.read_integer(2))
 
     def read_bytes(self) -> bytes:
-        return self.take(self.read_varint() - 1)
+        return self.take(self.read_length(4))
 
-    def read_array(self, item: Callable[[], T]) -> tuple[T, ...]:
-        """Decode an array; `item` decodes one item."""
-        count = self.read_varint() - 1
-        if not 0 <= count <= len(self._data):
-            self.raise_corrupt_log("a count is impossible")
+    def read_nullable_bytes(self) -> bytes | None:
+        length = self.read_length(4)
+        return None if length == -1 else self.take(length)
+
+    def read_array(self, item: Callable[[], T], item_bytes_min: int = 1) -> tuple[T, ...]:
+        """Decode an array; `item` decodes one item, of at least `item_bytes_min` bytes."""
+        found = self.read_nullable_array(item, item_bytes_min)
+        return self._raise_count(-1) if found is None else found
+
+    def read_nullable_array(self, item: Callable[[], T], item_bytes_min: int = 1) -> tuple[T, ...] | None:
+        count = self.read_length(4)
+        if count == -1:
+            return None
+        if not 0 <= count * item_bytes_min <= len(self._data) - self._position:
+            self._raise_count(count)
         return tuple([item() for _ in range(count)])
 
+    def read_int32_array(self) -> tuple[int, ...]:
+        """Decode an array of 32-bit integers."""
+        count = self.read_length(4)
+        if not 0 <= count * 4 <= len(self._data) - self._position:
+            self._raise_count(count)
+        return unpack(f">{count}i", self.take(count * 4))
+
+    def _raise_count(self, count: int) -> NoReturn:
+        self.raise_corrupt_log(f"an array announces {count} items, more than there are bytes")
+
     def read_tagged_fields(self) -> dict[int, bytes]:
-        """Decode tagged fields: tag -> encoded value."""
+        """Decode tagged fields: tag -> encoded value. A structure that is not flexible has none."""
+        if not self.is_flexible:
+            return {}
         if self._data[self._position : self._position + 1] == NO_TAGGED_FIELDS:
             self._position += 1
             return {}
@@ -124,11 +181,11 @@ class Reader:
         if self._position != len(self._data):
             self.raise_corrupt_log("a record has bytes left over")
 
-    def _decode_text(self, raw: bytes) -> str:
+    def _decode_text(self, length: int) -> str:
         try:
-            return raw.decode()
+            return self.take(length).decode()
         except UnicodeDecodeError as error:
-            raise CorruptLog(f"{self._topic}: a string is not UTF-8") from error
+            raise self._error(f"{self._subject}: a string is not UTF-8") from error
 
 
 def raise_corrupt_log(what: str, topic: str = OFFSETS_TOPIC) -> NoReturn:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from mansio.errors import CorruptLog
+from mansio.wire.internal_records.flexible_codec import Reader
 
 OFFSET_KEY_VERSION: Final = 1
 GROUP_KEY_VERSION: Final = 2
@@ -123,12 +123,14 @@ def encode_group_value(value: GroupMetadata) -> bytes:
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
     """Decode a key; None for an unknown key version, whose record callers skip, as in Kafka."""
-    reader = _Reader(data)
-    version = reader.integer(2)
+    reader = Reader(data, is_flexible=False)
+    version = reader.read_integer(2)
     if version in (0, OFFSET_KEY_VERSION):
-        key: OffsetKey | GroupKey = OffsetKey(reader.string(), reader.string(), reader.integer(4))
+        key: OffsetKey | GroupKey = OffsetKey(
+            reader.read_string(), reader.read_string(), reader.read_integer(4)
+        )
     elif version == GROUP_KEY_VERSION:
-        key = GroupKey(reader.string())
+        key = GroupKey(reader.read_string())
     else:
         return None
     reader.check_end()
@@ -136,38 +138,46 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
 
 
 def decode_offset_value(data: bytes) -> CommittedOffset:
-    reader = _Reader(data)
-    version = reader.value_version()
-    offset = reader.integer(8)
-    leader_epoch = reader.integer(4) if version >= 3 else -1
-    metadata = reader.string()
-    commit_ms = reader.integer(8)
-    expire_ms = reader.integer(8) if version == 1 else -1
-    reader.skip_tags()
+    reader, version = _value_reader(data)
+    offset = reader.read_integer(8)
+    leader_epoch = reader.read_integer(4) if version >= 3 else -1
+    metadata = reader.read_string()
+    commit_ms = reader.read_integer(8)
+    expire_ms = reader.read_integer(8) if version == 1 else -1
+    reader.read_tagged_fields()
     reader.check_end()
     return CommittedOffset(offset, leader_epoch, metadata, commit_ms, expire_ms)
 
 
 def decode_group_value(data: bytes) -> GroupMetadata:
-    reader = _Reader(data)
-    version = reader.value_version()
-    protocol_type = reader.string()
-    generation = reader.integer(4)
-    protocol = reader.nullable_string()
-    leader = reader.nullable_string()
-    state_ms = reader.integer(8) if version >= 2 else -1
-    members = tuple(_read_member(reader, version) for _ in range(reader.count()))
-    reader.skip_tags()
+    reader, version = _value_reader(data)
+    protocol_type = reader.read_string()
+    generation = reader.read_integer(4)
+    protocol = reader.read_nullable_string()
+    leader = reader.read_nullable_string()
+    state_ms = reader.read_integer(8) if version >= 2 else -1
+    members = reader.read_array(lambda: _read_member(reader, version))
+    reader.read_tagged_fields()
     reader.check_end()
     return GroupMetadata(protocol_type, generation, protocol, leader, state_ms, members)
 
 
-def _read_member(reader: _Reader, version: int) -> MemberMetadata:
-    member_id = reader.string()
-    instance_id = reader.nullable_string() if version >= 3 else None
-    client_id, client_host = reader.string(), reader.string()
-    rebalance_timeout_ms = reader.integer(4) if version >= 1 else -1
-    session_timeout_ms = reader.integer(4)
+def _value_reader(data: bytes) -> tuple[Reader, int]:
+    """Return a reader of a value, behind its version, and the version."""
+    reader = Reader(data, is_flexible=False)
+    version = reader.read_integer(2)
+    if not 0 <= version <= _VALUE_VERSION_NEWEST:
+        reader.raise_corrupt_log(f"unknown value version {version}")
+    reader.is_flexible = version >= _FLEXIBLE
+    return reader, version
+
+
+def _read_member(reader: Reader, version: int) -> MemberMetadata:
+    member_id = reader.read_string()
+    instance_id = reader.read_nullable_string() if version >= 3 else None
+    client_id, client_host = reader.read_string(), reader.read_string()
+    rebalance_timeout_ms = reader.read_integer(4) if version >= 1 else -1
+    session_timeout_ms = reader.read_integer(4)
     member = MemberMetadata(
         member_id,
         instance_id,
@@ -175,10 +185,10 @@ def _read_member(reader: _Reader, version: int) -> MemberMetadata:
         client_host,
         rebalance_timeout_ms if version >= 1 else session_timeout_ms,
         session_timeout_ms,
-        reader.byte_string(),
-        reader.byte_string(),
+        reader.read_bytes(),
+        reader.read_bytes(),
     )
-    reader.skip_tags()
+    reader.read_tagged_fields()
     return member
 
 
@@ -191,79 +201,3 @@ def _encode_string(text: str | None) -> bytes:
 
 def _encode_bytes(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big", signed=True) + data
-
-
-class _Reader:
-    """Decoder of the key or value of one record. A read past the end or an invalid length raises `CorruptLog`."""
-
-    __slots__ = ("data", "flexible", "position")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.position = 0
-        self.flexible = False
-
-    def value_version(self) -> int:
-        version = self.integer(2)
-        if not 0 <= version <= _VALUE_VERSION_NEWEST:
-            raise CorruptLog(f"__consumer_offsets: unknown value version {version}")
-        self.flexible = version >= _FLEXIBLE
-        return version
-
-    def take(self, length: int) -> bytes:
-        if length < 0 or self.position + length > len(self.data):
-            raise CorruptLog("__consumer_offsets: a record ends too early")
-        self.position += length
-        return self.data[self.position - length : self.position]
-
-    def integer(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "big", signed=True)
-
-    def varint(self) -> int:
-        value = shift = 0
-        while shift < 35:
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise CorruptLog("__consumer_offsets: a length does not end")
-
-    def length(self, width: int) -> int:
-        """Decode a length; -1 for null."""
-        return self.varint() - 1 if self.flexible else self.integer(width)
-
-    def nullable_string(self) -> str | None:
-        length = self.length(2)
-        if length == -1:
-            return None
-        try:
-            return self.take(length).decode()
-        except UnicodeDecodeError as error:
-            raise CorruptLog("__consumer_offsets: a string is not UTF-8") from error
-
-    def string(self) -> str:
-        text = self.nullable_string()
-        if text is None:
-            raise CorruptLog("__consumer_offsets: a string is missing")
-        return text
-
-    def byte_string(self) -> bytes:
-        return self.take(self.length(4))
-
-    def count(self) -> int:
-        count = self.length(4)
-        if not 0 <= count <= len(self.data):
-            raise CorruptLog("__consumer_offsets: a count is impossible")
-        return count
-
-    def skip_tags(self) -> None:
-        """Skip the tagged fields of a flexible structure."""
-        if self.flexible:
-            for _ in range(self.varint()):
-                self.varint()
-                self.take(self.varint())
-
-    def check_end(self) -> None:
-        if self.position != len(self.data):
-            raise CorruptLog("__consumer_offsets: a record has bytes left over")

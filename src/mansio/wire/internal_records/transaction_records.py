@@ -149,11 +149,11 @@ def decode_value(data: bytes) -> TransactionValue:
     version = reader.read_integer(2)
     if not 0 <= version <= VALUE_VERSION:
         reader.raise_corrupt_log(f"unknown value version {version}")
-    is_flexible = version >= _FLEXIBLE
+    reader.is_flexible = version >= _FLEXIBLE
     producer_id, epoch, timeout_ms, status = _FIXED.unpack(reader.take(_FIXED.size))
-    partitions = _read_flexible_partitions(reader) if is_flexible else _read_partitions(reader, len(data))
+    partitions = _read_partitions(reader)
     updated_ms, started_ms = _TIMES.unpack(reader.take(_TIMES.size))
-    tagged = reader.read_tagged_fields() if is_flexible else {}
+    tagged = reader.read_tagged_fields()
     reader.check_end()
 
     def number(tag: int, default: int, width: int) -> int:
@@ -183,30 +183,10 @@ def decode_value(data: bytes) -> TransactionValue:
     )
 
 
-def _read_flexible_partitions(reader: Reader) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
-    count = reader.read_varint()
-    if count == 0:
-        return None
-    found = []
-    for _ in range(count - 1):
-        topic = reader.read_string()
-        indexes = reader.read_array(lambda: reader.read_integer(4))
+def _read_partitions(reader: Reader) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
+    def topic() -> tuple[str, tuple[int, ...]]:
+        found = reader.read_string(), reader.read_int32_array()
         reader.read_tagged_fields()
-        found.append((topic, indexes))
-    return tuple(found)
+        return found
 
-
-def _read_partitions(reader: Reader, bytes_max: int) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
-    count = reader.read_integer(4)
-    if count == -1:
-        return None
-    if not 0 <= count <= bytes_max:
-        reader.raise_corrupt_log("a count is impossible")
-    found = []
-    for _ in range(count):
-        topic = reader.read_int16_string()
-        index_count = reader.read_integer(4)
-        if not 0 <= index_count <= bytes_max:
-            reader.raise_corrupt_log("a count is impossible")
-        found.append((topic, tuple(reader.read_integer(4) for _ in range(index_count))))
-    return tuple(found)
+    return reader.read_nullable_array(topic)

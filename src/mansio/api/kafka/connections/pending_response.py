@@ -36,13 +36,16 @@ class ResponseQueue(Protocol):
 class PendingResponse:
     """Response to a request that is answered later. Belongs to one connection; all methods run on its event loop."""
 
-    __slots__ = ("_connection", "on_lost", "response")
+    __slots__ = ("_connection", "_on_lost", "response")
 
     def __init__(self, connection: ResponseQueue, response: Sequence[ResponsePart] | None = None) -> None:
         self._connection: ResponseQueue | None = connection
         self.response = response
-        self.on_lost: Callable[[], None] | None = None
-        """Called if the connection ends before the response."""
+        self._on_lost: Callable[[], None] | None = None
+
+    def on_lost(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback`, and no earlier one, if the connection ends before the response."""
+        self._on_lost = callback
 
     def answer(self, parts: Sequence[ResponsePart]) -> None:
         """Complete the response with the bytes to send, or with an empty sequence to send none. Only the first call has
@@ -50,7 +53,7 @@ class PendingResponse:
         connection = self._connection
         if connection is None:
             return
-        self._connection = self.on_lost = (
+        self._connection = self._on_lost = (
             None  # breaks a reference cycle: the task of the request refers to this object
         )
         self.response = parts
@@ -58,8 +61,8 @@ class PendingResponse:
 
     def on_connection_lost(self) -> None:
         """Report that the connection ended before the response."""
-        on_lost = self.on_lost
-        self._connection = self.on_lost = None
+        on_lost = self._on_lost
+        self._connection = self._on_lost = None
         if on_lost is not None:
             on_lost()
 

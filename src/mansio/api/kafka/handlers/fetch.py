@@ -70,7 +70,8 @@ def fetch(
     waited = service.statistics.start_stopwatch(service.statistics.parked_fetch_latency) if sampled else None
     response = connection.defer_response()
     reply = _Reply(service, connection, header._replace(body_position=0), response, waited)
-    response.on_lost = fetches.park(request, header.client_id, result, reply.send, follower).cancel
+    parked = fetches.park(request, header.client_id, result, reply.send, follower)
+    response.on_lost(parked.cancel)
     return None
 
 

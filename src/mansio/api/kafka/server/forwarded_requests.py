@@ -51,7 +51,7 @@ def forward(
     direct = DirectRequest(
         request.client_address, peer if request.is_own else None, partial(_answer, header, response, release)
     )
-    response.on_lost = direct.cancel
+    response.on_lost(direct.cancel)
     direct.begin(server, memoryview(request.request))
     return None
 

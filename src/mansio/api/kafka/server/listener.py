@@ -356,7 +356,7 @@ class KafkaServer:
             self.holds.measured(run, "kafka", lambda: (name, peer)), name=f"{name} request"
         )
         if key in ENDS_WITH_CONNECTION:
-            pending_response.on_lost = task.cancel
+            pending_response.on_lost(task.cancel)
         return None
 
     def _unsupported_version(

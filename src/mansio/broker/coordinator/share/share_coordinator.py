@@ -55,9 +55,12 @@ class ShareCoordinator:
         boot_id_file: BootIdFile | None = None,
         lookup: InternalTopicLeaders | None = None,
         remote_client: Callable[[int], StateClient] | None = None,
+        on_archiving: Callable[[Sequence[ShareKey]], None] = lambda _: None,
     ) -> None:
         """`lock_ms`: returns the lease duration of a group. `boot_id_file` is None in a cluster. `lookup` and
-        `remote_client`, which returns the state client of another broker, are None on a single node."""
+        `remote_client`, which returns the state client of another broker, are None on a single node. `on_archiving` is
+        called periodically in a cluster with the share partitions whose state this broker keeps and which have waiting
+        dead letters."""
         self.lookup = lookup
         self._node_id = node_id
         self._scheduler = scheduler
@@ -70,21 +73,24 @@ class ShareCoordinator:
         self._timers: list[Timer] = []
         self._pruning: Timer | None = None
         self._dead_letter_timer: Timer | None = None
-        self.on_archiving: Callable[[Sequence[ShareKey]], None] = lambda _: None
-        """Called periodically in a cluster with the share partitions whose state this broker keeps and which have
-        waiting dead letters."""
-        self.store = ShareStateStore(settings, clock, lock_ms=lock_ms, is_log_complete=self._is_complete)
-        self.topic = CoordinatorRuntime(
-            SHARE_STATE_TOPIC,
-            view=self.store,
-            create=self._create,
-            scheduler=scheduler,
-            clock=clock,
-            partition_count=None if lookup is None else lookup.partition_count,
-            replays_every_record=True,
+        self._on_archiving = on_archiving
+        self.store = ShareStateStore(
+            settings,
+            clock,
+            lock_ms=lock_ms,
+            is_log_complete=self._is_complete,
+            on_loaded=self._start_timers,
+            open_runtime=lambda view: CoordinatorRuntime(
+                SHARE_STATE_TOPIC,
+                view=view,
+                create=self._create,
+                scheduler=scheduler,
+                clock=clock,
+                partition_count=None if lookup is None else lookup.partition_count,
+                replays_every_record=True,
+            ),
         )
-        self.store.topic = self.topic
-        self.store.on_loaded = self._start_timers
+        self.topic = self.store.topic
         self.client = LocalStateClient(self.store)
         self.persister = RoutingPersister(
             self.client,
@@ -172,7 +178,7 @@ class ShareCoordinator:
 
     def _check_dead_letters(self) -> None:
         if not self._closed:
-            self.on_archiving(self.store.archiving_share_partitions())
+            self._on_archiving(self.store.archiving_share_partitions())
             self._dead_letter_timer = self._scheduler.call_later(
                 DEAD_LETTER_CHECK_MS, self._check_dead_letters
             )

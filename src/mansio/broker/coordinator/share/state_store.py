@@ -100,14 +100,16 @@ class ShareStateStore:
         *,
         lock_ms: Callable[[str], int],
         is_log_complete: Callable[[int], bool],
+        on_loaded: Callable[[], None],
+        open_runtime: Callable[[ShareStateStore], CoordinatorRuntime],
     ) -> None:
         """`lock_ms`: returns the lease duration of a group; `is_log_complete`: returns whether the log of a partition
-        of the topic certainly lacks no appended record."""
+        of the topic certainly lacks no appended record. `on_loaded` is called when the states of a partition are
+        loaded. `open_runtime` returns the runtime of the topic, whose view is this object."""
         self._settings = settings
         self._clock = clock
         self._lock_ms = lock_ms
         self._is_log_complete = is_log_complete
-        self.topic: CoordinatorRuntime
         self._shares: dict[ShareKey, PersistedShareState] = {}
         self._by_partition: dict[
             int, OrderedDict[ShareKey, PersistedShareState]
@@ -117,10 +119,10 @@ class ShareStateStore:
         self._incomplete_partitions: dict[int, None] = {}
         self._deleted: dict[int, int] = {}  # sessions up to this one must not create a state again
         self._sessions = 0
-        self.on_loaded: Callable[[], None] = lambda: None
-        """Called when the states of a partition are loaded."""
+        self._on_loaded = on_loaded
         self._writing: PersistedShareState | None = None  # state whose records are being appended
         self._appending: StateRecord | None = None  # the decoded record that is being appended
+        self.topic = open_runtime(self)
 
     def __len__(self) -> int:
         return len(self._shares)
@@ -468,7 +470,7 @@ class ShareStateStore:
         if (deferred := self._deferred_records.pop(index, None)) is not None:
             deferred.replay(self._now_ms())
         self._loaded_partitions[index] = None
-        self.on_loaded()
+        self._on_loaded()
         if not self._is_log_complete(index):
             self._incomplete_partitions[index] = None
         shares = len(self._by_partition.get(index, ()))

@@ -101,7 +101,6 @@ class BatchCommitter:
         self._scheduler = scheduler
         self._busy: set[str] = set()
         self._closed = False
-        store.on_decisions_loaded = self._resume
 
     def close(self) -> None:
         """Stop ending transactions. The next leader of the partition, or the next start, goes on."""
@@ -233,7 +232,7 @@ class BatchCommitter:
 
     # ------------------------------------------------------------------ completion of a decision
 
-    def _resume(self, entries: list[DecisionEntry]) -> None:
+    def resume(self, entries: list[DecisionEntry]) -> None:
         """Carry out the decisions and aborts of a partition that was loaded."""
         for entry in entries:
             if not entry.decision.is_settled:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from mansio.broker.coordinator.checkpoint import CheckpointStorage
+    from mansio.broker.coordinator.transaction.decision_store import DecisionEntry
     from mansio.broker.coordinator.transaction.marker_sender import MarkerSender
     from mansio.broker.coordinator.transaction.settings import TransactionSettings
     from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorReplica
@@ -105,10 +106,15 @@ class TransactionCoordinator:
         new_producer_id: Callable[[], Awaitable[int]],
         create_topic: Callable[[], Awaitable[Sequence[CoordinatorPartition | StorageError]]],
         markers: MarkerSender,
+        remove_expired_decisions: Callable[[], bool],
+        resume_decisions: Callable[[list[DecisionEntry]], None],
         lookup: CoordinatorLookup | None = None,
         checkpoints: CheckpointStorage | None = None,
     ) -> None:
-        """`new_producer_id`: assigns a producer id. `lookup`: metadata of the topic, None on a single node."""
+        """`new_producer_id`: assigns a producer id. `lookup`: metadata of the topic, None on a single node. Of the
+        decisions about batches: `remove_expired_decisions` is called in the interval in which transactional ids expire,
+        and returns whether there is more to remove soon; `resume_decisions` is called with the queries of a partition
+        when it is loaded."""
         self.lookup = lookup
         self._settings = settings
         self._timeout_ms_max = min(settings.timeout_ms_max, HELD_TIMEOUT_MS - 1)
@@ -122,22 +128,24 @@ class TransactionCoordinator:
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
         self._expiry_due_s = 0.0
-        self.on_expiry: Callable[[], bool] = lambda: False
-        """Called in the interval in which transactional ids expire; returns whether there is more to remove soon."""
+        self._remove_expired_decisions = remove_expired_decisions
         self.store = TransactionStore(
-            clock, held_ms_max=settings.held_ms_max, timeout_ms_max=self._timeout_ms_max
+            clock,
+            held_ms_max=settings.held_ms_max,
+            timeout_ms_max=self._timeout_ms_max,
+            on_loaded=self._resume,
+            on_decisions_loaded=resume_decisions,
+            open_runtime=lambda view: CoordinatorRuntime(
+                TRANSACTION_STATE_TOPIC,
+                view=view,
+                create=create_topic,
+                scheduler=scheduler,
+                clock=clock,
+                checkpoints=checkpoints,
+                partition_count=None if lookup is None else lookup.partition_count,
+            ),
         )
-        self.topic = CoordinatorRuntime(
-            TRANSACTION_STATE_TOPIC,
-            view=self.store,
-            create=create_topic,
-            scheduler=scheduler,
-            clock=clock,
-            checkpoints=checkpoints,
-            partition_count=None if lookup is None else lookup.partition_count,
-        )
-        self.store.topic = self.topic
-        self.store.on_loaded = self._resume
+        self.topic = self.store.topic
 
     # ------------------------------------------------------------------ start and close
 
@@ -515,7 +523,7 @@ class TransactionCoordinator:
             if entry.deadline_s <= now_s:
                 self._time_out(entry)
         if self._expiry_due_s and self._expiry_due_s <= now_s:
-            removals = (self._remove_expired(), self.on_expiry())
+            removals = (self._remove_expired(), self._remove_expired_decisions())
             self._expiry_due_s = now_s + EXPIRY_PAUSE_S if any(removals) else 0.0
         if self.store.ongoing:
             self._arm(min(each.deadline_s for each in self.store.ongoing.values()))

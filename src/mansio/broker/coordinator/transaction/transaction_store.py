@@ -64,29 +64,34 @@ class TransactionEntry:
 
 
 class TransactionStore:
-    """The transactional ids that this broker coordinates (`CoordinatorView` of `__transaction_state`).
+    """The transactional ids that this broker coordinates (`CoordinatorView` of `__transaction_state`)."""
 
-    `topic`: the coordinator runtime; set right after construction, because the two objects refer to each other.
-    """
-
-    def __init__(self, clock: Clock, *, held_ms_max: int, timeout_ms_max: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        held_ms_max: int,
+        timeout_ms_max: int,
+        on_loaded: Callable[[list[TransactionEntry]], None],
+        on_decisions_loaded: Callable[[list[DecisionEntry]], None],
+        open_runtime: Callable[[TransactionStore], CoordinatorRuntime],
+    ) -> None:
         """`held_ms_max`: time after which a held transaction is aborted. `timeout_ms_max`: timeout of a transaction
-        that is stored without one."""
+        that is stored without one. `on_loaded` and `on_decisions_loaded` are called with the entries and the queries of
+        a partition when it is loaded. `open_runtime` returns the runtime of the topic, whose view is this object."""
         self._clock = clock
         self._held_ms_max = held_ms_max
         self._timeout_ms_max = timeout_ms_max
-        self.topic: CoordinatorRuntime
         self.entries: dict[str, TransactionEntry] = {}
         self.ongoing: dict[str, TransactionEntry] = {}
         """The entries with an ongoing transaction."""
         self.prepared: dict[str, TransactionEntry] = {}
         """The entries whose transaction is decided and not complete."""
         self._by_partition: dict[int, dict[str, TransactionEntry]] = defaultdict(dict)
-        self.on_loaded: Callable[[list[TransactionEntry]], None] = lambda _: None
-        """Called with the entries of a partition when it is loaded."""
         self.decisions = DecisionStore()
-        self.on_decisions_loaded: Callable[[list[DecisionEntry]], None] = lambda _: None
-        """Called with the queries of a partition when it is loaded."""
+        self._on_loaded = on_loaded
+        self._on_decisions_loaded = on_decisions_loaded
+        self.topic = open_runtime(self)
 
     def partition_for(self, transactional_id: str) -> int:
         """Return the partition of the topic that stores a transactional id."""
@@ -174,8 +179,8 @@ class TransactionStore:
         yield from self.decisions.snapshot(index)
 
     def finish_load(self, index: int) -> None:
-        self.on_loaded(list(self._by_partition[index].values()))
-        self.on_decisions_loaded(self.decisions.of_partition(index))
+        self._on_loaded(list(self._by_partition[index].values()))
+        self._on_decisions_loaded(self.decisions.of_partition(index))
 
     def unload(self, index: int) -> None:
         self.decisions.unload(index)

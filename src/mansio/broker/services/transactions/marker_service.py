@@ -29,14 +29,20 @@ if TYPE_CHECKING:
 class TransactionMarkerService:
     """Writes transaction markers. All methods run on the broker's event loop."""
 
-    __slots__ = ("_partitions", "before_offsets_marker", "on_offsets_marker")
+    __slots__ = ("_before_offsets_marker", "_on_offsets_marker", "_partitions")
 
-    def __init__(self, partitions: PartitionSet) -> None:
+    def __init__(
+        self,
+        partitions: PartitionSet,
+        *,
+        before_offsets_marker: Callable[[int, int], None],
+        on_offsets_marker: Callable[[int, EndMarker], None],
+    ) -> None:
+        """Both functions are called with the index of a partition of the offsets topic: `before_offsets_marker` with
+        the producer id before a marker is appended to it, `on_offsets_marker` when a marker in it is committed."""
         self._partitions = partitions
-        self.on_offsets_marker: Callable[[int, EndMarker], None] | None = None
-        """Called with the index of a partition of the offsets topic when a marker in it is committed."""
-        self.before_offsets_marker: Callable[[int, int], None] | None = None
-        """Called with the index of a partition of the offsets topic and the producer id before a marker is appended."""
+        self._before_offsets_marker = before_offsets_marker
+        self._on_offsets_marker = on_offsets_marker
 
     async def write(
         self, marker: EndMarker, partitions: Sequence[tuple[str, int]]
@@ -79,8 +85,8 @@ class TransactionMarkerService:
             except MansioError as error:
                 results.append(without_traceback(error))
                 continue
-            if topic == OFFSETS_TOPIC and self.on_offsets_marker is not None:
-                self.on_offsets_marker(index, marker)
+            if topic == OFFSETS_TOPIC:
+                self._on_offsets_marker(index, marker)
             results.append(None)
         return results
 
@@ -120,8 +126,8 @@ class TransactionMarkerService:
     def _append(self, marker: EndMarker, topic: str, index: int) -> Promise[None] | MansioError:
         try:
             partition = self._partitions.find(topic, None, index)
-            if topic == OFFSETS_TOPIC and self.before_offsets_marker is not None:
-                self.before_offsets_marker(index, marker.producer_id)
+            if topic == OFFSETS_TOPIC:
+                self._before_offsets_marker(index, marker.producer_id)
             return partition.commit_promise(partition.append_marker(marker).end_offset)
         except MansioError as error:
             return without_traceback(error)

@@ -85,7 +85,7 @@ class _ShareFetch:
         self._request = request
         self._receive: ReceiveOperation | None = None
         self._pending_response: PendingResponse = connection.defer_response()
-        self._pending_response.on_lost = self._finish
+        self._pending_response.on_lost(self._finish)
 
     def _finish(self) -> None:
         if self._receive is not None:
@@ -100,7 +100,7 @@ class _ShareFetch:
             except MansioError as error:
                 self._service.statistics.count_error(int(ApiKey.SHARE_FETCH), error.kafka_code)
                 parts = self._encode({}, LeaderHints(self._service), 0, error)
-            pending_response.on_lost = None
+            pending_response.on_lost(None)
             if not pending_response.is_abandoned:
                 pending_response.answer(parts)
         finally:
