@@ -34,6 +34,7 @@ PENDING: Final[dict[str, frozenset[str]]] = {
             "on_control_batches",
             "on_damage",
             "on_progress",
+            "stage_priorities",
         }
     ),
     "mansio/broker/replication/isr_manager.py": frozenset({"on_isr_candidate"}),
