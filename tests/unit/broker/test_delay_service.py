@@ -28,7 +28,6 @@ class _Leader:
         self.cluster = ScheduledCluster(seed=1)
         self.manager = self.cluster.managers[1]
         self.partition = self.manager.partition
-        self.partition.convert_delayed = self.manager.convert
         self.partition.rules = self.partition.rules._replace(inspects_records=True)
         partitions = SimpleNamespace(find=lambda *_: self.partition, delay_manager=lambda _: self.manager)
         node = self.cluster[1]

@@ -10,11 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.log_view.replay import ViewReplay
 from mansio.broker.partition import schedule_manager
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
-from mansio.broker.partition.delayed_records import DelayedRecords
+from mansio.broker.partition.features import DelayFeature, FeaturePorts
 from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.broker.services import schedules as schedules_module
 from mansio.broker.services.records import EVENT_LOOP_SLICE_S
@@ -22,6 +21,7 @@ from mansio.broker.services.schedules import ScheduleQuery, ScheduleService
 from mansio.errors import InvalidSchedule, MansioError, RequestTimedOut, ScheduleNotFound
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
+from support.present import present
 from support.replicas import TOPIC, Cluster, Node
 
 if TYPE_CHECKING:
@@ -46,19 +46,10 @@ class ScheduledCluster(Cluster):
         """Keep track of schedules on a broker, as `PartitionSet` does."""
         partition = node.partitions[TOPIC.bytes, 0]
         partition.rules = partition.rules._replace(accepts_delays=True)
-        replay = ViewReplay(
-            DelayedRecords(partition.log),
-            node.disk,
-            node.background,
-            node.scheduler,
-            partition.log,
-            is_leader=lambda: partition.is_leader,
-            on_damage=partition.report_damage,
-        )
-        partition.add_hook(replay)
-        manager = DelayManager(partition, replay)
         delivery = self.deliveries[node.node_id] = DelayedDelivery(node.clock, node.scheduler)
-        delivery.attach(manager)
+        ports = FeaturePorts(node.disk, node.background, node.scheduler, node.clock)
+        partition.attach(DelayFeature(ports, delivery), is_new=True)
+        manager = present(partition.find_feature(DelayManager))
         self.managers[node.node_id] = manager
 
     def restart(self, node_id: int) -> Node:

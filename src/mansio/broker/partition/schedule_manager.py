@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.delayed_records import DelayedRecords
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_hook import Contents
     from mansio.wire.batch.record_batch import NewRecord
     from mansio.wire.batch.schedule_control_records import Schedule
 
@@ -219,8 +220,7 @@ class ScheduleManager:
         return self._append_control(encode_scheduled(schedules), apply)
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
-        self._replay.stage(read_header(control).crc, apply)
-        return self._partition.append_unchanged((control,))
+        return self._partition.append_unchanged((control,), ({self._view: apply},))
 
     def _find(self, name: str) -> Schedule:
         self._ensure_usable()
@@ -297,8 +297,8 @@ class ScheduleManager:
             batch = front + batch[len(front) :]
         batch_crc = read_header(batch).crc
         control = encode_fired(firings, batch_crc)
-        self._replay.stage(read_header(control).crc, self._view.firing(firings, batch_crc))
-        partition.append_unchanged((control, batch))
+        known: Contents = {self._view: self._view.firing(firings, batch_crc)}
+        partition.append_unchanged((control, batch), (known, None))
 
     def _postpone(self, schedule: Schedule, now_ms: int, error: MansioError) -> None:
         """Try a schedule again later whose next due time cannot be computed on this broker."""
