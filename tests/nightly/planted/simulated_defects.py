@@ -380,7 +380,7 @@ RARE = (
         1_000_000,
         "retention does not wait for copies",
         REPLAY,
-        "floors.append(self.retained_until[1])",
+        "floors.append(self._retained_until[1])",
         "pass",
     ),
     rule(

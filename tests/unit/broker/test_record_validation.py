@@ -13,6 +13,7 @@ from mansio.broker.partition.append_validation import (
     REPORTED_RECORDS_MAX,
 )
 from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, MessageTooLarge
+from mansio.wire.batch import compression
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from support.logs import ManualClock
@@ -125,3 +126,24 @@ def test_a_duplicate_batch_is_recognized_before_its_records_are_validated() -> N
     first = bench.partition.append(batch)
     bench.partition.rules = COMPACTED  # the topic became compacted while the answer was lost
     assert bench.partition.append(batch)[:2] == first[:2]
+
+
+def test_a_batch_is_decompressed_once_for_all_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    decompressed: list[Codec] = []
+    decompress = compression.decompress
+
+    def counted(codec: Codec, *rest: Any, **options: Any) -> bytes:
+        decompressed.append(codec)
+        return decompress(codec, *rest, **options)
+
+    monkeypatch.setattr("mansio.wire.batch.record_reader.decompress", counted)
+    rules = RULES._replace(inspects_records=True, accepts_delays=True, deduplicates=True, has_priorities=True)
+    headers = [("mansio-priority", b"high"), ("mansio-dedup-id", b"1"), ("mansio-delay-ms", b"5")]
+    batch = build_batch([(0, None, b"v", headers), (0, None, b"v", headers[:1])], codec=Codec.ZSTD)
+    found = append_validation.inspect_records("t-0", rules, batch, 1_000)
+    assert len(found.priorities) == 1
+    assert found.ids is not None
+    assert [key is not None for key in found.ids.keys] == [True, False]
+    assert found.delays is not None
+    assert found.delays.due_ms[0] == 1_005
+    assert decompressed == [Codec.ZSTD]

@@ -34,10 +34,12 @@ EVERY_MS = 1_000
 class ScheduledCluster(Cluster):
     """Three brokers whose partition has schedules."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **options: Any) -> None:
+        """`options`: of `Cluster`."""
         self.managers: dict[int, DelayManager] = {}
         self.deliveries: dict[int, DelayedDelivery] = {}
-        super().__init__(seed=seed, configs={"mansio.delay.enable": "true"})
+        configs = {"mansio.delay.enable": "true", **options.pop("configs", {})}
+        super().__init__(seed=seed, configs=configs, **options)
         for node_id in self.node_ids:
             self.attach(self[node_id])
         self.run_for(1_000)

@@ -55,9 +55,9 @@ class ViewReplay(Generic[View]):
         "_is_reading",
         "_log",
         "_on_damage",
+        "_retained_until",
         "_scheduler",
         "applied_end",
-        "retained_until",
         "snapshots",
         "view",
     )
@@ -83,8 +83,8 @@ class ViewReplay(Generic[View]):
         self._closed = False
         self._is_reading = False
         self._failures = 0
-        self.retained_until: tuple[int, int] | None = None
-        """While the log is not committed up to the first offset, retention keeps everything from the second one on."""
+        self._retained_until: tuple[int, int] | None = None
+        """See `retain`."""
         self.snapshots = ViewSnapshots(disk, background, log, view)
         self.applied_end = 0
         self._load()
@@ -93,6 +93,15 @@ class ViewReplay(Generic[View]):
     def is_complete(self) -> bool:
         """Whether the view contains the whole log."""
         return self.applied_end >= self._log.end_offset and not self._is_reading
+
+    @property
+    def is_retaining(self) -> bool:
+        """Whether retention keeps what was copied, because the copies are not committed."""
+        return self._retained_until is not None
+
+    def retain(self, end_offset: int, floor: int) -> None:
+        """Keep everything from `floor` on until the log is committed up to `end_offset`, where copies of it end."""
+        self._retained_until = (end_offset, floor)
 
     # Hook methods
 
@@ -115,8 +124,8 @@ class ViewReplay(Generic[View]):
             self._read_on()
 
     def on_committed(self, high_watermark: int) -> None:
-        if self.retained_until is not None and self.retained_until[0] <= high_watermark:
-            self.retained_until = None
+        if self._retained_until is not None and self._retained_until[0] <= high_watermark:
+            self._retained_until = None
         self.snapshots.on_committed(high_watermark)
 
     def on_trim(self, start_offset: int) -> None:
@@ -129,7 +138,7 @@ class ViewReplay(Generic[View]):
         """Remove what was applied from `end_offset` on, or load the view again from a snapshot and the log."""
         log = self._log
         self.snapshots.truncate(end_offset)
-        self.retained_until = None
+        self._retained_until = None
         if self.view.truncate(end_offset, log.start_offset):
             self.applied_end = max(min(self.applied_end, end_offset), log.start_offset)
         else:
@@ -144,8 +153,8 @@ class ViewReplay(Generic[View]):
         floors = [] if self.is_complete else [self.applied_end]
         if (location := self.view.lowest_location()) is not None:
             floors.append(location)
-        if self.retained_until is not None:
-            floors.append(self.retained_until[1])
+        if self._retained_until is not None:
+            floors.append(self._retained_until[1])
         return min(floors, default=None)
 
     def close(self) -> None:

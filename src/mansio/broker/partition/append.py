@@ -19,9 +19,10 @@ from mansio.tracebacks import copied
 from mansio.wire.batch.record_batch import TimestampType, read_header, with_log_append_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
+    from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append_validation import AppendRules, InspectedRecords
     from mansio.broker.partition.partition_hook import AppendResult, Contents
     from mansio.ports import Buffer, Clock
@@ -47,8 +48,8 @@ class Following(NamedTuple):
 
     batches: Sequence[bytes]
     contents: Sequence[Contents | None]
-    done: Callable[[int], None]
-    failed: Callable[[], None]
+    done: Callable[[int], None] | None = None
+    failed: Callable[[], None] | None = None
 
 
 class Draft:
@@ -128,6 +129,19 @@ class AppendFeature(Protocol):
 
     def following(self) -> Following | None:
         """Return what has to be appended after an append; None for nothing."""
+
+
+class ReleasingFeature(Protocol):
+    """A feature whose view needs batches of the log that retention would delete."""
+
+    @property
+    def replay(self) -> ViewReplay[Any]: ...
+
+    def release_below(self, offset: int) -> Iterator[Following]:
+        """Yield what is still needed from below an offset, as batches to append before the next is taken, so that
+        retention can delete that part. What cannot be read stays where it is.
+
+        Raises `NotLeaderOrFollower`, and `CoordinatorLoadInProgress` while the view is being read."""
 
 
 class AppendPipeline:

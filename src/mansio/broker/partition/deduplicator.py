@@ -22,6 +22,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.partition.append import Following
 from mansio.broker.partition.append_validation import RebuiltBatch, reject_ids
 from mansio.broker.partition.partition_hook import RebuildRequired
 from mansio.errors import CoordinatorLoadInProgress, LeaderNotAvailable, ThrottlingQuotaExceeded
@@ -40,7 +41,7 @@ from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append import Draft, Finish
@@ -187,16 +188,11 @@ class Deduplicator:
 
     # Retention
 
-    async def release_below(self, offset: int) -> None:
-        """Copy the ids below an offset that have not expired to the end of the log, so that retention can delete that
-        part.
-
-        Returns when the copies are committed. Raises `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, and the errors
-        of `Partition.append_unchanged`."""
+    def release_below(self, offset: int) -> Iterator[Following]:
+        """Yield copies of the ids below an offset that have not expired: see `ReleasingFeature`."""
         partition, view = self.partition, self.view
         self._ensure_usable()
         window = view.window
-        floor = self.replay.retention_floor()
         until_ms = partition.clock.wall_ms() - partition.settings.dedup_ms
         after_ms, last_ms = window.uncopied_times(offset, until_ms)
         earlier, latest_ms = window.copies, window.latest_ms
@@ -205,27 +201,22 @@ class Deduplicator:
         for found in window.select(after_ms, last_ms):
             waiting += found
             while len(waiting) > COPIED_IDS_MAX:
-                self._copy(waiting[:COPIED_IDS_MAX], NO_COPIES)
+                yield self._copies(waiting[:COPIED_IDS_MAX], NO_COPIES)
                 del waiting[:COPIED_IDS_MAX]
-                await partition.scheduler.sleep(0)
                 self._ensure_usable()
                 if view.window is not window or window.latest_ms < latest_ms:
                     return  # a part of the log was truncated, or the clock was set back: a later call begins again
         if waiting:
             is_from_begin = after_ms == until_ms  # otherwise older ids are in earlier copies
             location = first_copy if is_from_begin else earlier.location
-            self._copy(waiting, Copies(location, last_ms))
+            yield self._copies(waiting, Copies(location, last_ms))
         window.release_below(offset)
-        if not waiting:
-            return  # all ids have expired, or were copied before
-        self.replay.retained_until = (partition.end_offset, offset if floor is None else floor)
-        await partition.commit_promise(partition.end_offset)
 
-    def _copy(self, ids: Sequence[AcceptedId], copies: Copies) -> None:
+    def _copies(self, ids: Sequence[AcceptedId], copies: Copies) -> Following:
         copied = CopiedIds(
             [one.key for one in ids], [one.offset for one in ids], [one.accepted_ms for one in ids], *copies
         )
-        self.partition.append_unchanged((encode_copied_ids(copied),), ({self.view: copied},))
+        return Following((encode_copied_ids(copied),), ({self.view: copied},))
 
     def _ensure_usable(self) -> None:
         self.partition.ensure_leader()

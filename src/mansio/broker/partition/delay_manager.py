@@ -54,7 +54,7 @@ from mansio.wire.batch.record_batch import (
 from mansio.wire.batch.record_reader import decompress_batch, read_record_at, record_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append import Draft
@@ -327,30 +327,24 @@ class DelayManager:
 
     # Retention
 
-    async def release_below(self, offset: int) -> None:
-        """Copy the pending records and schedules below an offset to the end of the log, so that retention can delete
-        that part. A record that cannot be read is reported and stays where it is, until it is repaired or cancelled.
-
-        Returns when the copies are committed. Raises the errors of `cancel`."""
-        partition, view = self.partition, self.view
+    def release_below(self, offset: int) -> Iterator[Following]:
+        """Yield copies of the pending records and schedules below an offset: see `ReleasingFeature`. A record that
+        cannot be read is reported and stays where it is, until it is repaired or cancelled."""
         unreadable: set[int] = set()
         while True:
             self.ensure_usable()
-            floor = self.replay.retention_floor()
-            records = view.pending.located_below(offset, COPIED_RECORDS_MAX, unreadable)
+            records = self.view.pending.located_below(offset, COPIED_RECORDS_MAX, unreadable)
             if records:
-                end_offset = self._copy(records, unreadable)
-                if end_offset is None:
-                    continue
-            elif (end_offset := self.schedules.copy_below(offset)) is None:
-                break
-            self.replay.retained_until = (end_offset, offset if floor is None else floor)
-            await partition.scheduler.sleep(0)
-        await partition.commit_promise(partition.end_offset)
+                if (copies := self._copies(records, unreadable)) is not None:
+                    yield copies
+            elif (copies := self.schedules.copies_below(offset)) is not None:
+                yield copies
+            else:
+                return
 
-    def _copy(self, records: Sequence[PendingRecord], unreadable: set[int]) -> int | None:
-        """Append copies of records, at least one and at most `COPIED_BYTES_MAX`, and return the end offset; None if
-        none can be read. The ids of records that cannot be read are added to `unreadable`."""
+    def _copies(self, records: Sequence[PendingRecord], unreadable: set[int]) -> Following | None:
+        """Return copies of records, at least one and at most `COPIED_BYTES_MAX`; None if none can be read. The ids of
+        records that cannot be read are added to `unreadable`."""
         copied: list[PendingRecord] = []
         contents: list[NewRecord] = []
         size = 0
@@ -377,7 +371,7 @@ class DelayManager:
                 self.view.pending.replace(moved)
 
         control = encode_copied([record.id for record in copied], [record.due_ms for record in copied], batch)
-        return self._append_control(control, apply)
+        return Following((control,), ({self.view: apply},))
 
     # Stored records
 

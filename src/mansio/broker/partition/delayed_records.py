@@ -177,6 +177,10 @@ class DelayedRecords(LogView["ApplyAt"]):
         locations = (self.pending.lowest_location(), self.schedules.lowest_location())
         return min((location for location in locations if location is not None), default=None)
 
+    @property
+    def kept_bytes(self) -> int:
+        return self.pending.size_bytes + self.schedules.size_bytes
+
     # Snapshots
 
     @property

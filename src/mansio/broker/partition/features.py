@@ -91,7 +91,7 @@ class DeduplicationFeature(PartitionFeature):
         if partition.producers is not None:
             partition.producers.expect_shorter_batches()
         deduplicator = Deduplicator(partition, replay)
-        return Attached(deduplicator, replay, appends=deduplicator)
+        return Attached(deduplicator, replay, appends=deduplicator, releases=deduplicator)
 
 
 class DelayFeature(PartitionFeature):
@@ -116,7 +116,7 @@ class DelayFeature(PartitionFeature):
         manager = DelayManager(partition, replay)
         if self._delivery is not None:
             self._delivery.attach(manager)
-        return Attached(manager, replay, appends=manager)
+        return Attached(manager, replay, appends=manager, releases=manager)
 
     def detach(self, feature: object) -> None:
         if self._delivery is not None and isinstance(feature, DelayManager):

@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
-    from mansio.broker.partition.append import AppendFeature, Draft, Following
+    from mansio.broker.partition.append import AppendFeature, Draft, Following, ReleasingFeature
     from mansio.broker.partition.append_validation import InspectedRecords
     from mansio.broker.partition.partition_hook import Contents, PartitionHook
     from mansio.broker.partition.producer_hook import ProducerHook
@@ -158,11 +158,13 @@ class FollowerReadResult(NamedTuple):
 
 class Attached(NamedTuple):
     """A feature of one partition. `feature`: what services look up (`Partition.find_feature`). `hook`: observes the
-    partition, only its appends and reads if `is_on_data_path`. `appends`: takes part in the appends of clients."""
+    partition, only its appends and reads if `is_on_data_path`. `appends`: takes part in the appends of clients.
+    `releases`: copies what `hook` keeps from retention."""
 
     feature: object
     hook: PartitionHook
     appends: AppendFeature | None = None
+    releases: ReleasingFeature | None = None
     is_on_data_path: bool = True
 
 
@@ -590,9 +592,11 @@ class Partition:
         try:
             end_offset = self.append_unchanged(following.batches, following.contents)
         except BaseException:
-            following.failed()
+            if following.failed is not None:
+                following.failed()
             raise
-        following.done(end_offset)
+        if following.done is not None:
+            following.done(end_offset)
         return end_offset
 
     def append_unchanged(self, batches: Sequence[bytes], contents: Sequence[Contents | None] = ()) -> int:
@@ -1347,12 +1351,46 @@ class Partition:
         self.log.roll()
         self.group_commit.request_flush(self.log, urgent=False)
 
-    def retention_floor(self) -> int | None:
-        """Return the offset from which retention must keep records, because a hook needs them; None for no limit."""
-        return min(self._retention_floors(), default=None)
+    def retention_floor(self, *, after_release: bool = False) -> int | None:
+        """Return the offset from which retention must keep records, because a hook needs them; None for no limit.
+        `after_release`: after `release_below`, as far as that is possible."""
+        return min(self._retention_floors(after_release=after_release), default=None)
 
-    def _retention_floors(self) -> list[int]:
-        return [floor for hook in self._hooks if (floor := hook.retention_floor()) is not None]
+    def _retention_floors(self, *, after_release: bool = False) -> list[int]:
+        released = [one.hook for one in self._attached.values() if after_release and one.releases is not None]
+        hooks = [hook for hook in self._hooks if hook not in released]
+        return [floor for hook in hooks if (floor := hook.retention_floor()) is not None]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Size of what features need from the log; it does not count for retention.bytes."""
+        return sum(one.replay.view.kept_bytes for one in self._releasing())
+
+    def _releasing(self) -> list[ReleasingFeature]:
+        return [one.releases for one in self._attached.values() if one.releases is not None]
+
+    async def release_below(self, offset: int) -> None:
+        """Copy what features still need from below an offset to the end of the log, so that retention can delete that
+        part. Returns when the copies are committed.
+
+        Raises the errors of `ReleasingFeature.release_below` and `append_unchanged`, the last one of several features,
+        after all have been asked."""
+        raised: MansioError | None = None
+        is_awaited = False
+        for feature in self._releasing():
+            replay = feature.replay
+            floor = replay.retention_floor()
+            try:
+                for following in feature.release_below(offset):
+                    replay.retain(self.append_following(following), offset if floor is None else floor)
+                    await self.scheduler.sleep(0)
+            except MansioError as error:
+                raised = error
+            is_awaited |= replay.is_retaining
+        if raised is not None:
+            raise raised
+        if is_awaited:
+            await self.commit_promise(self.end_offset)
 
     def _advance_start(self, start_offset: int) -> None:
         self.log.trim_to(start_offset)

@@ -18,8 +18,10 @@ from __future__ import annotations
 import heapq
 import logging
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.partition.append import Following
 from mansio.errors import (
     CoordinatorLoadInProgress,
     DelaysNotEnabled,
@@ -213,11 +215,11 @@ class ScheduleManager:
         return schedule, end_offset
 
     def _append_states(self, schedules: Sequence[Schedule]) -> int:
-        def apply(base_offset: int) -> None:
-            for schedule in schedules:
-                self._view.schedules.put(schedule, base_offset)
+        return self._append_control(encode_scheduled(schedules), partial(self._put, schedules))
 
-        return self._append_control(encode_scheduled(schedules), apply)
+    def _put(self, schedules: Sequence[Schedule], base_offset: int) -> None:
+        for schedule in schedules:
+            self._view.schedules.put(schedule, base_offset)
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
         return self._partition.append_unchanged((control,), ({self._view: apply},))
@@ -323,9 +325,8 @@ class ScheduleManager:
 
     # Retention
 
-    def copy_below(self, offset: int) -> int | None:
-        """Append copies of schedules that are defined below an offset, some of them; return the end offset, None if
-        there are none. Raises the errors of `pause`."""
+    def copies_below(self, offset: int) -> Following | None:
+        """Return copies of schedules that are defined below an offset, some of them; None if there are none."""
         found = self._view.schedules.located_below(offset)
         if not found:
             return None
@@ -336,7 +337,7 @@ class ScheduleManager:
             if copied and size > COPIED_BYTES_MAX:
                 break
             copied.append(schedule)
-        return self._append_states(copied)
+        return Following((encode_scheduled(copied),), ({self._view: partial(self._put, copied)},))
 
 
 def not_enabled_error(topic: str) -> DelaysNotEnabled:
