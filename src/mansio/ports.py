@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
+from enum import Enum
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
@@ -143,6 +144,34 @@ class Random(Protocol):
     def bytes(self, length: int) -> bytes: ...
 
     def uniform(self, low: float, high: float) -> float: ...
+
+
+class RequestClass(Enum):
+    """Class of requests to other brokers. Each class has connections of its own to each broker, and a bound of its own
+    for requests in flight, so that a request never waits for a place that one of another class has.
+
+    A broker that executes a request may wait for requests of its own to brokers, but only for those of a lower rank.
+    So brokers cannot wait for each other in a circle, however many requests are in flight. The ranks are: all classes
+    for clients; then `COORDINATION`; then `REPLICATION` and `REPAIR`.
+    """
+
+    CLIENT_REQUESTS = "client requests"
+    """Requests for clients with small responses."""
+    CLIENT_READS = "client reads"
+    """Reads for clients, which may be held until records arrive."""
+    LEASES = "leases"
+    """Reads of records that are leased or dead-lettered."""
+    COORDINATION = "coordination"
+    """Verification of transactions, markers, states of share partitions."""
+    REPLICATION = "replication"
+    """Fetches of followers: one request in flight."""
+    REPAIR = "repair"
+    """Reads of intact copies of damaged batches: one request in flight."""
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether requests of many callers are in flight on a connection, and responses may overtake."""
+        return self not in (RequestClass.REPLICATION, RequestClass.REPAIR)
 
 
 class Peers(Protocol):

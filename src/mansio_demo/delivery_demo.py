@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.cli.admin.dead_letters import read_dead_letters
-from mansio.cli.support.common import connect
+from mansio.cli.support.common import UnreadableReport, connect
+from mansio.client.dead_letters import read_dead_letters
 from mansio.client.producer.producer import ProducerOptions
 from mansio.client.types import TopicPartition
 from mansio_demo.broker_process import BrokerProcess
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from mansio.cli.admin.dead_letters import DeadLetter
     from mansio.client import Client, Leased, Receiver
+    from mansio.client.dead_letters import DeadLetter
     from mansio_demo.flights import Flight
 
 TOPIC: Final = "flights"
@@ -226,7 +226,12 @@ async def _dead(client: Client) -> int:
 
 async def _dead_letters(client: Client) -> list[DeadLetter]:
     """All dead letters."""
-    return [dead_letter async for dead_letter in read_dead_letters(client, f"dlq.{TOPIC}")]
+    return [
+        dead_letter
+        async for dead_letter in read_dead_letters(
+            client, f"dlq.{TOPIC}", on_unreadable=UnreadableReport().show
+        )
+    ]
 
 
 async def _redrive(console: Console, state: DemoState, client: Client) -> None:
@@ -258,7 +263,7 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
 async def _redrive_all(client: Client) -> tuple[int, int]:
     """(number of redriven records, number redriven earlier with the same id)."""
     redriven = repeated = 0
-    positions = [(dead_letter.partition, dead_letter.offset) for dead_letter in await _dead_letters(client)]
+    positions = [(headers.partition, headers.offset) for _, headers in await _dead_letters(client)]
     for index in range(PARTITIONS):
         partition = TopicPartition(TOPIC, index)
         offsets = [(offset, offset) for at, offset in positions if at == index]
@@ -426,7 +431,7 @@ def wrong_dead_letters(
         ]
     return [
         f"a dead letter says {found_text}, not {wanted}"
-        for dead_letter in dead_letters
-        if (found_text := (dead_letter.topic, dead_letter.group, dead_letter.deliveries))
+        for _, headers in dead_letters
+        if (found_text := (headers.topic, headers.group, headers.deliveries))
         != (wanted := (topic, group, limit))
     ]

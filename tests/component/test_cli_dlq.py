@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.cli.admin.dead_letters import Filter, parse_filter, parse_position
+from mansio.cli.admin.dlq import Filter, parse_filter, parse_position
 from mansio.net.redrive import offset_ranges
-from mansio.state.share_partition.types import REJECT
+from mansio.state.share_partition.types import REJECT, ShareKey
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.present import present
@@ -51,7 +51,7 @@ class World:
             configs = self.service.group_configs
             assert configs is not None
             await configs.alter("g", [Change("share.auto.offset.reset", Operation.SET, "earliest")])
-            live = self.service.share_partition_manager.find("g", self.topic_id, 0)
+            live = self.service.share_partition_manager.find_one(ShareKey("g", self.topic_id, 0))
             core = await live.wait_until_loaded()
             if (
                 update := live.call_machine_and_set_timer(

@@ -12,12 +12,12 @@ import pytest
 from starlette.routing import Route
 
 from mansio import errors
-from mansio.api.http import connection as http_connection
+from mansio.api.asgi import connection as http_connection
+from mansio.api.asgi.server import HttpServer
 from mansio.api.http.app import assemble
 from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Phase
 from mansio.api.http.health import REASONS_MAX
 from mansio.api.http.monitors import STALLS_REPEATED, EventLoopMonitor
-from mansio.api.http.server import HttpServer
 from mansio.broker.services.health import Problem
 from mansio.host.file_descriptors import OTHER_CONNECTIONS_MAX
 from support.machine import scaled

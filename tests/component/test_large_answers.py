@@ -20,11 +20,11 @@ import httpx
 import pytest
 
 import mansio
+from mansio.api.asgi.server import HttpServer
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.server import GrpcServer
 from mansio.api.http.app import build_app
 from mansio.api.http.broker_stats import RunningBroker
-from mansio.api.http.server import HttpServer
 from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
@@ -263,7 +263,7 @@ def test_a_client_that_accepts_a_large_answer_slowly_gets_all_of_it(
     _, at = addresses
     topic = stored(at, CONTENTS[2])
     deadline_s = scaled(3)
-    monkeypatch.setattr("mansio.api.http.connection.UNANSWERED_S_MAX", deadline_s)
+    monkeypatch.setattr("mansio.api.asgi.connection.UNANSWERED_S_MAX", deadline_s)
     url = urlsplit(at.http)
     began = time.monotonic()
     with socket.create_connection((url.hostname or "", url.port or 0), timeout=scaled(60)) as connection:

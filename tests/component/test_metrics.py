@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import mansio
 from mansio import errors
+from mansio.api.asgi.server import HttpServer
 from mansio.api.http import metrics_cluster
 from mansio.api.http.app import assemble
 from mansio.api.http.broker_stats import (
@@ -32,7 +33,6 @@ from mansio.api.http.broker_stats import (
 )
 from mansio.api.http.metrics import render, take_snapshot
 from mansio.api.http.monitors import DiskMonitor, DiskSpace, EventLoopMonitor
-from mansio.api.http.server import HttpServer
 from mansio.api.http.service_stats import ServiceStats
 from mansio.broker.replication.log_repairer import RepairCounts
 from mansio.broker.services.statistics import SAMPLE_EVERY

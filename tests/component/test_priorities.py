@@ -11,10 +11,14 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Producer as ConfluentProducer
 
 import mansio
+from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client import OutgoingRecord
 from mansio.errors import ConfigError, CorruptMessage, InvalidConfig, InvalidRecordState, PrioritiesNotEnabled
+from mansio.state.share_partition.types import ACCEPT
 from mansio.wire.api_versions import ApiKey
 from support.client_fixtures import broker_in, connected, run
+from support.machine import scaled
+from support.present import present
 from support.receive_fixtures import group_of, taken, values
 from system.e2e.test_cli import Shell
 
@@ -401,6 +405,43 @@ def test_damaged_record_of_low_priority_does_not_keep_others_from_delivery(
                 assert got == high[1:]
 
         run(read)
+
+
+@pytest.mark.row("D7")
+def test_deliveries_that_damage_leaves_unused_come_in_the_same_answer(tmp_path: Path) -> None:
+    high = [f"high:{number}" for number in range(30)]
+    with broker_in(tmp_path) as started:
+
+        async def write() -> None:
+            async with connected(started) as client:
+                topic = await topic_of(client, "unused")
+                await group_of(client, topic)
+                await publish(client, topic, "low:" + "x" * 400, *high)
+
+        run(write)
+    (segment,) = tmp_path.glob("topics/unused.*/0/*.log")
+    with segment.open("r+b") as file:
+        file.seek(segment.read_bytes().index(b"x" * 400) + 7)
+        file.write(b"y")
+    with broker_in(tmp_path) as started:
+        services = present(started._broker).service.leases
+
+        async def receive(count: int) -> list[str]:
+            result = await services.receive("unused", ["unused"], max_records=count, max_wait_ms=1000)
+            receipts = [services.receipt_of(result, record) for record in result.records]
+            accepted = await services.acknowledge(
+                "unused", [Acknowledgement(each, ACCEPT) for each in receipts]
+            )
+            assert accepted == [None] * len(receipts)
+            return [(record.value or b"").decode() for record in result.records]
+
+        async def read() -> list[str]:
+            got: list[str] = []
+            while len(got) < 13:  # then one of the next ten is owed to the damaged record
+                got += await receive(1)
+            return got + await receive(10)
+
+        assert started._call(read(), scaled(20)) == high[:23]
 
 
 @pytest.mark.row("D7")

@@ -1,4 +1,4 @@
-"""A share group without order by key, chosen leases and deduplication has no cost of them: the calls that a broker
+"""A share group without order by key, priorities and deduplication has no cost of them: the calls that a broker
 makes per request are counted."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECORDS = 400
-MODULES = ("key_order", "dedup")
+MODULES = ("key_order", "dedup", "priorit")
 WARM_UP = 3
 """Requests that create the group's state, before the others are counted."""
 

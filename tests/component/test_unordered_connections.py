@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut
+from mansio.net import peer_connections
 from mansio.net.connection import Connection, ConnectionOptions
-from mansio.net.peer_connections import PeerConnections
+from mansio.net.peer_connections import PeerConnectionClasses, PeerConnections
+from mansio.ports import RequestClass
 from mansio.testing.broker import TestBroker
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
@@ -29,12 +31,14 @@ SEED: Final = 20240229
 TOPICS: Final = 200
 HELD_MS: Final = 600_000
 TIMEOUT_S: Final = 60
+WINDOW: Final = 20
+"""Requests in flight in the tests of full windows."""
 FETCH_VERSION: Final = 12
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[TestBroker]:
-    with TestBroker() as started:
+    with TestBroker(fetch_wait_ms_max=HELD_MS) as started:
         yield started
 
 
@@ -175,3 +179,56 @@ def test_a_cancelled_request_leaves_the_others_of_its_connection(broker: TestBro
         await peers.close()
 
     asyncio.run(scenario())
+
+
+def held_fetches(topic: str) -> bytes:
+    """A fetch of an empty topic, as `Peers.send` takes it."""
+    wanted = [(topic, None, [fetch.FetchPartition(0, -1, 0, -1, -1, 1 << 20)])]
+    return fetch.encode_request(
+        FETCH_VERSION, 0, "peer", wanted, max_wait_ms=HELD_MS, min_bytes=1, max_bytes=1 << 20
+    )
+
+
+@pytest.mark.row("C4")
+def test_a_class_of_requests_with_a_full_window_delays_no_other_class_in_either_direction(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_connections, "IN_FLIGHT_REQUESTS_MAX", WINDOW)
+    unordered_classes = [each for each in RequestClass if each.is_unordered]
+    timeout_ms = scaled(TIMEOUT_S) * 1000
+
+    async def fill(target: TestBroker, classes: PeerConnectionClasses, full: RequestClass) -> list[bytes]:
+        """Fill the window of one class, use all others, then let the requests end."""
+        topic = f"full-{full.name.lower()}"
+        await asyncio.to_thread(target.client().admin.create_topic, topic)
+        peers = classes.peers(full)
+        requests = [
+            asyncio.ensure_future(peers.send(1, held_fetches(topic), timeout_ms=HELD_MS))
+            for _ in range(2 * WINDOW)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(BrokerUnreachable):  # it waits for a place until its timeout
+            await peers.send(1, REQUEST, timeout_ms=200)
+        for other in unordered_classes:
+            if other is not full:
+                assert await classes.peers(other).send(1, REQUEST, timeout_ms=timeout_ms)
+        assert not any(each.done() for each in requests)
+        await asyncio.to_thread(target.client().publish, topic, b"first")
+        async with asyncio.timeout(scaled(TIMEOUT_S)):
+            return await asyncio.gather(*requests)
+
+    async def use(target: TestBroker) -> None:
+        known = set(target._running().server._connections)
+        classes = PeerConnectionClasses(lambda _: ("127.0.0.1", port_of(target)))
+        for each in unordered_classes:
+            await classes.peers(each).send(1, REQUEST, timeout_ms=timeout_ms)
+        await asyncio.to_thread(target._run_on_loop, unordered(target, known))
+        for each in unordered_classes:
+            assert len(await fill(target, classes, each)) == 2 * WINDOW
+        await classes.close()
+
+    async def scenario(other: TestBroker) -> None:
+        await asyncio.gather(use(broker), use(other))
+
+    with TestBroker(fetch_wait_ms_max=HELD_MS) as other:
+        asyncio.run(scenario(other))

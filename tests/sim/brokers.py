@@ -8,6 +8,7 @@ collector's choosing.
 
 from __future__ import annotations
 
+import functools
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
+    from mansio.ports import RequestClass
     from mansio.testing.disk import SimulatedDisk
     from sim.world import World
 
@@ -226,8 +228,14 @@ class SimulatedBroker:
             random=random,
         )
 
-        def new_peers() -> SimulatedPeers:
-            return SimulatedPeers(self, lambda node_id: node_id in state.brokers, credentials)
+        @functools.cache
+        def peers(request_class: RequestClass) -> SimulatedPeers:
+            return SimulatedPeers(
+                self,
+                lambda node_id: node_id in state.brokers,
+                credentials,
+                is_unordered=request_class.is_unordered,
+            )
 
         self.cluster_member = ClusterMember(
             settings,
@@ -235,9 +243,8 @@ class SimulatedBroker:
             store=etcd_client,
             leases=etcd_client,
             state=state,
-            peers=new_peers(),
+            peers=peers,
             keep_alive=self._keep_alive,
-            new_peers=new_peers,
         )
         core = self.core = BrokerRuntime(settings, host_ports, etcd_client, state, self.cluster_member)
         await core.open(stack, self.scheduler.close)

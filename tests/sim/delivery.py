@@ -12,11 +12,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import InvalidRecordState, NotLeaderOrFollower
-from mansio.state.share_partition.types import ACCEPT, AVAILABLE, REJECT, RELEASE, RENEW, ShareKey
+from mansio.state.share_partition.types import ACCEPT, AVAILABLE, REJECT, RELEASE, RENEW
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import acknowledge_records, share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
-from mansio.wire.batch.priority_header import PRIORITIES, Priority
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from sim import key_order, priorities, workload_clients
@@ -115,15 +114,16 @@ class Delivery:
             leader = world.network.brokers.get(place.leader)
             if leader is None or not leader.ready:
                 continue
-            for priority in PRIORITIES if has_priorities(world.seed) else (Priority.NORMAL,):
-                key = ShareKey(GROUP, self.topic_id.bytes, index, priority)
-                yield from self._reasons_of(leader, key, f"share partition {index}, led by {place.leader},")
+            name = f"partition {index}, led by {place.leader},"
+            shares = leader.core.shares.find_loaded(GROUP, (self.topic_id.bytes, index))
+            if shares is None:
+                yield f"{name} is not loaded"
+                continue
+            for share_partition in shares.leaders:
+                yield from self._reasons_of(leader, share_partition, name)
 
-    def _reasons_of(self, leader: Any, key: ShareKey, name: str) -> Iterator[str]:
-        share_partition = leader.core.shares.find_ready(key)
-        if share_partition is None:
-            yield f"{name} is not loaded"
-            return
+    def _reasons_of(self, leader: Any, share_partition: SharePartitionLeader, name: str) -> Iterator[str]:
+        key = share_partition.key
         end = self.ends[key.partition] = share_partition.partition.end_offset
         resting = self._resting_by_a_wrong_clock(share_partition)
         counts = share_partition.state_machine.counts(share_partition.now_ms())
@@ -132,7 +132,7 @@ class Delivery:
         if counts.lag > len(resting) or counts.archiving or not (is_read or is_held):
             problem = leader.core.dead_letters.last_error_of(share_partition.key)
             start = share_partition.state_machine.ranges.start
-            yield f"{name} {key.priority.name} begins at {start} of {end}: {counts} {problem}"
+            yield f"{name} share partition {key.number} begins at {start} of {end}: {counts} {problem}"
 
     def _resting_by_a_wrong_clock(self, share_partition: SharePartitionLeader) -> list[Place]:
         """A rest is stored by the wall's time, so a wall that was wrong by a day when it was written, or read, makes

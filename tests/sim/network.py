@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.connections.connection import Connection
 from mansio.broker.services.produce import PendingAppend, PendingProduce
-from mansio.errors import ConnectionLost, RequestTimedOut
+from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate
+from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mansio.net.broker_handshake import BrokerCredentials
+    from mansio.ports import Promise
     from mansio.testing.scheduler import SimulatedScheduler, Simulation
-    from mansio.wire.api_versions import ApiKey
     from sim.brokers import SimulatedBroker
 
 Source = int | str
@@ -117,6 +118,8 @@ class Link:
         """Of a connection that carries what was sent on another one: that one. It has the same sender."""
         self.faithful = False
         """Nothing comes late or twice: for requests that carry no number by which a repeat is known."""
+        self.is_unordered = False
+        """Requests on it are executed at the same time: one that is late or lost delays no other one."""
         self.on_frame: Callable[[bytes], None] = lambda _: None
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -127,15 +130,19 @@ class Link:
             return
         if network.drop and random.random() < network.drop:
             network.count("drop")
-            self._silent = True
+            self._silent = not self.is_unordered or random.random() < 0.5
             return
         if network.duplicate and not self.faithful and random.random() < network.duplicate:
             network.count("duplicate")
             self._ghost(data, random.uniform(1, 4000))
         if network.late and not self.faithful and random.random() < network.late:
             network.count("late")
-            self._silent = True
-            self._ghost(data, random.uniform(300, 6000))
+            delay_ms = random.uniform(300, 6000)
+            if self.is_unordered:
+                network._wires.call_later(delay_ms, self.send_surely, data)
+            else:
+                self._silent = True
+                self._ghost(data, delay_ms)
             return
         network.carry(self.source, self.target, self._leave, data)
 
@@ -146,6 +153,8 @@ class Link:
         self._network._wires.call_later(delay_ms, ghost.send_surely, data)
 
     def send_surely(self, data: bytes) -> None:
+        if self.closed:
+            return
         self._network.carry(self.source, self.target, self._leave, data)
 
     def _leave(self, data: bytes) -> None:
@@ -314,74 +323,118 @@ class SimulatedConnection(Connection):
 
 
 class SimulatedPeers:
-    """`mansio.ports.Peers` of one broker: one link to each other, made when it is needed, on which both authenticate as
-    on a real connection."""
+    """`mansio.ports.Peers` of one broker for one class of requests: one link to each other broker, opened when needed,
+    on which both authenticate as on a real connection.
+
+    On an unordered link many requests are in flight. One that times out leaves the link open, unless nothing was
+    received since it was sent; its late response is discarded.
+    """
 
     def __init__(
-        self, broker: SimulatedBroker, knows: Callable[[int], bool], credentials: BrokerCredentials
+        self,
+        broker: SimulatedBroker,
+        knows: Callable[[int], bool],
+        credentials: BrokerCredentials,
+        *,
+        is_unordered: bool,
     ) -> None:
         self._broker = broker
         self._knows = knows
         self._credentials = credentials
-        self._links: dict[int, tuple[Link, int]] = {}
+        self._is_unordered = is_unordered
+        self._links: dict[int, _PeerLink] = {}
+        self._opening: dict[int, list[Promise[None]]] = {}
         self._count = 0
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         """See `mansio.ports.Peers`."""
         if not self._knows(node_id):
-            raise ConnectionLost(f"broker {node_id} is not there")
-        link, broker_epoch = self._links.get(node_id, (None, 0))
-        if link is None or link.closed or broker_epoch != self._credentials.broker_epoch():
-            if link is not None:
-                link.close()
-            link = await self._open(node_id, timeout_ms)
-        return await self._exchange(link, node_id, request, timeout_ms)
+            raise BrokerUnreachable(f"broker {node_id} is not there")
+        while (waiters := self._opening.get(node_id)) is not None:
+            opened: Promise[None] = self._broker.scheduler.promise()
+            waiters.append(opened)
+            await opened
+        found = self._links.get(node_id)
+        if found is None or found.link.closed or found.broker_epoch != self._credentials.broker_epoch():
+            if found is not None:
+                found.close("the broker registered again")
+            self._opening[node_id] = []
+            try:
+                found = await self._open(node_id, timeout_ms)
+            finally:
+                for each in self._opening.pop(node_id):
+                    each.set_result(None)
+        return await self._exchange(found, request, timeout_ms)
 
-    async def _open(self, node_id: int, timeout_ms: float) -> Link:
+    async def _open(self, node_id: int, timeout_ms: float) -> _PeerLink:
         identity = self._credentials.identity()
-        link = self._broker.world.network.link(self._broker.node_id, self._broker.scheduler, node_id)
+        network, scheduler = self._broker.world.network, self._broker.scheduler
+        opened = _PeerLink(network.link(self._broker.node_id, scheduler, node_id), identity.broker_epoch)
 
         async def exchange(api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
-            request = messages.encode_request(api_key, 0, 0, "broker", fields)
-            frame = await self._exchange(link, node_id, request, timeout_ms)
-            return messages.decode_response_frame(api_key, 0, frame)[1]
+            version = int(self._is_unordered and api_key == ApiKey.AUTHENTICATE_BROKER)
+            request = messages.encode_request(api_key, version, 0, "broker", fields)
+            frame = await self._exchange(opened, request, timeout_ms)
+            return messages.decode_response_frame(api_key, version, frame)[1]
 
         try:
             await authenticate(exchange, self._credentials, identity, node_id)
         except BaseException:
-            link.close()
+            opened.close("no handshake")
             raise
-        self._links[node_id] = (link, identity.broker_epoch)
-        return link
+        opened.link.is_unordered = self._is_unordered
+        self._links[node_id] = opened
+        return opened
 
-    async def _exchange(self, link: Link, node_id: int, request: bytes, timeout_ms: float) -> bytes:
+    async def _exchange(self, to: _PeerLink, request: bytes, timeout_ms: float) -> bytes:
         scheduler = self._broker.scheduler
         self._count += 1
         number = self._count.to_bytes(4, "big")
-        promise = scheduler.promise()
-
-        def answered(frame: bytes) -> None:
-            if frame[:4] == number and not promise.done():
-                promise.set_result(frame)
-
-        def lost() -> None:
-            if not promise.done():
-                promise.set_exception(ConnectionLost(f"broker {node_id}"))
+        promise = to.waiting[number] = scheduler.promise()
+        received = to.received
 
         def late() -> None:
             if not promise.done():
-                promise.set_exception(RequestTimedOut(f"broker {node_id}"))
+                promise.set_exception(RequestTimedOut(f"broker {to.link.target}"))
 
-        link.on_frame, link.on_lost = answered, lost
         timer = scheduler.call_later(timeout_ms, late)
         done = False
         try:
-            link.faithful = self._broker.world.network.is_faithful(request)
-            link.send(request[:8] + number + request[12:])
-            answer: bytes = await promise
+            to.link.faithful = self._broker.world.network.is_faithful(request)
+            to.link.send(request[:8] + number + request[12:])
+            answer = await promise
             done = True
             return answer
         finally:
             timer.cancel()
-            if not done:
-                link.close()
+            to.waiting.pop(number, None)
+            if not done and (not self._is_unordered or to.received == received):
+                to.close("it is silent")
+
+
+class _PeerLink:
+    """A link to another broker, the requests in flight on it, and the broker epoch with which it was opened."""
+
+    def __init__(self, link: Link, broker_epoch: int) -> None:
+        self.link = link
+        self.broker_epoch = broker_epoch
+        self.waiting: dict[bytes, Promise[bytes]] = {}
+        self.received = 0
+        """Number of frames received."""
+        link.on_frame = self._on_frame
+        link.on_lost = self._on_lost
+
+    def _on_frame(self, frame: bytes) -> None:
+        self.received += 1
+        promise = self.waiting.get(frame[:4])
+        if promise is not None and not promise.done():
+            promise.set_result(frame)
+
+    def _on_lost(self, reason: str = "the connection ended") -> None:
+        for promise in self.waiting.values():
+            if not promise.done():
+                promise.set_exception(ConnectionLost(f"broker {self.link.target}: {reason}"))
+
+    def close(self, reason: str) -> None:
+        self.link.close()
+        self._on_lost(reason)

@@ -77,7 +77,7 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
             RunningBroker(
                 broker.core.service,
                 broker.server,
-                RoutedClients(broker.server, None, None),
+                RoutedClients(broker.server, None),
                 Address("", 0),
                 lambda: broker.ready,
             )

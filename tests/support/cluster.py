@@ -66,6 +66,7 @@ class Cluster:
         places: Mapping[int, Path],
         http: bool,
         sqs: bool,
+        grpc: bool,
     ) -> None:
         self.directory = directory
         self.members = list(members)
@@ -77,6 +78,7 @@ class Cluster:
         self._network = network
         self.brokers: dict[int, ServedBroker] = {}
         self.sqs_urls: dict[int, str] = {}
+        self.grpc_addresses: dict[int, str] = {}
         for node_id in range(1, brokers + 1):
             data = places.get(node_id, directory) / f"broker-{node_id}"
             broker = ServedBroker(data, command=commands.get(node_id), http=http)
@@ -86,6 +88,9 @@ class Cluster:
                 listener = f"127.0.0.1:{free_port()}"
                 broker.arguments += ["--sqs", listener]
                 self.sqs_urls[node_id] = f"http://{listener}"
+            if grpc:
+                self.grpc_addresses[node_id] = f"127.0.0.1:{free_port()}"
+                broker.arguments += ["--grpc", self.grpc_addresses[node_id]]
             self.brokers[node_id] = broker
 
     def _arguments(self, node_id: int, broker: ServedBroker) -> list[str]:
@@ -311,6 +316,7 @@ def cluster(
     places: Mapping[int, Path] | None = None,
     http: bool = False,
     sqs: bool = False,
+    grpc: bool = False,
     **settings: Any,
 ) -> Iterator[Cluster]:
     """A cluster whose brokers have registered. `commands`: what runs instead of `mansio` for a broker; `places`: the
@@ -340,6 +346,7 @@ def cluster(
             places=places or {},
             http=http,
             sqs=sqs,
+            grpc=grpc,
         )
         made.append(one)
         stack.callback(one.stop)

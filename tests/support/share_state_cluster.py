@@ -4,6 +4,7 @@ partitions in memory that move when the test says so, and a network that delays,
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 PARTITIONS = 3
 LOCK_MS = 2000
 COMMIT_MS = 5.0
+REQUESTS_MAX = 2
+"""Requests in flight to one broker: one of each queue."""
 
 
 class MovingPartition:
@@ -128,7 +131,6 @@ class StateNode:
             lookup=StatePlacesInMemory(cluster),
             remote_client=RemoteStateClients(
                 peers,
-                NetworkPeers(cluster, self),
                 node_id=node_id,
                 broker_epoch=lambda: cluster.epochs[node_id],
                 scheduler=self.scheduler,
@@ -164,17 +166,18 @@ class StateNode:
 
 
 class NetworkPeers:
-    """`mansio.ports.Peers`: one request at a time; what is given up may arrive yet."""
+    """`mansio.ports.Peers`: unordered, two requests to each broker at a time, one of each queue; a request without a
+    response may arrive later."""
 
     def __init__(self, cluster: StateCluster, node: StateNode) -> None:
         self._cluster = cluster
         self._node = node
-        self._busy: dict[int, None] = {}
+        self._in_flight: Counter[int] = Counter()
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         cluster, random = self._cluster, self._cluster.simulation.random
-        assert node_id not in self._busy, "one request at a time"
-        self._busy[node_id] = None
+        assert self._in_flight[node_id] < REQUESTS_MAX
+        self._in_flight[node_id] += 1
         cluster.requests += 1
         scheduler = self._node.scheduler
         promise = scheduler.promise()
@@ -209,7 +212,7 @@ class NetworkPeers:
             return result
         finally:
             timer.cancel()
-            del self._busy[node_id]
+            self._in_flight[node_id] -= 1
 
 
 class StateCluster:

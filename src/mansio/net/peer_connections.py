@@ -1,9 +1,9 @@
 """Connections to other brokers (port `Peers`) through their Kafka listeners.
 
-There is one connection per broker. It is opened when first needed, and opened again after it was lost or after this
-broker has registered again. It begins with a handshake in which both brokers authenticate. A broker answers the
-requests of an ordered connection in order, so a caller that sends both requests that the peer may hold (a follower's
-fetch) and requests that must not be delayed uses two `PeerConnections`. On an unordered one, responses may overtake,
+`PeerConnections` has one connection per broker, `PeerConnectionClasses` one of these for each `RequestClass`.
+A connection is opened when first needed, and opened again after it was lost or after this broker has registered again.
+It begins with a handshake in which both brokers authenticate. A broker answers the requests of an ordered connection in
+order, so one that it holds (a follower's fetch) delays those behind it. On an unordered one, responses may overtake,
 and requests of many callers are in flight; a broker of version 0.1 answers in order nevertheless.
 
 Invariants:
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
+from mansio.ports import RequestClass
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -38,8 +39,50 @@ version 0.2."""
 UNORDERED_VERSION = 1
 """Version of AuthenticateBroker that makes a connection unordered."""
 
+IN_FLIGHT_REQUESTS_MAX = 1_000
+"""Maximum number of requests in flight on an unordered connection: with more, one waits to be sent."""
+
 SILENCE_MS = 60_000
 """Time after the end of its timeout at which a request that was not answered closes an unordered connection."""
+
+
+class PeerConnectionClasses:
+    """Connections to other brokers by class of request. All methods run on one event loop."""
+
+    def __init__(
+        self,
+        broker_address: Callable[[int], tuple[str, int] | None],
+        credentials: BrokerCredentials | None = None,
+    ) -> None:
+        """See `PeerConnections`."""
+        self._broker_address = broker_address
+        self._credentials = credentials
+        self._opened: dict[RequestClass, PeerConnections] = {}
+
+    def peers(self, request_class: RequestClass) -> PeerConnections:
+        """Return the connections for a class of requests, the same ones for each call."""
+        found = self._opened.get(request_class)
+        if found is None:
+            found = self._opened[request_class] = PeerConnections(
+                self._broker_address,
+                _options(request_class),
+                self._credentials,
+                is_unordered=request_class.is_unordered,
+            )
+        return found
+
+    async def close(self) -> None:
+        """Close all connections; waiting requests fail with `ConnectionLost`."""
+        for opened in self._opened.values():
+            await opened.close()
+
+
+def _options(request_class: RequestClass) -> ConnectionOptions:
+    if request_class.is_unordered:
+        return ConnectionOptions(in_flight_requests_max=IN_FLIGHT_REQUESTS_MAX)
+    # A follower has one request in flight for each leader and writes the response before it sends the next request, so
+    # that it can borrow the received bytes from the read buffer.
+    return ConnectionOptions(frames_are_views=request_class is RequestClass.REPLICATION)
 
 
 class _Peer(NamedTuple):

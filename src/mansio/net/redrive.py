@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import UnknownTopicId
 from mansio.net.offsets import request_leaders
@@ -33,6 +33,35 @@ class RedriveResult:
     repeated: int
     deleted: int
     dead: int
+
+
+class SharePartitionId(NamedTuple):
+    """One partition of a topic as one share group reads it. `topic_id`: id of the topic of the original records."""
+
+    group: str
+    topic: str
+    partition: int
+    topic_id: bytes
+
+
+@dataclass(slots=True)
+class RedriveCounts:
+    """Numbers of records of one share partition in a redrive of many requests. `not_dead_lettered`: neither redriven,
+    repeated nor deleted. `error`: why it ended early."""
+
+    records: int = 0
+    redriven: int = 0
+    repeated: int = 0
+    deleted: int = 0
+    not_dead_lettered: int = 0
+    error: str | None = None
+
+    def add(self, records: int, result: RedriveResult) -> None:
+        """Add the result of a request for so many records."""
+        self.redriven += result.redriven
+        self.repeated += result.repeated
+        self.deleted += result.deleted
+        self.not_dead_lettered += records - result.redriven - result.repeated - result.deleted
 
 
 async def redrive_records(

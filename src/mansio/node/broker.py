@@ -163,9 +163,7 @@ class Broker:
         )
         self._server = server
         member = self._cluster_member
-        peers = None if member is None else member.new_unordered_peers()
-        data_peers = None if member is None else member.new_unordered_peers()
-        self._clients = RoutedClients(server, peers, data_peers)
+        self._clients = RoutedClients(server, None if member is None else member.peers)
         stack.push_async_callback(self._clients.close)
         if server.listener[0] in WILDCARD_HOSTS:
             details = fields(address=Address(*server.listener), remedy="set advertised_listeners")

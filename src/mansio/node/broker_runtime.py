@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio import logs
 from mansio.broker.coordinator.checkpoint import CheckpointStorage
-from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
 from mansio.broker.coordinator.group.settings import group_settings
@@ -30,7 +29,7 @@ from mansio.broker.coordinator.share.share_partition_manager import create_share
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.broker.coordinator.transaction.batch_committer import BatchCommitter
-from mansio.broker.coordinator.transaction.marker_sender import MarkerSender, MetadataPartitionLeaders
+from mansio.broker.coordinator.transaction.marker_sender import MarkerSender
 from mansio.broker.coordinator.transaction.routed_ender import RoutedEnder
 from mansio.broker.coordinator.transaction.settings import transaction_settings
 from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
@@ -41,6 +40,7 @@ from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.partition.retention_holds import HoldDiskLimit
+from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
@@ -69,6 +69,7 @@ from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.metadata.producer_ids import ProducerIdAllocator
+from mansio.ports import RequestClass
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.storage.file_cache import ACTIVE_FILES_MAX, OPEN_FILES_MAX, FileCache
 from mansio.storage.group_commit import GroupCommit
@@ -224,7 +225,7 @@ class BrokerRuntime:
             partitions=self.partitions,
             producer_ids=self.producer_ids,
             overrides=group_configs.overrides,
-            peers=None if cluster_member is None else cluster_member.new_peers(),
+            peers=None if cluster_member is None else cluster_member.peers(RequestClass.LEASES),
         )
         self.shares = create_share_partition_manager(
             settings,
@@ -306,8 +307,7 @@ class BrokerRuntime:
             )
         else:
             remote_client = RemoteStateClients(
-                cluster_member.new_peers(),
-                cluster_member.new_peers(),
+                cluster_member.peers(RequestClass.COORDINATION),
                 node_id=settings.node_id,
                 broker_epoch=cluster_member.broker_epoch,
                 scheduler=host_ports.scheduler,
@@ -349,7 +349,7 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 leaders=MetadataPartitionLeaders(self.state, single_node_id),
                 local=self.markers,
-                peers=None if cluster_member is None else cluster_member.new_peers(),
+                peers=None if cluster_member is None else cluster_member.peers(RequestClass.COORDINATION),
             ),
             lookup=None
             if cluster_member is None
@@ -364,7 +364,7 @@ class BrokerRuntime:
                 self.transactions,
                 node_id=node_id,
                 lookup=self.transactions.lookup,
-                peers=None if cluster_member is None else cluster_member.new_peers(),
+                peers=None if cluster_member is None else cluster_member.peers(RequestClass.COORDINATION),
             ),
             settings=transaction_settings(self.settings),
             clock=self.host_ports.clock,
@@ -381,9 +381,9 @@ class BrokerRuntime:
             calls = DeadLetterResumption(
                 node_id=self.settings.node_id,
                 state=state,
-                peers=cluster_member.new_peers(),
+                peers=cluster_member.peers(RequestClass.CLIENT_REQUESTS),
                 scheduler=self.host_ports.scheduler,
-                load_partition=lambda key: self.shares.find(*key),
+                load_partition=lambda key: self.shares.find_one(key),
             )
             self.share_state.on_archiving = calls.resume
         state.on_group_config_change(self.shares.handle_settings_change)
@@ -409,7 +409,7 @@ class BrokerRuntime:
             node_id=settings.node_id,
             scheduler=host_ports.scheduler,
             lookup=self.transactions.lookup,
-            peers=None if cluster_member is None else cluster_member.new_peers(),
+            peers=None if cluster_member is None else cluster_member.peers(RequestClass.COORDINATION),
         )
         produce = ProduceService(
             self.partitions,
@@ -430,7 +430,6 @@ class BrokerRuntime:
         )
         share_service = ShareService(
             share_partition_manager=self.shares,
-            partitions=self.partitions,
             dead_letters=self.dead_letters,
             quotas=quotas,
             settings=settings,
@@ -520,8 +519,8 @@ class BrokerRuntime:
                     node_id=settings.node_id,
                     broker_epoch=cluster_member.broker_epoch,
                     state=self.state,
-                    peers=cluster_member.new_unordered_peers(),
-                    data_peers=cluster_member.new_unordered_peers(),
+                    peers=cluster_member.peers(RequestClass.CLIENT_REQUESTS),
+                    data_peers=cluster_member.peers(RequestClass.LEASES),
                     scheduler=host_ports.scheduler,
                 ),
             ),
@@ -608,7 +607,7 @@ class BrokerRuntime:
         # Writing pending dead letters needs no group member.
         for key in self.share_state.store.archiving_share_partitions():
             with contextlib.suppress(MansioError):
-                self.shares.find(*key)
+                self.shares.find_one(key)
 
     async def _remove_orphaned_directories(self) -> None:
         try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.metadata.etcd.lease import ThreadKeepAlive
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.image import MetadataImage
 from mansio.net.broker_handshake import BrokerCredentials
-from mansio.net.connection import DEFAULT_OPTIONS, ConnectionOptions
-from mansio.net.peer_connections import PeerConnections
+from mansio.net.peer_connections import PeerConnectionClasses
 from mansio.node.cluster_member import ClusterMember
 from mansio.node.etcd_settings import etcd_config
 from mansio.node.lease_keep_alive import LeaseKeepAlive
@@ -21,13 +19,6 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
-
-REPLICATION_CONNECTION_OPTIONS = ConnectionOptions(frames_are_views=True)
-"""Options of the connections for replication. Received bytes are borrowed from the read buffer, because a follower has
-one request in flight per leader and writes the response before it sends the next request."""
-
-UNORDERED_CONNECTION_OPTIONS = ConnectionOptions(in_flight_requests_max=1_000)
-"""Options of the connections that requests of many callers share: with more requests, one waits to be sent."""
 
 
 async def open_cluster(
@@ -64,23 +55,16 @@ async def open_cluster(
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
-    def new_peers(
-        options: ConnectionOptions = DEFAULT_OPTIONS, *, is_unordered: bool = False
-    ) -> PeerConnections:
-        peers = PeerConnections(broker_address, options, credentials, is_unordered=is_unordered)
-        stack.push_async_callback(peers.close)
-        return peers
-
+    connections = PeerConnectionClasses(broker_address, credentials)
+    stack.push_async_callback(connections.close)
     cluster_member = ClusterMember(
         settings,
         host_ports,
         store=store,
         leases=store.leases,
         state=state,
-        peers=new_peers(REPLICATION_CONNECTION_OPTIONS),
+        peers=connections.peers,
         keep_alive=keep_alive,
-        new_peers=new_peers,
-        new_unordered_peers=partial(new_peers, UNORDERED_CONNECTION_OPTIONS, is_unordered=True),
         store_counts=lambda: store.client.counts,
     )
     return store, state, cluster_member

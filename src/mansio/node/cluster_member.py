@@ -32,6 +32,7 @@ from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.metadata.broker_lifecycle import BrokerLifecycle
 from mansio.metadata.controller.controller import Controller
+from mansio.ports import RequestClass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,18 +81,13 @@ class ClusterMember:
         store: MetadataStore,
         leases: Leases,
         state: MetadataImage,
-        peers: Peers,
+        peers: Callable[[RequestClass], Peers],
         keep_alive: Callable[[BrokerLifecycle], SessionKeepAlive],
-        new_peers: Callable[[], Peers] | None = None,
-        new_unordered_peers: Callable[[], Peers] | None = None,
         store_counts: Callable[[], StoreCounts] | None = None,
     ) -> None:
-        """`peers` are the connections to other brokers for replication. `keep_alive` creates the keep-alive of the
-        session. `new_peers` creates separate connections for other requests, and `new_unordered_peers` those on which
-        many requests are in flight and responses may overtake; by default they use `peers`.
-        `store_counts` returns the numbers of calls to the metadata store."""
-        self.new_peers = new_peers or (lambda: peers)
-        self.new_unordered_peers = new_unordered_peers or self.new_peers
+        """`peers` returns the connections to other brokers for a class of requests. `keep_alive` creates the keep-alive
+        of the session. `store_counts` returns the numbers of calls to the metadata store."""
+        self.peers = peers
         self._settings = settings
         self._host_ports = host_ports
         self._store = store
@@ -107,7 +103,7 @@ class ClusterMember:
         """Returns the numbers of calls to the metadata store; None if the store does not count them."""
         fetcher_manager = ReplicaFetcherManager(
             settings.node_id,
-            peers,
+            peers(RequestClass.REPLICATION),
             scheduler=host_ports.scheduler,
             clock=host_ports.clock,
             random=host_ports.random,
@@ -270,7 +266,7 @@ class ClusterMember:
             self._settings.node_id,
             partitions=partitions,
             sources=self._repair_sources,
-            peers=self.new_peers(),
+            peers=self.peers(RequestClass.REPAIR),
             disk=host_ports.disk,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,

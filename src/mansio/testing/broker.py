@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import mansio.blocking
+    from mansio.api.asgi.server import HttpServer
     from mansio.api.grpc.server import GrpcServer
-    from mansio.api.http.server import HttpServer
     from mansio.metadata.metadata_store import BeforeCommit, MetadataStore
 
 T = TypeVar("T")
@@ -217,10 +217,10 @@ class TestBroker:
         await broker.stop()
 
     async def _start_http(self) -> Address:
+        from mansio.api.asgi.server import HttpServer
         from mansio.api.http.app import assemble, disk_monitor
         from mansio.api.http.broker_stats import RunningBroker
         from mansio.api.http.monitors import EventLoopMonitor
-        from mansio.api.http.server import HttpServer
         from mansio.api.http.service_stats import ServiceStats
         from mansio.api.http.v1.operation import ApiContext
         from mansio.host.asyncio_loop import AsyncioScheduler
@@ -253,7 +253,7 @@ class TestBroker:
         return Address(*await self._grpc.start())
 
     async def _start_sqs(self) -> Address:
-        from mansio.api.http.server import HttpServer
+        from mansio.api.asgi.server import HttpServer
         from mansio.api.sqs.app import SqsEndpoint
 
         broker = self._running()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.api.http import connection
+from mansio.api.asgi import connection
 from mansio.testing.broker import TestBroker
 from support.machine import scaled
 from support.waiting import wait_until

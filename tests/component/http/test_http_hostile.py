@@ -11,7 +11,9 @@ import httpx
 import pytest
 import zstandard
 
-from mansio.api.http.v1 import bodies, reading
+from mansio.api import request_budget
+from mansio.api.asgi import bodies
+from mansio.api.http.v1 import reading
 from mansio.testing.broker import TestBroker
 from support.machine import scaled
 from support.waiting import wait_until
@@ -156,7 +158,7 @@ def test_bodies_are_bounded_one_by_one_and_together(
 ) -> None:
     monkeypatch.setattr(bodies, "BODY_BYTES_MAX", 100_000)
     refused(http.post("/topics/t/records", content=bytes(200_000), headers=JSON), 413)
-    monkeypatch.setattr(bodies, "BUDGET_BYTES", 50_000)
+    monkeypatch.setattr(request_budget, "BUDGET_BYTES", 50_000)
     for _ in range(2):  # what was taken is given back
         refused(http.post("/topics/t/records", content=bytes(60_000), headers=JSON), 429)
         assert http.post("/topics/t/records", content=bytes(40_000), headers=JSON).status_code == 200

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.coordinator.share.state_lookup import coordinator_key
-from mansio.broker.routing.routes import partition_for
+from mansio.broker.routing.routes import partition_for, share_partition_key
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.state.share_partition.types import ShareKey
 from mansio.wire.api_versions import ApiKey
@@ -78,7 +77,7 @@ def load_of(one: Cluster) -> ShareLoad:
 
 def state_leader(one: Cluster, load: ShareLoad) -> int:
     places = one.places(SHARE_STATE_TOPIC)
-    return places[partition_for(coordinator_key(ShareKey(GROUP, load.topic_id, 0)), len(places))].leader
+    return places[partition_for(share_partition_key(ShareKey(GROUP, load.topic_id, 0)), len(places))].leader
 
 
 def goes_on(one: Cluster, load: ShareLoad, accepted: int = 40) -> None:

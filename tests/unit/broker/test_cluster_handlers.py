@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
+from mansio.broker.routing.routes import ClusterCoordinatorLookup
 from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
 from mansio.broker.services.elections import ElectionService
 from mansio.config.settings import Settings

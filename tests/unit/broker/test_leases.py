@@ -28,7 +28,7 @@ from mansio.errors import (
 from mansio.metadata.topic_plan import NewTopic
 from mansio.node.broker import Broker
 from mansio.state.share_partition import dead_letters
-from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
+from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW, ShareKey
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.present import present
@@ -61,7 +61,7 @@ class LeaseBench:
 
     async def lease(self, first: int, last: int, member: str = "m1", group: str = "g", index: int = 0) -> Any:
         """As a fetch would: these offsets are the member's."""
-        share_partition = self.service.share_partition_manager.find(group, self.topic_id, index)
+        share_partition = self.service.share_partition_manager.find_one(ShareKey(group, self.topic_id, index))
         state_machine = await share_partition.wait_until_loaded()
 
         async def due() -> bool:

@@ -102,7 +102,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
         peer = await room.peer()
         epoch = await joined(peer, "t")
         await room.write(3)
-        share_partition = room.service.share_partition_manager.find("g", room.topic_id, 0)
+        share_partition = room.service.share_partition_manager.find_one(ShareKey("g", room.topic_id, 0))
         assert (await share_partition.wait_until_loaded()).ranges.start == 3, (
             "a topic that is new to it: from its end"
         )
@@ -112,7 +112,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
         await added.commit_promise(added.append(batch).end_offset)
         answer = await beat(peer, epoch)
         assert answer.error_code == 0
-        share_partition = room.service.share_partition_manager.find("g", room.topic_id, 1)
+        share_partition = room.service.share_partition_manager.find_one(ShareKey("g", room.topic_id, 1))
         assert (await share_partition.wait_until_loaded()).ranges.start == 0
 
     run(check, tmp_path)

@@ -120,7 +120,7 @@ class SharePartitionBench:
             raise NotLeaderOrFollower
 
     def share_partition(self) -> SharePartitionLeader:
-        share_partition = self.shares.find("g", TOPIC, 0)
+        share_partition = self.shares.find_one(ShareKey("g", TOPIC, 0))
         self.scheduler.run(share_partition.wait_until_loaded())
         return share_partition
 
@@ -145,7 +145,7 @@ class SharePartitionBench:
             "m",
             batches,
             share_partition.now_ms(),
-            share_partition.wall_ms(),
+            self.clock.wall_ms(),
             0.5,
         )
         assert update is not None
@@ -319,7 +319,7 @@ def test_dead_letters_are_taken_up_by_one_timer_however_often_the_state_cannot_b
     for _ in range(10 * DEAD_LETTER_RELOAD_MS // LOAD_RETRY_DELAY_MS):  # members ask as soon as they may
         room.scheduler.pass_time(LOAD_RETRY_DELAY_MS)
         with suppress(CoordinatorNotAvailable):
-            room.shares.find("g", TOPIC, 0)
+            room.shares.find_one(ShareKey("g", TOPIC, 0))
         room.scheduler.turn()
     due = [call for *_, timer, call, _ in room.scheduler._timers if not timer.cancelled]
     assert due.count(room.shares._resume_dead_letters) == 1

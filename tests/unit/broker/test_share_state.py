@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from mansio.broker.coordinator.share import state_store
-from mansio.broker.coordinator.share.state_lookup import coordinator_key
 from mansio.broker.coordinator.share.state_store import WriteToken
-from mansio.broker.routing.routes import partition_for
+from mansio.broker.routing.routes import partition_for, share_partition_key
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
@@ -450,7 +449,7 @@ def test_a_state_that_keeps_too_many_segments_is_written_again_at_once() -> None
 
 
 def room_index(key: ShareKey) -> int:
-    return partition_for(coordinator_key(key), 2)
+    return partition_for(share_partition_key(key), 2)
 
 
 def test_the_log_of_states_that_are_all_gone_is_let_go() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.coordinator.share.state_lookup import coordinator_key
 from mansio.broker.coordinator.share.state_messages import (
     VERSIONS,
     RequestSender,
@@ -22,7 +21,7 @@ from mansio.broker.coordinator.share.state_messages import (
     encode_response,
 )
 from mansio.broker.coordinator.share.state_store import WriteToken
-from mansio.broker.routing.routes import partition_for
+from mansio.broker.routing.routes import partition_for, share_partition_key
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
@@ -52,7 +51,7 @@ from unit.state.test_share_state_records_properties import ANY_UPDATES, INT32, I
 
 def keys_in(index: int, count: int = 1) -> list[ShareKey]:
     found = (key_of(f"g{n}") for n in range(1000))
-    return [key for key in found if partition_for(coordinator_key(key), PARTITIONS) == index][:count]
+    return [key for key in found if partition_for(share_partition_key(key), PARTITIONS) == index][:count]
 
 
 def begin(cluster: StateCluster, node_id: int, key: ShareKey, leader_epoch: int = 0) -> None:
@@ -405,7 +404,7 @@ class _Leader:
         await self.read()
         for number in range(steps):
             if self.random_fraction.random() < 0.08:
-                index = partition_for(coordinator_key(self.key), PARTITIONS)
+                index = partition_for(share_partition_key(self.key), PARTITIONS)
                 self.cluster.move(
                     index, self.random_fraction.randint(1, 3), truncated=self.random_fraction.random() < 0.5
                 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.cli.admin.dead_letters import DeadLetter
 from mansio.client import Message
+from mansio.client.dead_letters import DeadLetter
+from mansio.wire.internal_records.dead_letter_headers import DeadLetterHeaders
 from mansio_demo.delivery_demo import Attempt, Attempts, wrong_dead_letters
 from mansio_demo.flights import Flight
 from mansio_demo.read_gaps import Read, chart_lines, first_reads, gaps, longest_s, moved
@@ -76,7 +77,8 @@ def test_a_rest_that_was_too_short_a_flight_that_never_came_and_a_wrong_mean_are
 
 def test_dead_letters_are_one_for_each_flight_and_say_what_they_have_to() -> None:
     message = Message("dlq.t", 0, 0, 0, b"N2", FLIGHTS[1].value)
-    dead_letter = DeadLetter(message, "g", "t", bytes(16), 0, 1, LIMIT, "", "m", 0, "id", has_value=True)
+    headers = DeadLetterHeaders("g", "t", bytes(16), 0, 1, LIMIT, "", "", "m", 0, "id", has_value=True)
+    dead_letter = DeadLetter(message, headers)
 
     def wrong(*dead_letters: DeadLetter) -> list[str]:
         return wrong_dead_letters(dead_letters, [FLIGHTS[1]], "t", "g", LIMIT)
@@ -88,7 +90,9 @@ def test_dead_letters_are_one_for_each_flight_and_say_what_they_have_to() -> Non
         "1 dead letters of 1 flights"
         in wrong(dead_letter._replace(message=message._replace(value=b"2,cut")))[0]
     )
-    assert wrong(dead_letter._replace(group="h")) == ["a dead letter says ('t', 'h', 3), not ('t', 'g', 3)"]
+    assert wrong(DeadLetter(message, headers._replace(group="h"))) == [
+        "a dead letter says ('t', 'h', 3), not ('t', 'g', 3)"
+    ]
 
 
 READS = [

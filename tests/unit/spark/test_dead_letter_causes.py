@@ -28,7 +28,7 @@ from mansio.wire.internal_records.dead_letter_headers import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.spark.jobs.dlq import SharePartition, Totals
+    from mansio.net.redrive import RedriveCounts, SharePartitionId
 
 TOPIC_ID = bytes(range(16))
 
@@ -127,7 +127,9 @@ def test_chunks_of_a_redrive_cover_each_row_once_and_mix_no_share_partitions() -
 def test_failed_share_partition_stops_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, list[int]]] = []
 
-    def send(_servers: str, _id: str, one: SharePartition, offsets: list[int], total: Totals) -> None:
+    def send(
+        _servers: str, _id: str, one: SharePartitionId, offsets: list[int], total: RedriveCounts
+    ) -> None:
         sent.append((one.group, offsets))
         if one.group == "a":
             total.error = "refused"

@@ -6,13 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.state.priorities.priority_index import PriorityIndex, PriorityRange
-from mansio.state.share_partition.priority_shares import (
-    ACKNOWLEDGED_OFFSETS_MAX,
-    WINDOW_RECORDS,
-    PriorityShares,
-    free_locks,
-    split_by_priority,
-)
+from mansio.state.priorities.priority_shares import WINDOW_RECORDS, PriorityShares
+from mansio.state.share_partition.share_index import ACKNOWLEDGED_OFFSETS_MAX, split_acknowledgements
 from mansio.state.share_partition.types import ACCEPT, AcknowledgementBatch
 from mansio.wire.batch.priority_header import PRIORITIES, Priority
 
@@ -23,13 +18,13 @@ BACKLOG = st.fixed_dictionaries(
 
 
 def deliver(
-    shares: PriorityShares, backlog: dict[Priority, int], records_max: int, seen_max: int = 10**9
+    shares: PriorityShares, backlog: dict[int, int], records_max: int, seen_max: int = 10**9
 ) -> list[Priority]:
     """One request of a member; returns the priorities of the delivered records in the order of their acquisition."""
-    available = {priority: min(backlog[priority], seen_max) for priority in PRIORITIES}
+    available: dict[int, int] = {priority: min(backlog[priority], seen_max) for priority in PRIORITIES}
     limits = shares.divide(records_max, available)
     assert sum(limit.records for limit in limits) == min(records_max, sum(available.values()))
-    delivered = dict.fromkeys(PRIORITIES, 0)
+    delivered: dict[int, int] = dict.fromkeys(PRIORITIES, 0)
     for priority, records in limits:
         delivered[priority] = records
         backlog[priority] -= records
@@ -39,7 +34,7 @@ def deliver(
 
 @given(backlog=BACKLOG, sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8), rounds=st.integers(1, 60))
 def test_lower_priority_gets_one_in_sixteen_of_any_256_deliveries(
-    backlog: dict[Priority, int], sizes: list[int], rounds: int
+    backlog: dict[int, int], sizes: list[int], rounds: int
 ) -> None:
     shares = PriorityShares()
     delivered: list[Priority] = []
@@ -60,7 +55,8 @@ def test_lower_priority_gets_one_in_sixteen_of_any_256_deliveries(
 
 
 def test_single_deliveries_keep_the_guarantee_exactly() -> None:
-    shares, backlog = PriorityShares(), dict.fromkeys(PRIORITIES, 100_000)
+    shares = PriorityShares()
+    backlog: dict[int, int] = dict.fromkeys(PRIORITIES, 100_000)
     delivered = [deliver(shares, backlog, 1)[0] for _ in range(3_000)]
     for begin in range(len(delivered) - WINDOW_RECORDS):
         window = delivered[begin : begin + WINDOW_RECORDS]
@@ -70,7 +66,8 @@ def test_single_deliveries_keep_the_guarantee_exactly() -> None:
 
 
 def test_high_priority_is_first_and_nothing_is_owed_while_none_waits() -> None:
-    shares, backlog = PriorityShares(), {HIGH: 0, NORMAL: 0, LOW: 10_000}
+    shares = PriorityShares()
+    backlog: dict[int, int] = {HIGH: 0, NORMAL: 0, LOW: 10_000}
     for _ in range(100):
         deliver(shares, backlog, 10)
     backlog[HIGH] = 14
@@ -78,7 +75,8 @@ def test_high_priority_is_first_and_nothing_is_owed_while_none_waits() -> None:
 
 
 def test_owed_records_that_did_not_fit_come_first() -> None:
-    shares, available = PriorityShares(), {HIGH: 100, NORMAL: 0, LOW: 100}
+    shares = PriorityShares()
+    available: dict[int, int] = {HIGH: 100, NORMAL: 0, LOW: 100}
     for _ in range(40):
         shares.record({HIGH: 1}, available)
     assert shares.divide(1, available)[0].priority is LOW
@@ -88,12 +86,10 @@ def test_owed_records_that_did_not_fit_come_first() -> None:
     leased=st.fixed_dictionaries({priority: st.integers(0, 60) for priority in PRIORITIES}),
     locks_max=st.integers(3, 200),
 )
-def test_reserved_locks_are_never_used_by_other_priorities(
-    leased: dict[Priority, int], locks_max: int
-) -> None:
+def test_reserved_locks_are_never_used_by_other_priorities(leased: dict[int, int], locks_max: int) -> None:
     reserved = max(locks_max // 16, 1)
     for priority in PRIORITIES:
-        taken = max(free_locks(priority, leased, locks_max), 0)
+        taken = max(PriorityShares().free_locks(priority, leased, locks_max), 0)
         now = {**leased, priority: leased[priority] + taken}
         if taken:
             assert sum(now.values()) <= locks_max
@@ -108,5 +104,5 @@ def test_acknowledgements_of_more_offsets_than_can_be_leased_are_not_split() -> 
     index.append(end, [PriorityRange(at, at, Priority.HIGH) for at in range(0, end, 2)])
     size = ACKNOWLEDGED_OFFSETS_MAX // 2
     batches = [AcknowledgementBatch(at, at + size - 1, bytes([ACCEPT])) for at in range(0, end, size)]
-    assert set(split_by_priority(batches[:2], index)) == {HIGH, NORMAL}
-    assert split_by_priority(batches[:3], index) == {NORMAL: batches[:3]}
+    assert set(split_acknowledgements(batches[:2], index)) == {HIGH, NORMAL}
+    assert split_acknowledgements(batches[:3], index) == {NORMAL: batches[:3]}

@@ -28,6 +28,7 @@ from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
     AVAILABLE,
+    NUMBER_MAX,
     DeadLetterReservation,
     DeadRange,
     LoadedState,
@@ -60,7 +61,7 @@ TICKETS = st.builds(
     TEXT,
     INT64,
 )
-KEYS = st.builds(ShareKey, TEXT, IDS, INT32)
+KEYS = st.builds(ShareKey, TEXT, IDS, INT32, st.integers(0, NUMBER_MAX))
 PRODUCERS = st.builds(Producer, INT64, INT16, st.lists(st.tuples(IDS, INT32, INT32), max_size=2).map(tuple))
 
 

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.conversion import new_records
-from mansio.api.http.v1.bodies import BodyBudget
+from mansio.api.request_budget import RequestBudget
 from mansio.broker.services.publish_records import RECORDS_MAX, joined_records
 from mansio.errors import InvalidRequest
 
@@ -54,7 +54,7 @@ class Requests:
     """Parses the messages of one listener."""
 
     def __init__(self) -> None:
-        self._budget = BodyBudget()
+        self._budget = RequestBudget()
 
     @contextlib.asynccontextmanager
     async def publication(self, data: bytes) -> AsyncIterator[Publication]:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from mansio.api.kafka.server.listener import KafkaServer
     from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.health import Problem
@@ -126,12 +125,58 @@ class EtcdMemberStatus(Protocol):
     def restarts(self) -> int: ...
 
 
+class KafkaListenerCounters(Protocol):
+    """Counters of the Kafka listener. `requests`: by API key."""
+
+    @property
+    def requests(self) -> Mapping[int, int]: ...
+
+    @property
+    def connections_accepted(self) -> int: ...
+
+    @property
+    def rejected_by_reason(self) -> Mapping[str, int]: ...
+
+    @property
+    def closed_by_reason(self) -> Mapping[str, int]: ...
+
+
+class KafkaListenerLimits(Protocol):
+    """Limits of the Kafka listener."""
+
+    @property
+    def max_connections(self) -> int: ...
+
+
+class RequestMemory(Protocol):
+    """Memory of the requests that the Kafka listener is receiving."""
+
+    @property
+    def held_bytes(self) -> int: ...
+
+
+class KafkaListener(Protocol):
+    """State of the Kafka listener that metrics show."""
+
+    @property
+    def counters(self) -> KafkaListenerCounters: ...
+
+    @property
+    def limits(self) -> KafkaListenerLimits: ...
+
+    @property
+    def memory(self) -> RequestMemory: ...
+
+    @property
+    def connection_count(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
     """A started broker as health checks and metrics see it."""
 
     services: BrokerServices
-    server: KafkaServer
+    server: KafkaListener
     clients: RoutedClients
     address: Address
     """Address of the Kafka listener."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from mansio.api.http.problems import http_problem, problem
-from mansio.errors import MansioError, RequestError, Unavailable
+from mansio.api.asgi.problems import http_problem, problem
+from mansio.errors import MansioError
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
@@ -27,34 +27,6 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 1
 API_PATH = "/v1"
-
-
-class ForbiddenRequest(RequestError):
-    """The request may come from a web page of another site."""
-
-    kafka_code = 44  # POLICY_VIOLATION
-    grpc_status = "PERMISSION_DENIED"
-    http_status = 403
-
-
-class MisdirectedRequest(RequestError):
-    """The Host header is no name of this broker."""
-
-    http_status = 421
-
-
-class UnsupportedMediaType(RequestError):
-    """The body has an encoding or type that is not supported."""
-
-    http_status = 415
-
-
-class TooManyRequests(Unavailable):
-    """Other requests use all memory or connections that are reserved for them; repeat the request later."""
-
-    kafka_code = 89  # THROTTLING_QUOTA_EXCEEDED
-    grpc_status = "RESOURCE_EXHAUSTED"
-    http_status = 429
 
 
 def error_body(kind: str, message: str, kafka_code: int | None, *, retriable: bool) -> dict[str, Any]:

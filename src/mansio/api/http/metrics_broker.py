@@ -17,7 +17,6 @@ from mansio.broker.services.health import Problem
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.batch.priority_header import PRIORITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -293,25 +292,29 @@ def _share_groups(broker: RunningBroker) -> Iterator[Measurement]:
 
 def _share_priorities(share_partitions: Sequence[SharePartitionLeader]) -> Iterator[Measurement]:
     """Return metrics of the records of each priority, if a topic in use has priorities."""
-    leased, lag = dict.fromkeys(PRIORITIES, 0), dict.fromkeys(PRIORITIES, 0)
-    prioritized = [each for each in share_partitions if each.partition.priorities is not None]
-    for each in prioritized:
-        counts = each.state_machine.counts(each.now_ms())
-        leased[each.key.priority] += counts.leased
-        lag[each.key.priority] += counts.lag
-    for priority in PRIORITIES if prioritized else ():
-        label = priority.name.lower()
+    leased: dict[str, int] = {}
+    lag: dict[str, int] = {}
+    for each in share_partitions:
+        names = {} if each.index is None else each.index.names
+        for name in names.values():
+            leased.setdefault(name, 0)
+            lag.setdefault(name, 0)
+        if (own := names.get(each.key.number)) is not None:
+            counts = each.state_machine.counts(each.now_ms())
+            leased[own] += counts.leased
+            lag[own] += counts.lag
+    for name in leased:
         yield _gauge(
             "share_priority_leased_records",
             "Records of each priority leased by members of share groups.",
-            leased[priority],
-            priority=label,
+            leased[name],
+            priority=name,
         )
         yield _gauge(
             "share_priority_lag_records",
             "Records of each priority that the share groups in use have not processed.",
-            lag[priority],
-            priority=label,
+            lag[name],
+            priority=name,
         )
 
 

@@ -1,8 +1,8 @@
 """Clients of the broker itself, for the protocols whose clients may ask any broker: each acts for one caller.
 
-They find leaders and coordinators, follow moves and repeat what can be repeated, as every Mansio client does. A request
-to this broker is a call, one to another broker is forwarded, and both have the identity of the caller. A broker of
-version 0.1 does not know forwarded requests: it gets plain ones, without the identity of the caller.
+A client finds leaders and coordinators, follows moves and repeats what can be repeated, as every Mansio client does. A
+request to this broker is a call, one to another broker is forwarded, and both have the identity of the caller. A broker
+of version 0.1 does not know forwarded requests: it gets plain ones, without the identity of the caller.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from mansio.config.settings import Address
 from mansio.errors import ConnectionLost
 from mansio.net.cluster import UNKNOWN_NODE, Cluster
 from mansio.net.connection import Connection, ConnectionOptions
+from mansio.ports import RequestClass
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.api.kafka.server.listener import KafkaServer
     from mansio.broker.services.caller import Caller
     from mansio.net.connection import BrokerConnection
@@ -41,12 +44,10 @@ FORWARDS_SINCE: Final = ApiKey.DESCRIBE_HEALTH
 class RoutedClients:
     """Clients of one broker. All methods run on its event loop."""
 
-    def __init__(self, server: KafkaServer, peers: Peers | None, data_peers: Peers | None) -> None:
-        """`peers`: unordered connections to other brokers; `data_peers`: others, for reads, so that large responses do
-        not delay small ones. Both are None on a single node."""
+    def __init__(self, server: KafkaServer, peers: Callable[[RequestClass], Peers] | None) -> None:
+        """`peers`: returns the connections to other brokers for a class of requests; None on a single node."""
         self._server = server
         self._peers = peers
-        self._data_peers = data_peers
         self._is_closed = False
         self._publisher: Client | None = None
         self._negotiated: dict[tuple[int, str, int], Connection] = {}
@@ -58,8 +59,8 @@ class RoutedClients:
         return Throttle(self._server.service.clock, self._server.service.scheduler)
 
     def client(self, caller: Caller, throttle: Throttle | None = None) -> Client:
-        """Return a client that acts for `caller`. It need not be closed, apart from what it creates. `throttle`: gets
-        the throttle times of its reads."""
+        """Return a client that acts for `caller`. It need not be closed, apart from what it creates. `throttle`: the
+        throttle times of its reads are added to it."""
         return self._new_client(caller, caller.client_id, throttle or self.new_throttle())
 
     def publisher(self) -> Client:
@@ -99,11 +100,12 @@ class RoutedClients:
         options: ConnectionOptions,
         throttle: Throttle,
     ) -> BrokerConnection:
-        peers = self._peers if channel in SMALL_CHANNELS else self._data_peers
-        if peers is None:
+        if self._peers is None:
             raise ConnectionLost(f"broker {node.node_id} is not part of a cluster")
         negotiated = await self._negotiate(node)
         if FORWARDS_SINCE in negotiated.versions:
+            is_small = channel in SMALL_CHANNELS
+            peers = self._peers(RequestClass.CLIENT_REQUESTS if is_small else RequestClass.CLIENT_READS)
             return ForwardedConnection(node, self._server, peers, caller, options, negotiated, throttle)
         if channel in SMALL_CHANNELS:
             return negotiated

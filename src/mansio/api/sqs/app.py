@@ -20,11 +20,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mansio.api.http.problems import InvalidField
-from mansio.api.http.request_guard import check_host_and_origin, check_image_request
-from mansio.api.http.request_label import request_label
-from mansio.api.http.v1.bodies import BodyBudget
-from mansio.api.http.v1.json_bodies import PIECE_BYTES, count_values
+from mansio.api.asgi.bodies import read_body
+from mansio.api.asgi.json_bodies import PIECE_BYTES, count_values
+from mansio.api.asgi.problems import InvalidField
+from mansio.api.asgi.request_guard import check_host_and_origin, check_image_request
+from mansio.api.asgi.request_label import request_label
+from mansio.api.request_budget import RequestBudget
 from mansio.api.sqs import query_protocol
 from mansio.api.sqs.actions import BATCH_MAX, Actions, Invocation, error_code
 from mansio.api.sqs.queues.queue_errors import (
@@ -75,7 +76,7 @@ class SqsEndpoint:
         self._holds = services.statistics.holds
         self._keys = read_access_keys(settings.sqs_access_keys_file)
         self._host_names = settings.http_names
-        self._budget = BodyBudget()
+        self._budget = RequestBudget()
         self.app = Starlette(
             routes=[Route("/{path:path}", self._measured, methods=["GET", "POST"])], lifespan=self._lifespan
         )
@@ -97,7 +98,7 @@ class SqsEndpoint:
         try:
             check_host_and_origin(request, self._host_names)
             check_image_request(request)
-            async with self._budget.body(request) as body:
+            async with read_body(request, self._budget) as body:
                 is_batch = (target if is_json else _form_action(body)).endswith(_BATCH)
                 if len(body) > PIECE_BYTES:
                     await self._check_large(body, is_json=is_json, is_batch=is_batch)

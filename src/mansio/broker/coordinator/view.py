@@ -54,6 +54,23 @@ class CoordinatorPartition(Protocol):
         """Delete the committed records below `start_offset`."""
 
 
+class CoordinatorReplica(CoordinatorPartition, Protocol):
+    """This broker's replica of a partition of an internal topic, with its role; implemented by
+    `mansio.broker.partition.partition.Partition`."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+
 class CoordinatorView(Protocol):
     """State that is derived from an internal topic.
 

@@ -14,11 +14,11 @@ from mansio.broker.coordinator.group.error_mapping import (
     check_group_id,
     coordinator_errors,
 )
+from mansio.broker.routing.routes import coordinator_of
 from mansio.config.item_limit import too_many_items
 from mansio.config.topic_names import OFFSETS_TOPIC, TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
-    CoordinatorNotAvailable,
     InvalidRequest,
     MansioError,
 )
@@ -79,9 +79,7 @@ class GroupService:
         await coordinator.ensure_topic_exists()
         if coordinator.lookup is None:
             return None
-        broker = coordinator.lookup.leader(coordinator.store.partition_for(group_id))
-        if broker is None:
-            raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
+        broker = coordinator_of(group_id, coordinator.lookup)
         return None if broker.node_id == self._node_id else broker
 
     # ------------------------------------------------------------------ membership

@@ -10,25 +10,16 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from mansio.cli.admin.dead_letters import (
-    FILTER_HELP,
-    DeadLetter,
-    Filter,
-    list_dead_letter_topics,
-    parse_filter,
-    parse_position,
-    read_dead_letters,
-    resolve_dead_letter_topic,
-)
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
     DryRunOption,
     PartitionsOption,
+    UnreadableReport,
     connect,
     print_error,
     run,
@@ -37,9 +28,15 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, count_text, show_json, show_rows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from mansio.client import Client
+    from mansio.client.dead_letters import DeadLetter
+
+FILTER_HELP: Final = (
+    "key=VALUE, group=NAME, topic=NAME (where the record was), reason=TEXT, consumer=ID, or header.NAME=VALUE"
+)
+FILTER_NAMES: Final = ("key", "group", "topic", "reason", "consumer")
 
 app = typer.Typer(no_args_is_help=True, help="List, show, redrive and delete dead letters.")
 
@@ -79,6 +76,8 @@ def list_topics(
     """List the dead-letter topics and the number of dead letters in each."""
 
     async def work() -> list[dict[str, Any]]:
+        from mansio.client.dead_letters import list_dead_letter_topics
+
         async with connect(bootstrap_servers) as client:
             return [await _topic_row(client, name) for name in await list_dead_letter_topics(client)]
 
@@ -106,6 +105,41 @@ def _format_time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+class Filter(NamedTuple):
+    """Selects dead letters whose field or header `name` has this value."""
+
+    name: str
+    value: str
+
+    def matches(self, dead_letter: DeadLetter) -> bool:
+        """Return whether this selects a dead letter."""
+        if self.name.startswith("header."):
+            return dead_letter.message.header(self.name.removeprefix("header.")) == self.value.encode()
+        if self.name == "key":
+            return dead_letter.message.key == self.value.encode()
+        if self.name == "reason":
+            return dead_letter.reason == self.value
+        return bool(getattr(dead_letter.headers, self.name) == self.value)
+
+
+def parse_filter(text: str) -> Filter:
+    """Parse a filter such as `group=NAME` (see `FILTER_HELP`). Raises `ValueError`."""
+    name, equals, value = text.partition("=")
+    if not equals or (
+        name not in FILTER_NAMES and not (name.startswith("header.") and len(name) > len("header."))
+    ):
+        raise ValueError(f"{text!r} is none of: {FILTER_HELP}")
+    return Filter(name, value)
+
+
+def parse_position(text: str) -> tuple[int, int]:
+    """Parse `PARTITION:OFFSET`. Raises `ValueError`."""
+    partition, colon, offset = text.partition(":")
+    if not colon or not (partition.isdecimal() and offset.isdecimal()):
+        raise ValueError(f"{text!r} is not PARTITION:OFFSET of a dead letter, such as 0:42")
+    return int(partition), int(offset)
+
+
 @app.command()
 def peek(
     topic: TopicArgument,
@@ -127,13 +161,16 @@ def peek(
     wanted = _parse_filters(filters, group)
 
     async def work() -> list[DeadLetter]:
+        from mansio.client.dead_letters import read_dead_letters, resolve_dead_letter_topic
+
         found: list[DeadLetter] = []
         async with connect(bootstrap_servers) as client:
             dead_letters = read_dead_letters(
                 client,
                 await resolve_dead_letter_topic(client, topic),
                 partitions=tuple(partition or ()),
-                filters=wanted,
+                matches=_match_all(wanted),
+                on_unreadable=UnreadableReport().show,
             )
             async for dead_letter in dead_letters:
                 found.append(dead_letter)
@@ -151,16 +188,16 @@ def peek(
 def _peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
     from mansio.cli.support.formatting import record_as_json
 
-    record = record_as_json(dead_letter.message)
+    record, headers = record_as_json(dead_letter.message), dead_letter.headers
     return {
         "position": f"{dead_letter.message.partition}:{dead_letter.message.offset}",
-        "id": dead_letter.dead_letter_id,
-        "source": f"{dead_letter.topic}-{dead_letter.partition}@{dead_letter.offset}",
-        "group": dead_letter.group,
-        "deliveries": dead_letter.deliveries,
-        "given_up": _format_time(dead_letter.dead_lettered_ms),
+        "id": headers.dead_letter_id,
+        "source": f"{headers.topic}-{headers.partition}@{headers.offset}",
+        "group": headers.group,
+        "deliveries": headers.deliveries,
+        "given_up": _format_time(headers.dead_lettered_ms),
         "reason": dead_letter.reason,
-        "consumer": dead_letter.consumer,
+        "consumer": headers.consumer,
         **{name: value for name, value in record.items() if name not in ("topic", "partition", "offset")},
     }
 
@@ -170,6 +207,10 @@ def _truncate(text: str | None) -> str | None:
         return None
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARACTERS_MAX else f"{line[: SHOWN_CHARACTERS_MAX - 1]}…"
+
+
+def _match_all(filters: Sequence[Filter]) -> Callable[[DeadLetter], bool]:
+    return lambda dead_letter: all(each.matches(dead_letter) for each in filters)
 
 
 def _parse_filters(texts: list[str] | None, group: str | None) -> list[Filter]:
@@ -235,7 +276,15 @@ def redrive(
         usage_error("an id has up to 100 characters", "--id")
 
     async def work() -> list[dict[str, Any]]:
-        from mansio.cli.admin.dead_letters import RateLimit, redrive_to_groups, redrive_to_topic
+        from dataclasses import asdict
+
+        from mansio.client.dead_letters import (
+            RateLimit,
+            read_dead_letters,
+            redrive_to_groups,
+            redrive_to_topic,
+            resolve_dead_letter_topic,
+        )
 
         async with connect(bootstrap_servers) as client:
             source = await resolve_dead_letter_topic(client, topic)
@@ -244,14 +293,25 @@ def redrive(
             rate_limit = RateLimit(rate, _progress())
 
             def dead_letters() -> AsyncIterator[DeadLetter]:
-                return read_dead_letters(client, source, filters=wanted, positions=positions)
+                return read_dead_letters(
+                    client,
+                    source,
+                    positions=positions,
+                    matches=_match_all(wanted),
+                    on_unreadable=UnreadableReport().show,
+                )
 
             if to is None:
-                return await redrive_to_groups(client, dead_letters(), name, rate_limit, dry_run=dry_run)
+                redriven = await redrive_to_groups(client, dead_letters(), name, rate_limit, dry_run=dry_run)
+                return [
+                    {"group": one.group, "topic": one.topic, "partition": one.partition, **asdict(counts)}
+                    for one, counts in redriven
+                ]
             again = redrive_id is not None
-            return await redrive_to_topic(
+            appended = await redrive_to_topic(
                 client, dead_letters, to, name, rate_limit, again=again, dry_run=dry_run
             )
+            return [{"topic": to, **asdict(appended)}]
 
     rows = run(work())
     columns = REDRIVE_COLUMNS if to is None else APPEND_COLUMNS
@@ -295,6 +355,7 @@ def purge(
 
     async def work() -> list[dict[str, Any]]:
         from mansio.cli.admin.topic import delete_partition_records
+        from mansio.client.dead_letters import resolve_dead_letter_topic
 
         async with connect(bootstrap_servers) as client:
             source = await resolve_dead_letter_topic(client, topic)

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from typing import Any
 
+    from mansio.api.asgi.server import HttpServer
     from mansio.api.grpc.server import GrpcServer
-    from mansio.api.http.server import HttpServer
     from mansio.api.http.service_stats import ServiceStats
     from mansio.config.settings import Address, Settings
     from mansio.logs import LineHandler
@@ -237,9 +237,9 @@ async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None
 def _http_server(settings: Settings, view: ServiceStats, address: Address) -> HttpServer:
     import asyncio
 
+    from mansio.api.asgi.server import HttpServer
     from mansio.api.http.app import assemble, disk_monitor
     from mansio.api.http.monitors import EventLoopMonitor
-    from mansio.api.http.server import HttpServer
     from mansio.api.http.v1.operation import ApiContext
     from mansio.broker.services.health import Problem
     from mansio.host.asyncio_loop import AsyncioScheduler
@@ -260,7 +260,7 @@ async def _start_servers(
 
     wanted: dict[str, tuple[Address, HttpServer | GrpcServer]] = {}
     if (address := settings.sqs_address) is not None:
-        from mansio.api.http.server import HttpServer
+        from mansio.api.asgi.server import HttpServer
         from mansio.api.sqs.app import SqsEndpoint
 
         endpoint = SqsEndpoint(broker.service, settings, broker.clients)

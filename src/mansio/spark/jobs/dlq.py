@@ -15,14 +15,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Window, functions
 
 from mansio.errors import MansioError
-from mansio.net.redrive import offset_ranges, redrive_records
+from mansio.net.redrive import RedriveCounts, SharePartitionId, offset_ranges, redrive_records
 from mansio.spark.jobs.dead_letter_causes import cause_of
 from mansio.spark.sync_client import sync_client
 from mansio.wire.internal_records.dead_letter_headers import parse_dead_letter_headers
@@ -326,27 +326,6 @@ def _sample(row: Row) -> DeadLetterSample:
 # -- redrive, in tasks --------
 
 
-class SharePartition(NamedTuple):
-    """One partition of a topic as one share group reads it. `topic_id`: id of the topic of the original records."""
-
-    group: str
-    topic: str
-    topic_id: bytes
-    partition: int
-
-
-@dataclass(slots=True)
-class Totals:
-    """Numbers of records of one share partition during a redrive."""
-
-    records: int = 0
-    redriven: int = 0
-    repeated: int = 0
-    deleted: int = 0
-    not_dead_lettered: int = 0
-    error: str | None = None
-
-
 @dataclass(slots=True)
 class Pacer:
     """Delays a task so that it processes at most `per_second` records per second; 0: no limit."""
@@ -375,9 +354,9 @@ def redrive_rows(
     """
     pacer = Pacer(rate)
     send = None if dry_run else partial(redrive_chunk, bootstrap_servers, redrive_id)
-    totals: dict[SharePartition, Totals] = {}
+    totals: dict[SharePartitionId, RedriveCounts] = {}
     for share_partition, offsets in chunks(batches, pacer.chunk):
-        total = totals.setdefault(share_partition, Totals())
+        total = totals.setdefault(share_partition, RedriveCounts())
         total.records += len(offsets)
         if send is not None and total.error is None:
             send(share_partition, offsets, total)
@@ -400,13 +379,17 @@ def redrive_rows(
         yield pa.RecordBatch.from_pylist(rows, schema=_REDRIVE_ROW)
 
 
-def chunks(batches: Iterable[pa.RecordBatch], records_max: int) -> Iterator[tuple[SharePartition, list[int]]]:
+def chunks(
+    batches: Iterable[pa.RecordBatch], records_max: int
+) -> Iterator[tuple[SharePartitionId, list[int]]]:
     """Group sorted rows to the offsets of one share partition, at most `records_max` at a time."""
-    current: SharePartition | None = None
+    current: SharePartitionId | None = None
     offsets: list[int] = []
     for batch in batches:
-        for *fields, offset in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            one = SharePartition(*fields)
+        for group, topic, topic_id, partition, offset in zip(
+            *(column.to_pylist() for column in batch.columns), strict=True
+        ):
+            one = SharePartitionId(group, topic, partition, topic_id)
             if current is not None and (one != current or len(offsets) >= records_max):
                 yield current, offsets
                 offsets = []
@@ -417,7 +400,7 @@ def chunks(batches: Iterable[pa.RecordBatch], records_max: int) -> Iterator[tupl
 
 
 def redrive_chunk(
-    bootstrap_servers: str, redrive_id: str, one: SharePartition, offsets: list[int], total: Totals
+    bootstrap_servers: str, redrive_id: str, one: SharePartitionId, offsets: list[int], total: RedriveCounts
 ) -> None:
     """Redrive these offsets of one share partition, and add the result to `total`."""
     try:
@@ -439,10 +422,7 @@ def redrive_chunk(
     except MansioError as error:
         total.error = error.message
         return
-    total.redriven += result.redriven
-    total.repeated += result.repeated
-    total.deleted += result.deleted
-    total.not_dead_lettered += len(offsets) - result.redriven - result.repeated - result.deleted
+    total.add(len(offsets), result)
 
 
 _REDRIVE_ROW: Final = pa.schema(

@@ -16,13 +16,14 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from mansio.errors import CorruptLog
-from mansio.wire.batch.priority_header import Priority
+from mansio.state.priorities.priority_shares import PriorityShares
+from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_NAMES, Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 CHUNK_OFFSETS: Final = 1 << 14
 """Number of offsets in a chunk."""
@@ -42,9 +43,13 @@ class PriorityRange(NamedTuple):
 
 
 class PriorityIndex:
-    """The priorities of the offsets from `start` to below `end`."""
+    """The priorities of the offsets from `start` to below `end`. It is the `ShareIndex` of a topic with priorities: the
+    number of a share partition is the priority of its records."""
 
     __slots__ = ("_chunks", "_counts", "end", "start")
+
+    numbers: ClassVar[Sequence[int]] = PRIORITIES
+    names: ClassVar[Mapping[int, str]] = {priority: name for name, priority in PRIORITY_NAMES.items()}
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -145,6 +150,15 @@ class PriorityIndex:
                 _extend(found, part)
             position = part.last + 1
         return found
+
+    def offsets_of(self, number: int) -> PriorityOffsets:
+        """Return the offsets of one priority."""
+        return PriorityOffsets(self, Priority(number))
+
+    @staticmethod
+    def new_order() -> PriorityShares:
+        """Return the division of deliveries among the priorities for a group."""
+        return PriorityShares()
 
     def count(self, priority: Priority, first: int, last: int) -> int:
         """Return how many of the offsets `first` to `last` have this priority."""

@@ -43,7 +43,7 @@ DELIVERIES_MAX: Final = 32_767
 """Largest delivery count that can be stored; a record that reaches it is not delivered again."""
 
 TRANSITIONS: Final[dict[int, frozenset[int]]] = {
-    # archived: below the log start offset; acknowledged: of another priority than the share partition
+    # archived: below the log start offset; acknowledged: an offset of another share partition
     AVAILABLE: frozenset({ACQUIRED, ARCHIVED, ACKNOWLEDGED}),
     ACQUIRED: frozenset({ACQUIRED, ACKNOWLEDGED, AVAILABLE, ARCHIVING, ARCHIVED}),  # acquired: renewed
     ACKNOWLEDGED: frozenset(),

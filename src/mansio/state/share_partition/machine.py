@@ -19,9 +19,9 @@ done once the copy is committed.
 
 (`in_flight.TRANSITIONS` holds these transitions as a table.)
 
-On a topic with priorities there is a share partition for each priority, which has only the offsets of that priority
-(`own`). It passes the other offsets as if they were acknowledged when it leases an own one above them, so that its
-start offset advances and its state does not grow with the number of records of other priorities.
+If a topic partition has several share partitions (`share_index`), each of them has only its own offsets (`own`). It
+passes the other offsets as if they were acknowledged when it leases an own one above them, so that its start offset
+advances and its state does not grow with the number of records of the others.
 
 The state machine does no I/O. Methods take the time (`now_ms` of any steady clock, `wall_ms` of the wall clock) and a
 random number, and return an `Update`. The caller stores the update and then calls `mark_persisted`. An invalid request
@@ -101,9 +101,9 @@ from mansio.state.share_partition.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from mansio.state.priorities.priority_index import PriorityOffsets
     from mansio.state.share_partition.acquisition import AcquisitionPolicy
     from mansio.state.share_partition.in_flight import BatchMap
+    from mansio.state.share_partition.share_index import OwnOffsets
     from mansio.state.share_partition.types import Producer, ShareKey, ShareSettings
 
 ALREADY_DUE_MS: Final = -math.inf
@@ -117,8 +117,8 @@ ACKNOWLEDGEMENT_TYPES_MAX: Final = 20_000
 be leased."""
 
 SCATTERED_READ_RANGES_MAX: Final = 32
-"""Maximum number of offset ranges that are read for one request if records are ordered by key, or have priorities:
-those that can be acquired are less often adjacent."""
+"""Maximum number of offset ranges that are read for one request if records are ordered by key, or if there are
+several share partitions: those that can be acquired are less often adjacent."""
 
 _TYPES_MAX: Final = RENEW
 _NO_TOPIC: Final = bytes(16)
@@ -156,7 +156,7 @@ class LeaseBound:
 
     __slots__ = ("_due_from", "_own", "_requested", "offset")
 
-    def __init__(self, offset: int, own: PriorityOffsets | None) -> None:
+    def __init__(self, offset: int, own: OwnOffsets | None) -> None:
         """`own`: the offsets of the share partition; None if it has all."""
         self.offset = offset
         self._own = own
@@ -230,12 +230,12 @@ class SharePartition:
         high_watermark: int,
         now_ms: float,
         wall_ms: int,
-        own: PriorityOffsets | None = None,
+        own: OwnOffsets | None = None,
     ) -> None:
         """Restore the in-flight batches from stored state. `high_watermark`: offset below which the group may read the
         log. `log_end`: current end offset of this broker's log, at or
-        above the high watermark of any earlier leader. `own`: the offsets of the share partition, on a topic with
-        priorities; None if it has all."""
+        above the high watermark of any earlier leader. `own`: the offsets of the share partition; None if it has
+        all."""
         self.key = key
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
@@ -368,8 +368,8 @@ class SharePartition:
         durable = lease_ms > lock_ms or any(each.deliveries > 1 for each in acquired)
         return acquired, self._update(token, changed, durable=durable, lease_bound=True)
 
-    def _pass_others(self, own: PriorityOffsets, before: int, token: int, member: str) -> list[InFlightBatch]:
-        """Pass the offsets of other priorities below `before`, so that they become one range with own ones."""
+    def _pass_others(self, own: OwnOffsets, before: int, token: int, member: str) -> list[InFlightBatch]:
+        """Pass the offsets of other share partitions below `before`, so that they become one range with own ones."""
         ranges = self._in_flight.ranges
         free = [
             (batch.first, min(batch.last, before - 1))
@@ -420,7 +420,7 @@ class SharePartition:
 
     def add_keys(self, end: int, keys: Mapping[int, int]) -> None:
         """Add the keys of the offsets from `next_key_offset` to below `end`: hashes by offset, without the records that
-        have no key and the offsets that have no record. Offsets of other priorities below `next_key_offset` are
+        have no key and the offsets that have no record. Offsets of others below `next_key_offset` are
         passed."""
         key_order, ranges = self._in_flight.key_order, self._in_flight.ranges
         if key_order is None or end <= key_order.scanned_end:
@@ -932,7 +932,7 @@ class SharePartition:
         return self._own.count(ranges.start, self.high_watermark - 1) - done
 
 
-def _own_parts(ranges: Iterable[tuple[int, int]], own: PriorityOffsets) -> Iterator[tuple[int, int]]:
+def _own_parts(ranges: Iterable[tuple[int, int]], own: OwnOffsets) -> Iterator[tuple[int, int]]:
     """Yield the parts of the ranges that a share partition has."""
     return (part for each in ranges for part in own.within(*each))
 

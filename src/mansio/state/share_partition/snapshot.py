@@ -39,7 +39,7 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from mansio.state.priorities.priority_index import PriorityOffsets
+    from mansio.state.share_partition.share_index import OwnOffsets
     from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, RedrivenRanges
 
 
@@ -272,7 +272,7 @@ def restore_in_flight_batches(
     log_end: int,
     now_ms: float,
     wall_ms: int,
-    own: PriorityOffsets | None = None,
+    own: OwnOffsets | None = None,
 ) -> InFlightBatches:
     """Create the in-flight batches of a stored state. `log_end`: end offset of this broker's log, above all delivered
     offsets. `lock_ms`: duration of leases. `own`: the offsets of the share partition; None if it has all."""
@@ -311,7 +311,7 @@ def with_known_state(state: LoadedState, known: LoadedState) -> LoadedState:
     return state._replace(changes=changes, is_complete=True, withheld_ms=0)
 
 
-def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float, own: PriorityOffsets | None) -> None:
+def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float, own: OwnOffsets | None) -> None:
     """Withhold the offsets below `stop` that have no stored delivery."""
     ranges = in_flight.ranges
     if stop <= ranges.start:

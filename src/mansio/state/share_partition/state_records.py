@@ -1,7 +1,7 @@
 """Records of `__share_group_state` in Kafka's formats: codec.
 
 Each share partition has records of two kinds: a snapshot (kind 0) is the whole state, an update (kind 1) is a change. A
-key starts with the kind (16 bits), whose higher byte is the priority of the share partition, 0 for the normal one and
+key starts with the kind (16 bits), whose higher byte is the number of the share partition, 0 for the only one and
 therefore as in Kafka. It has no tagged fields. A value starts with the version, always 0, and has tagged
 fields. A snapshot without value deletes the state. Data for which Kafka has no field (holder, end of a backoff,
 dead-letter reservation, lease bound) is in tagged fields, which Kafka's readers skip.
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mansio.state.share_partition.types import (
     ARCHIVED,
+    NUMBER_MAX,
     DeadLetterReservation,
     DeadRange,
     Producer,
@@ -31,7 +32,6 @@ from mansio.state.share_partition.types import (
     StateBatch,
     Update,
 )
-from mansio.wire.batch.priority_header import Priority
 from mansio.wire.headers import unsigned_varint as varint
 from mansio.wire.internal_records.flexible_codec import (
     NO_TAGGED_FIELDS,
@@ -58,8 +58,7 @@ CHANGES_PER_RECORD: Final = 2000
 UNCHANGED: Final = -1
 """Value of the start offset, lease bound or done count of an update that does not change it."""
 
-_PRIORITY_SHIFT: Final = 8
-_PRIORITIES: Final = frozenset(Priority)
+_NUMBER_SHIFT: Final = 8
 _VERSION: Final = b"\x00\x00"
 _DONE_TAG: Final = 0
 _HOLDER_TAG: Final = 1000
@@ -128,7 +127,7 @@ def encode_key(kind: int, key: ShareKey) -> bytes:
     group = key.group.encode()
     return b"".join(
         (
-            _SHORT.pack(kind | key.priority << _PRIORITY_SHIFT),
+            _SHORT.pack(kind | key.number << _NUMBER_SHIFT),
             _SHORT.pack(len(group)),
             group,
             _KEY_END.pack(key.topic_id, key.partition),
@@ -140,13 +139,13 @@ def encode_key(kind: int, key: ShareKey) -> bytes:
 def decode_key(raw: bytes) -> RecordKey | None:
     """Decode the key of a record; returns None for an unknown kind."""
     reader = Reader(raw, SHARE_STATE_TOPIC)
-    priority, kind = divmod(reader.read_integer(2), 1 << _PRIORITY_SHIFT)
-    if kind not in (SNAPSHOT, UPDATE) or priority not in _PRIORITIES:
+    number, kind = divmod(reader.read_integer(2), 1 << _NUMBER_SHIFT)
+    if kind not in (SNAPSHOT, UPDATE) or not 0 <= number <= NUMBER_MAX:
         return None
     group = reader.read_int16_string()
     topic_id, partition = _KEY_END.unpack(reader.take(_KEY_END.size))
     reader.check_end()
-    return RecordKey(kind, ShareKey(group, topic_id, partition, Priority(priority)))
+    return RecordKey(kind, ShareKey(group, topic_id, partition, number))
 
 
 # ---------------------------------------------------------------------- values

@@ -1,8 +1,8 @@
 """Value types of share partitions: keys, settings, state changes and counts.
 
-A share partition is one topic partition as seen by one share group, or, on a topic with priorities, its records of one
-priority. Its state is a list of offset ranges, never of records. A `StateBatch` is the new state of one range; an
-`Update` holds the changed ranges and is stored before clients receive its result.
+A share partition is one topic partition as seen by one share group, or a part of it, if a feature of the topic divides
+the offsets (`share_index`). Its state is a list of offset ranges, never of records. A `StateBatch` is the new state of
+one range; an `Update` holds the changed ranges and is stored before clients receive its result.
 
 Invariants: a `StateBatch` is the complete state of its range. The ranges of an update are ascending and disjoint.
 The delivery count (`deliveries`) of a range never decreases; `uncounted_deliveries` of these deliveries do not count
@@ -14,8 +14,6 @@ Source: KIP-932 (states and types of acknowledgement), KIP-1222 (renewal), KIP-1
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,18 +45,25 @@ LEASE_MS_MAX: Final = 12 * 60 * 60 * 1000
 REQUESTED_DELAY_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
 """Maximum delay that a consumer can request when it releases a record."""
 
+BASE: Final = 0
+"""Number of the only share partition of a topic partition, or, if there are several, of the one whose state is loaded
+first."""
+
+NUMBER_MAX: Final = 127
+"""Maximum number of a share partition, which is stored in seven bits."""
+
 _BACKOFF_EXPONENT_MAX: Final = 64
 """Largest exponent of `Backoff.multiplier`, which keeps the power finite."""
 
 
 class ShareKey(NamedTuple):
-    """Identifier of a share partition: group id, the 16 bytes of the topic id, partition index, and the priority of its
-    records. The records of a topic without priorities are those of normal priority."""
+    """Identifier of a share partition: group id, the 16 bytes of the topic id, partition index, and its number among
+    the share partitions of this group and topic partition; 0 if it is the only one."""
 
     group: str
     topic_id: bytes
     partition: int
-    priority: Priority = Priority.NORMAL
+    number: int = BASE
 
 
 class Backoff(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 
-from mansio.api.http.v1.json_bodies import VALUE_BYTES_MAX, VALUES_MAX, value_counts
+from mansio.api.asgi.json_bodies import VALUE_BYTES_MAX, VALUES_MAX, value_counts
 from mansio.api.http.v1.values import encode_headers, encode_key, encode_value
 from mansio.api.record_pieces import (
     PIECE_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

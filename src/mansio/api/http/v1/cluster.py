@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from mansio.api.http.v1.operation import Body, Call, Operation
+from mansio.api.http.v1.operation import Call, Operation, Result
 
 
-class Broker(Body):
+class Broker(Result):
     node_id: int
     host: str
     port: int
@@ -16,29 +16,14 @@ class Broker(Body):
     is_fenced: bool
 
 
-class Cluster(Body):
+class Cluster(Result):
     cluster_id: str
     controller_id: int
     brokers: list[Broker]
 
 
-async def describe(call: Call) -> dict[str, Any]:
-    found = await call.client.admin.cluster.status()
-    return {
-        "cluster_id": found.cluster_id,
-        "controller_id": found.controller_id,
-        "brokers": [
-            {
-                "node_id": each.node_id,
-                "host": each.host,
-                "port": each.port,
-                "rack": each.rack,
-                "is_controller": each.is_controller,
-                "is_fenced": each.is_fenced,
-            }
-            for each in found.brokers
-        ],
-    }
+async def describe(call: Call) -> Cluster:
+    return Cluster.model_validate(await call.client.admin.cluster.status())
 
 
 OPERATIONS: Final = (

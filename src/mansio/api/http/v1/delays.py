@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 from mansio.api.http.v1.arguments import checked
-from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
 from mansio.api.http.v1.times import format_time, parse_time
 from mansio.api.http.v1.values import (
     Headers,
@@ -24,13 +24,19 @@ from mansio.api.http.v1.values import (
 
 if TYPE_CHECKING:
     from mansio.client.admin.delays import ChangedRecords, PendingRecord, RecordId
-    from mansio.client.admin.schedules import Schedule as StoredSchedule
 
 IDS_MAX: Final = 1_000
 TIMES_MAX: Final = 100
 
 Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}:[0-9]{1,19}$")]
 """Partition and id of a pending record, as in `2:117`."""
+
+
+Time = Annotated[str, BeforeValidator(format_time)]
+
+
+def _milliseconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else duration // timedelta(milliseconds=1)
 
 
 class PendingParameters(Body):
@@ -95,22 +101,22 @@ class NewSchedule(Body):
     partition: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 
 
-class Schedule(Body):
+class Schedule(Result):
     name: str
     topic: str
     partition: int
     cron: str | None
-    every_ms: int | None
+    every_ms: Annotated[int | None, BeforeValidator(_milliseconds)] = Field(validation_alias="every")
     timezone: str
     catch_up: str
     is_paused: bool
-    created: str
-    next_times: list[str]
+    created: Time
+    next_times: list[Time]
     firings: int
     error: str | None
 
 
-class Schedules(Body):
+class Schedules(Result):
     schedules: list[Schedule]
 
 
@@ -195,12 +201,12 @@ def _changed(found: ChangedRecords) -> dict[str, Any]:
 # Schedules
 
 
-async def list_schedules(call: Call) -> dict[str, Any]:
+async def list_schedules(call: Call) -> Schedules:
     found = await call.client.admin.schedules.list(check_topic_name(call.topic), times=call.query.times)
-    return {"schedules": [_schedule(each) for each in found]}
+    return Schedules.model_validate({"schedules": found})
 
 
-async def create_schedule(call: Call) -> dict[str, Any]:
+async def create_schedule(call: Call) -> Schedule:
     body: NewSchedule = call.body
     if (body.cron is None) == (body.every_ms is None):
         raise InvalidField("/cron", "give cron or every_ms")
@@ -221,12 +227,12 @@ async def create_schedule(call: Call) -> dict[str, Any]:
             headers=decode_headers(body.headers, "/headers"),
             partition=body.partition,
         )
-    return _schedule(found)
+    return Schedule.model_validate(found)
 
 
-async def describe_schedule(call: Call) -> dict[str, Any]:
+async def describe_schedule(call: Call) -> Schedule:
     name = call.path("name")
-    return _schedule(
+    return Schedule.model_validate(
         await call.client.admin.schedules.describe(check_topic_name(call.topic), name, times=call.query.times)
     )
 
@@ -241,23 +247,6 @@ async def resume_schedule(call: Call) -> None:
 
 async def delete_schedule(call: Call) -> None:
     await call.client.admin.schedules.delete(check_topic_name(call.topic), call.path("name"))
-
-
-def _schedule(found: StoredSchedule) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "topic": found.topic,
-        "partition": found.partition,
-        "cron": found.cron,
-        "every_ms": None if found.every is None else found.every // timedelta(milliseconds=1),
-        "timezone": found.timezone,
-        "catch_up": found.catch_up,
-        "is_paused": found.is_paused,
-        "created": format_time(found.created),
-        "next_times": [format_time(each) for each in found.next_times],
-        "firings": found.firings,
-        "error": found.error,
-    }
 
 
 _DELAYED: Final = "/topics/{topic}/delayed"

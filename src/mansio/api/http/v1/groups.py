@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 from mansio.api.http.v1.arguments import checked
-from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
 from mansio.api.routing.group_offsets import reset_group_offsets
@@ -29,14 +29,14 @@ class GroupParameters(Body):
     cursor: Cursor | None = Field(None, description=CURSOR_HELP)
 
 
-class GroupSummary(Body):
-    group: str
-    type: str
+class GroupSummary(Result):
+    group: str = Field(validation_alias="group_id")
+    type: str = Field(validation_alias="group_type")
     state: str
     protocol_type: str
 
 
-class GroupPage(Body):
+class GroupPage(Result):
     """`is_complete`: whether all brokers of the cluster answered."""
 
     groups: list[GroupSummary]
@@ -44,14 +44,14 @@ class GroupPage(Body):
     next_cursor: str | None
 
 
-class Member(Body):
+class Member(Result):
     member_id: str
     client_id: str
     client_host: str
     partitions: list[tuple[str, int]]
 
 
-class GroupState(Body):
+class GroupState(Result):
     group: str
     type: str
     state: str
@@ -68,14 +68,14 @@ class GroupConfig(Body):
     config: dict[str, str | None]
 
 
-class GroupOffset(Body):
+class GroupOffset(Result):
     topic: str
     partition: int
     offset: int | None
     lag: int | None
 
 
-class GroupOffsets(Body):
+class GroupOffsets(Result):
     offsets: list[GroupOffset]
 
 
@@ -93,6 +93,15 @@ class ResetOffsets(Body):
 class LeaseParameters(Body):
     topic: Annotated[str, Field(min_length=1, max_length=249)]
     ranges: Annotated[int, Field(ge=0, le=RANGES_MAX)] = Field(0, description="Leased ranges to return.")
+
+
+class LeasedRange(Result):
+    first_offset: int
+    last_offset: int
+    member_id: str
+    delivery_count: int
+    age_ms: int
+    lease_ms: int
 
 
 class Redrive(Body):
@@ -119,25 +128,19 @@ class Redriven(Body):
     dead: int
 
 
-async def list_groups(call: Call) -> dict[str, Any]:
+async def list_groups(call: Call) -> GroupPage:
     query: GroupParameters = call.query
     after = decode_cursor(query.cursor)
     listed = await call.client.admin.list_groups()
     found = sorted((each for each in listed if each.group_id > after), key=lambda each: each.group_id)
     page = found[: query.limit]
-    return {
-        "groups": [
-            {
-                "group": each.group_id,
-                "type": each.group_type,
-                "state": each.state,
-                "protocol_type": each.protocol_type,
-            }
-            for each in page
-        ],
-        "is_complete": listed.is_complete,
-        "next_cursor": encode_cursor(page[-1].group_id) if len(found) > len(page) else None,
-    }
+    return GroupPage.model_validate(
+        {
+            "groups": page,
+            "is_complete": listed.is_complete,
+            "next_cursor": encode_cursor(page[-1].group_id) if len(found) > len(page) else None,
+        }
+    )
 
 
 async def _type_of(call: Call, group: str) -> str:
@@ -148,7 +151,7 @@ async def _type_of(call: Call, group: str) -> str:
     raise GroupIdNotFound(f"there is no group {group!r}")
 
 
-async def describe(call: Call) -> dict[str, Any]:
+async def describe(call: Call) -> GroupState:
     group = call.path("group")
     kind = await _type_of(call, group)
     found: Any
@@ -156,16 +159,9 @@ async def describe(call: Call) -> dict[str, Any]:
         found = await call.client.admin.shares.describe(group)
     else:
         found = await call.client.admin.describe_group(group)
-    members = [
-        {
-            "member_id": each.member_id,
-            "client_id": each.client_id,
-            "client_host": each.client_host,
-            "partitions": each.partitions,
-        }
-        for each in found.members
-    ]
-    return {"group": group, "type": kind, "state": found.state, "members": members}
+    return GroupState.model_validate(
+        {"group": group, "type": kind, "state": found.state, "members": found.members}
+    )
 
 
 async def get_config(call: Call) -> dict[str, Any]:
@@ -234,17 +230,7 @@ def _lease_state(found: ShareLeases) -> dict[str, Any]:
     names = ("start_offset", "end_offset", "lag", "leased", "in_backoff", "withheld", "archiving", "dead")
     return {name: getattr(found, name) for name in names} | {
         "dead_letter_error": found.dead_letter_error,
-        "ranges": [
-            {
-                "first_offset": each.first_offset,
-                "last_offset": each.last_offset,
-                "member_id": each.member_id,
-                "delivery_count": each.delivery_count,
-                "age_ms": each.age_ms,
-                "lease_ms": each.lease_ms,
-            }
-            for each in found.ranges
-        ],
+        "ranges": [LeasedRange.model_validate(each) for each in found.ranges],
         "priorities": {each.priority: {"lag": each.lag, "leased": each.leased} for each in found.priorities},
     }
 

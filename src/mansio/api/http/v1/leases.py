@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import Field
 from starlette.responses import Response
 
-from mansio.api.http.problems import error_value
+from mansio.api.asgi.problems import error_value
 from mansio.api.http.v1.answers import records_answer
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types

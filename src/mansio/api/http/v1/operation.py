@@ -16,10 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from mansio.api.http.problems import InvalidField, from_validation, http_problem, problem
-from mansio.api.http.request_guard import check_form_body, check_host_and_origin
-from mansio.api.http.v1.bodies import BodyBudget
-from mansio.api.http.v1.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
+from mansio.api.asgi.bodies import read_body
+from mansio.api.asgi.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
+from mansio.api.asgi.problems import InvalidField, from_validation, http_problem, problem
+from mansio.api.asgi.request_guard import check_form_body, check_host_and_origin
+from mansio.api.request_budget import RequestBudget
 from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
@@ -49,6 +50,13 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class Result(Body):
+    """Base of results. `model_validate` makes one from the value that a service or the client returns: an object with
+    attributes of the same names, as far as `validation_alias` names no other one."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
 class NoParameters(Body):
     """No query parameters."""
 
@@ -59,7 +67,7 @@ class ApiContext:
     def __init__(self, running: Callable[[], RunningBroker | None], settings: Settings) -> None:
         self._running = running
         self.host_names = settings.http_names
-        self.budget = BodyBudget()
+        self.budget = RequestBudget()
         self.streams = 0
         """Number of event streams that are open."""
 
@@ -159,7 +167,7 @@ class Operation:
             check_host_and_origin(request, context.host_names)
             check_form_body(request)
             query = _parse_query(self.query, request)
-            async with context.budget.body(request) as data:
+            async with read_body(request, context.budget) as data:
                 body = await self._parse_body(context, request, data)
                 result = await self.handler(Call(context, request, query, body, data))
         except MansioError as error:

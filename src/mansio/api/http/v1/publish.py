@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from mansio.api.http.problems import InvalidField, error_value
-from mansio.api.http.v1.json_bodies import ElementReader, check_keys
+from mansio.api.asgi.json_bodies import ElementReader, check_keys
+from mansio.api.asgi.problems import InvalidField, error_value
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text

@@ -9,13 +9,13 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 
-from mansio.api.http.errors import TooManyRequests
-from mansio.api.http.problems import InvalidField, error_value
+from mansio.api.asgi.problems import InvalidField, error_value
 from mansio.api.http.v1.answers import in_turns, record_pieces, records_answer
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.api.record_pieces import PIECE_BYTES, content_bytes
+from mansio.api.request_budget import TooManyRequests
 from mansio.api.routing.read_records import (
     BYTES_MAX,
     RECORDS_MAX,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from pydantic_core import to_json
 from starlette.responses import HTMLResponse, Response
 
+from mansio.api.asgi.request_label import request_label
 from mansio.api.http.path_route import PathRoute
-from mansio.api.http.request_label import request_label
 from mansio.api.http.v1 import (
     cluster,
     delays,

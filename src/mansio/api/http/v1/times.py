@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 
 _DURATION: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?(ms|s|m|h|d|)")
 _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

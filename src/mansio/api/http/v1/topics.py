@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
 from mansio.tracebacks import copied
 from mansio.wire.topic_partition import TopicPartition

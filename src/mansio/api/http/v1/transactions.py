@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
-from mansio.api.http.problems import InvalidField
-from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.asgi.problems import InvalidField
+from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
 from mansio.api.http.v1.topics import CURSOR_HELP, Cursor, Limit, decode_cursor, encode_cursor
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
 from mansio.wire.topic_partition import TopicPartition
@@ -34,14 +33,14 @@ class TransactionParameters(Body):
     )
 
 
-class TransactionSummary(Body):
+class TransactionSummary(Result):
     transactional_id: str
     producer_id: int
     state: str
     coordinator_id: int
 
 
-class TransactionPage(Body):
+class TransactionPage(Result):
     """`is_complete`: whether all coordinators of the cluster answered."""
 
     transactions: list[TransactionSummary]
@@ -49,12 +48,12 @@ class TransactionPage(Body):
     next_cursor: str | None
 
 
-class TransactionPartition(Body):
+class TransactionPartition(Result):
     topic: str
     partition: int
 
 
-class TransactionState(Body):
+class TransactionState(Result):
     """`started_ms`: time since the Unix epoch, null without a transaction."""
 
     transactional_id: str
@@ -67,7 +66,7 @@ class TransactionState(Body):
     partitions: list[TransactionPartition]
 
 
-class Producer(Body):
+class Producer(Result):
     """`transaction_start_offset`: the first offset of its open transaction, null without one."""
 
     producer_id: int
@@ -78,7 +77,7 @@ class Producer(Body):
     transaction_start_offset: int | None
 
 
-class Producers(Body):
+class Producers(Result):
     producers: list[Producer]
 
 
@@ -91,7 +90,7 @@ class HangingParameters(Body):
     )
 
 
-class Hanging(Body):
+class Hanging(Result):
     """A transaction that is open in a partition and not known to its coordinator."""
 
     topic: str
@@ -105,7 +104,7 @@ class Hanging(Body):
     transactional_id: str | None
 
 
-class HangingTransactions(Body):
+class HangingTransactions(Result):
     transactions: list[Hanging]
 
 
@@ -116,7 +115,7 @@ class Abort(Body):
     force: bool = False
 
 
-async def list_transactions(call: Call) -> dict[str, Any]:
+async def list_transactions(call: Call) -> TransactionPage:
     query: TransactionParameters = call.query
     after = decode_cursor(query.cursor)
     listed = await call.client.admin.transactions.list(
@@ -127,39 +126,32 @@ async def list_transactions(call: Call) -> dict[str, Any]:
     )
     found = [each for each in listed if each.transactional_id > after]
     page = found[: query.limit]
-    return {
-        "transactions": [asdict(each) for each in page],
-        "is_complete": listed.is_complete,
-        "next_cursor": encode_cursor(page[-1].transactional_id) if len(found) > len(page) else None,
-    }
+    return TransactionPage.model_validate(
+        {
+            "transactions": page,
+            "is_complete": listed.is_complete,
+            "next_cursor": encode_cursor(page[-1].transactional_id) if len(found) > len(page) else None,
+        }
+    )
 
 
-async def describe(call: Call) -> dict[str, Any]:
+async def describe(call: Call) -> TransactionState:
     found = await call.client.admin.transactions.describe(call.path("transactional_id"))
-    return {
-        "transactional_id": found.transactional_id,
-        "coordinator_id": found.coordinator_id,
-        "state": found.state,
-        "producer_id": found.producer_id,
-        "producer_epoch": found.producer_epoch,
-        "timeout_ms": found.timeout_ms,
-        "started_ms": found.started_ms,
-        "partitions": [each._asdict() for each in found.partitions],
-    }
+    return TransactionState.model_validate(found)
 
 
 async def terminate(call: Call) -> None:
     await call.client.admin.transactions.terminate(call.path("transactional_id"))
 
 
-async def describe_producers(call: Call) -> dict[str, Any]:
+async def describe_producers(call: Call) -> Producers:
     partition = call.partition
     check_topic_name(partition.topic)
     found = await call.client.admin.transactions.describe_producers([partition])
-    return {"producers": [asdict(each) for each in found[partition]]}
+    return Producers.model_validate({"producers": found[partition]})
 
 
-async def find_hanging(call: Call) -> dict[str, Any]:
+async def find_hanging(call: Call) -> HangingTransactions:
     query: HangingParameters = call.query
     if query.topic is None and query.partition is not None:
         raise InvalidField("partition", "a partition needs a topic")
@@ -169,15 +161,15 @@ async def find_hanging(call: Call) -> dict[str, Any]:
     found = await call.client.admin.transactions.find_hanging(
         chosen, node_id=query.broker_id, open_ms_min=query.open_ms_min
     )
-    return {"transactions": [asdict(each) for each in found]}
+    return HangingTransactions.model_validate({"transactions": found})
 
 
-async def abort(call: Call) -> dict[str, Any]:
+async def abort(call: Call) -> Producer:
     body: Abort = call.body
     partition = call.partition
     check_topic_name(partition.topic)
     found = await call.client.admin.transactions.abort(partition, body.start_offset, force=body.force)
-    return asdict(found)
+    return Producer.model_validate(found)
 
 
 OPERATIONS: Final = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from mansio.api.http.problems import InvalidField
+from mansio.api.asgi.problems import InvalidField
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

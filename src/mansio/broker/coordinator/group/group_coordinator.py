@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from mansio.broker.coordinator.checkpoint import CheckpointStorage
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup, CoordinatorReplica
     from mansio.broker.coordinator.group.group_store import OffsetListener
-    from mansio.broker.coordinator.view import CoordinatorPartition, TransactionalView
+    from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorReplica, TransactionalView
+    from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.ports import Clock, Random, Scheduler
     from mansio.state.classic_group.types import Join, JoinResponse, Protocol, Sync, SyncResponse
     from mansio.state.consumer_group.types import Heartbeat, HeartbeatResponse

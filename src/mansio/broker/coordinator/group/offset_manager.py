@@ -50,10 +50,10 @@ from mansio.wire.internal_records.offset_and_group_records import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
     from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore, PartitionOffsets
     from mansio.broker.coordinator.group.settings import GroupSettings
     from mansio.broker.coordinator.runtime import KeyValue
+    from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.ports import Clock, Scheduler
     from mansio.wire.batch.end_marker import EndMarker
 

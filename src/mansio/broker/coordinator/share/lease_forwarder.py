@@ -1,7 +1,7 @@
 """Lease forwarder: requests of this broker to others that lead share partitions or coordinate their group, for clients
 of protocols in which every broker answers.
 
-All requests to one broker share two unordered connections, one of them for responses with records. A wait for records
+Requests with small responses and those for records use the connections of two request classes. A wait for records
 leases none, so all callers that wait for the same share one request.
 
 Invariants:
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
+from mansio.broker.routing.routes import available_leader
 from mansio.errors import (
     BrokerUnreachable,
     ConnectionLost,
@@ -73,8 +74,7 @@ class LeaseForwarder:
         data_peers: Peers,
         scheduler: Scheduler,
     ) -> None:
-        """`peers`: unordered connections to other brokers; `data_peers`: others, for responses with records, so that
-        these do not delay small ones."""
+        """`peers`: connections to other brokers for small responses; `data_peers`: for responses with records."""
         self.node_id = node_id
         self._broker_epoch = broker_epoch
         self._state = state
@@ -93,8 +93,7 @@ class LeaseForwarder:
         for name in topics:
             topic = self._state.topics.get(name)
             for index, partition in enumerate(() if topic is None else topic.partitions):
-                broker = self._state.brokers.get(partition.leader)
-                if broker is not None and partition.is_led_by(broker.node_id, broker.epoch):
+                if available_leader(self._state, partition) is not None:
                     found.setdefault(partition.leader, []).append((name, index))
         return found
 

@@ -39,15 +39,12 @@ from mansio.errors import (
     VerificationPending,
 )
 from mansio.logs import fields
-from mansio.state.priorities.priority_index import PriorityOffsets
 from mansio.state.share_partition.dead_letters import count_offsets
 from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, SharePartition
-from mansio.state.share_partition.priority_shares import PriorityShares
 from mansio.state.share_partition.snapshot import with_known_state
-from mansio.state.share_partition.types import RENEW, LoadedState
+from mansio.state.share_partition.types import BASE, RENEW, LoadedState
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
-from mansio.wire.batch.priority_header import Priority
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_keys
 
@@ -58,6 +55,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.write_combiner import CombinedWrite
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
+    from mansio.state.share_partition.share_index import ShareIndex
     from mansio.state.share_partition.types import (
         AcknowledgementBatch,
         AcquiredRange,
@@ -88,12 +86,13 @@ _LARGEST_BELOW_ONE: Final = 1 - 2**-53
 
 
 class AcquiredRecords(NamedTuple):
-    """Records for a member.
+    """Records for a member, of the share partition of `leader`.
 
     `acquired`: the leased ranges, valid once `update` is stored. `slices`: the parts of the log with the records,
     `size_bytes` in total.
     """
 
+    leader: SharePartitionLeader
     acquired: list[AcquiredRange]
     update: Update | None
     slices: list[LogSlice]
@@ -140,8 +139,9 @@ class ShareDependencies:
 
     `settings`: returns the settings of a group for a partition. `refresh_settings`: waits until these contain all
     changes that were stored before. `initial_offset`: returns the offset at which a group without state starts in a
-    partition. `normal_start`: returns the start offset of the share partition of normal priority, which begins the one
-    of another priority. `on_end`: called with each `SharePartitionLeader` that ended.
+    partition. `index_of`: returns the index of a partition's share partitions, the same object as long as it is valid;
+    None if there is only one. `base_start`: returns the start offset of the share partition `BASE`, at which another
+    one without state starts. `on_end`: called with each `SharePartitionLeader` that ended.
     """
 
     persister: SharePersister
@@ -151,7 +151,8 @@ class ShareDependencies:
     settings: Callable[[str, Partition], ShareSettings]
     refresh_settings: Callable[[str], Awaitable[None]]
     initial_offset: Callable[[str, Partition], int]
-    normal_start: Callable[[ShareKey], Awaitable[int]]
+    index_of: Callable[[Partition], ShareIndex | None]
+    base_start: Callable[[ShareKey], Awaitable[int]]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
 
@@ -208,7 +209,6 @@ class SharePartitionLeader:
         "_dependencies",
         "_grace_until_ms",
         "_log_start",
-        "_priorities",
         "_state_epoch",
         "_state_machine",
         "_timer",
@@ -216,12 +216,12 @@ class SharePartitionLeader:
         "_waiters",
         "_writes",
         "end_error",
+        "index",
         "key",
         "known_state",
         "last_used_ms",
         "leader_epoch",
         "partition",
-        "priority_shares",
     )
 
     def __init__(
@@ -235,9 +235,8 @@ class SharePartitionLeader:
         self.key = key
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
-        self._priorities = partition.priorities
-        self.priority_shares = PriorityShares()
-        """The division of deliveries among priorities; used in the share partition of normal priority."""
+        self.index = dependencies.index_of(partition)
+        """The index of the share partitions of the topic partition; None if this is the only one."""
         self._state_machine: SharePartition | None = None
         self.end_error: MansioError | None = None
         """The error with which this object ended; None before."""
@@ -304,10 +303,12 @@ class SharePartitionLeader:
         dependencies, partition = self._dependencies, self.partition
         settings = dependencies.settings(self.key.group, partition)
         own = None
-        if self._priorities is not None:
-            if not self._priorities.is_complete:
-                raise CoordinatorLoadInProgress(f"{partition.name}: its priorities are being loaded")
-            own = PriorityOffsets(self._priorities.index, self.key.priority)
+        if self.index is not None:
+            if self.index.end < partition.end_offset:
+                raise CoordinatorLoadInProgress(
+                    f"{partition.name}: the index of its share partitions is being loaded"
+                )
+            own = self.index.offsets_of(self.key.number)
         found = await dependencies.persister.read(self.key, self.leader_epoch)
         state = (
             found if found is None or self.known_state is None else with_known_state(found, self.known_state)
@@ -317,10 +318,10 @@ class SharePartitionLeader:
             await self._refresh_settings()
             settings = dependencies.settings(self.key.group, partition)
             partition.ensure_high_watermark_known()
-            if self.key.priority is Priority.NORMAL:
+            if self.key.number == BASE:
                 start = dependencies.initial_offset(self.key.group, partition)
             else:
-                start = await dependencies.normal_start(self.key)
+                start = await dependencies.base_start(self.key)
             state = LoadedState(
                 0,
                 self.leader_epoch,
@@ -398,14 +399,14 @@ class SharePartitionLeader:
 
     @property
     def is_stale(self) -> bool:
-        """Whether this broker does not lead the partition any more, or leads it in a later epoch, or the topic has
-        priorities since this object exists."""
+        """Whether this broker does not lead the partition any more, or leads it in a later epoch, or the share
+        partitions of the partition have another index since this object exists."""
         partition = self.partition
         return (
             not partition.is_leader
             or partition.closed
             or partition.leader_epoch != self.leader_epoch
-            or partition.priorities is not self._priorities
+            or self._dependencies.index_of(partition) is not self.index
         )
 
     async def wait_until_loaded(self) -> SharePartition:
@@ -451,7 +452,7 @@ class SharePartitionLeader:
 
     def count_available(self, member: str, max_records: int) -> int:
         """Return how many records the member could acquire now: at most `max_records`, which may be too many, but 0 if
-        there are none. Used on topics with priorities.
+        there are none. Used if there are several share partitions.
 
         Raises `NotLeaderOrFollower`, and `CorruptLog` or `StorageError` if there are none because keys cannot be
         read."""
@@ -479,10 +480,10 @@ class SharePartitionLeader:
         return machine.counts(self.now_ms())
 
     def _readable_end(self, settings: ShareSettings) -> int:
-        """Return the offset below which records can be leased: committed, with known priorities, and without records
-        of open transactions if the group reads only committed ones."""
+        """Return the offset below which records can be leased: committed, covered by the index, and without records of
+        open transactions if the group reads only committed ones."""
         end = self.partition.readable_end(_isolation_level(settings))
-        return end if self._priorities is None else min(end, self._priorities.index.end)
+        return end if self.index is None else min(end, self.index.end)
 
     def acquire(
         self,
@@ -549,7 +550,7 @@ class SharePartitionLeader:
                 for (first, last), part in zip(read, slices, strict=True)
                 if any(each.first <= last and each.last >= first for each in acquired)
             ]
-        return AcquiredRecords(acquired, update, slices, sum(each.length for each in slices))
+        return AcquiredRecords(self, acquired, update, slices, sum(each.length for each in slices))
 
     def _aborted_ranges(
         self, read: Sequence[tuple[int, int]], slices: Sequence[LogSlice]
@@ -631,9 +632,8 @@ class SharePartitionLeader:
         # A renewal takes effect at once; its deadline is earlier than the old one if the lease duration was reduced.
         is_renewal = any(RENEW in each.types for each in batches)
         call = self.call_machine_and_set_timer if is_renewal else self.call_machine
-        return call(
-            machine.acknowledge, member, batches, self.now_ms(), self.wall_ms(), self.random_fraction()
-        )
+        wall_ms = self._dependencies.clock.wall_ms()
+        return call(machine.acknowledge, member, batches, self.now_ms(), wall_ms, self.random_fraction())
 
     def check_acknowledgements(self, member: str, batches: Sequence[AcknowledgementBatch]) -> None:
         """Raise the error that `acknowledge` would raise; nothing is changed."""
@@ -840,6 +840,3 @@ class SharePartitionLeader:
     def random_fraction(self) -> float:
         """Return a random number in [0, 1)."""
         return min(self._dependencies.random.uniform(0.0, 1.0), _LARGEST_BELOW_ONE)
-
-    def wall_ms(self) -> int:
-        return self._dependencies.clock.wall_ms()

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.broker.coordinator.share.state_client import LocalStateClient, RoutingPersister
 from mansio.broker.coordinator.share.state_store import ShareStateSettings, ShareStateStore
-from mansio.broker.routing.routes import partition_for
-from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
+from mansio.broker.routing.routes import coordinator_of
+from mansio.errors import InvalidRequest, MansioError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
@@ -24,10 +24,9 @@ from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorReplica
     from mansio.broker.coordinator.share.state_client import StateClient
-    from mansio.broker.coordinator.share.state_lookup import StateLookup
-    from mansio.broker.coordinator.view import CoordinatorPartition
+    from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorReplica
+    from mansio.broker.routing.routes import InternalTopicLeaders
     from mansio.errors import StorageError
     from mansio.metadata.model import BrokerState
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
@@ -54,7 +53,7 @@ class ShareCoordinator:
         create_topic: Callable[[], Awaitable[Sequence[CoordinatorPartition | StorageError]]],
         lock_ms: Callable[[str], int],
         boot_id_file: BootIdFile | None = None,
-        lookup: StateLookup | None = None,
+        lookup: InternalTopicLeaders | None = None,
         remote_client: Callable[[int], StateClient] | None = None,
     ) -> None:
         """`lock_ms`: returns the lease duration of a group. `boot_id_file` is None in a cluster. `lookup` and
@@ -151,7 +150,7 @@ class ShareCoordinator:
     async def find_state_leader(self, key_text: str) -> BrokerState | None:
         """Return the broker that keeps the state of a share partition; None on a single node.
 
-        `key_text`: `group:topic id:partition`, as returned by `coordinator_key`. Creates the topic if it does not
+        `key_text`: `group:topic id:partition`, as returned by `share_partition_key`. Creates the topic if it does not
         exist. Raises `InvalidRequest`, `CoordinatorNotAvailable`.
         """
         group, _, _ = key_text.rpartition(":")[0].rpartition(":")
@@ -160,10 +159,7 @@ class ShareCoordinator:
         if self.lookup is None:
             return None
         await self.client.ensure_topic_exists()
-        broker = self.lookup.leader(partition_for(key_text, self.lookup.partition_count()))
-        if broker is None:
-            raise CoordinatorNotAvailable(f"no leader for the partition with the state of {group!r}")
-        return broker
+        return coordinator_of(key_text, self.lookup)
 
     # ------------------------------------------------------------------ maintenance
 

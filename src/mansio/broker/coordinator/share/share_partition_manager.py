@@ -1,11 +1,11 @@
 """Share partitions led by this broker (Kafka's SharePartitionManager), created on first use.
 
-Owns the `SharePartitionLeader` objects and the share sessions. A leader object is dropped when another broker leads the
-partition, when the partition is closed, when the share state is replaced or deleted, when a write fails, and after
-`IDLE_MS` without use.
+Owns the `SharePartitionLeader` objects, `SharePartitions` with those of each topic partition and group, and the share
+sessions. A leader object is dropped when another broker leads the partition, when the partition is closed, when the
+share state is replaced or deleted, when a write fails, and after `IDLE_MS` without use.
 
 Invariants: there is at most one leader object per share partition, there are at most `SHARE_PARTITIONS_MAX` in total,
-and `find` returns one of the current leader epoch. When a member's session ends, its leases are released, apart from
+and `find` returns those of the current leader epoch. When a member's session ends, its leases are released, apart from
 those with an update in flight, and from those of a member that keeps them when its connection ends.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
-from uuid import UUID
 
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.partition_leader import (
@@ -21,6 +20,8 @@ from mansio.broker.coordinator.share.partition_leader import (
     ShareDependencies,
     SharePartitionLeader,
 )
+from mansio.broker.coordinator.share.share_indexes import OneSharePartition, TopicShareIndexes
+from mansio.broker.coordinator.share.share_partitions import SharePartitions
 from mansio.config.share_group_config import (
     AUTO_OFFSET_RESET,
     BY_DURATION,
@@ -39,9 +40,9 @@ from mansio.config.share_group_config import (
     duration_ms,
     effective_value,
 )
-from mansio.config.topic_config import PRIORITY_ENABLE
 from mansio.errors import (
     CoordinatorNotAvailable,
+    GroupIdNotFound,
     InvalidTopic,
     MansioError,
     NonEmptyGroup,
@@ -52,14 +53,14 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import ShareSessions
-from mansio.state.share_partition.types import Backoff, ShareKey, ShareSettings
-from mansio.wire.batch.priority_header import PRIORITIES, Priority
+from mansio.state.share_partition.types import BASE, Backoff, ShareKey, ShareSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.coordinator.share.partition_leader import DeadLetterSink
+    from mansio.broker.coordinator.share.share_indexes import ShareIndexes
     from mansio.broker.coordinator.share.state_client import SharePersister
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.image import MetadataImage
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
+    from mansio.state.consumer_group.types import TopicPartition
     from mansio.state.share_partition.types import LoadedState
 
 
@@ -127,15 +129,16 @@ class SharePartitionManager:
         random: Random,
         sessions_max: int,
         dead_letters: DeadLetterSink | None = None,
-        priorities_of: Callable[[bytes], Sequence[Priority]] = lambda _: PRIORITIES,
+        indexes: ShareIndexes | None = None,
         refresh_settings: Callable[[str], Awaitable[None]] = _no_refresh,
     ) -> None:
         """`find_partition`: returns a partition by topic name or id and number, or raises; `settings`: returns the
         settings of a group for a partition; `initial_offset`: returns the offset at which a group without state starts
-        in a partition; `priorities_of`: returns the priorities of which a group may have state, by topic id;
+        in a partition; `indexes`: of the topic partitions with several share partitions, None for none;
         `refresh_settings`: waits until `settings` and `initial_offset` use all changes that were stored before."""
         self.persister = persister
-        self.priorities_of = priorities_of
+        self._indexes = indexes or OneSharePartition()
+        self._index_of = self._indexes.index_of
         self.sessions = ShareSessions(sessions_max)
         self.parked: dict[ParkedReceive, None] = {}
         self._find_partition = find_partition
@@ -150,11 +153,14 @@ class SharePartitionManager:
             settings,
             refresh_settings,
             initial_offset,
-            self._normal_start,
+            self._index_of,
+            self._base_start,
             dead_letters or NoDeadLetters(),
             self._on_end,
         )
         self._share_partitions: dict[ShareKey, SharePartitionLeader] = {}
+        self._found: dict[str, dict[TopicPartition, SharePartitions]] = {}
+        """By group and topic partition, what `find` has returned, as long as none of the leaders has ended."""
         self._by_group: dict[str, dict[ShareKey, SharePartitionLeader]] = {}
         self._by_partition: dict[tuple[bytes, int], dict[ShareKey, SharePartitionLeader]] = {}
         self._failures: dict[ShareKey, tuple[float, MansioError, LoadedState | None]] = {}
@@ -173,14 +179,71 @@ class SharePartitionManager:
 
     # ------------------------------------------------------------------ lookup
 
-    def find(
-        self, group: str, topic_id: bytes, index: int, priority: Priority = Priority.NORMAL
-    ) -> SharePartitionLeader:
-        """Return the leader object of a share partition, created on first use; its state may still be loading.
+    def find(self, group: str, place: TopicPartition) -> SharePartitions:
+        """Return the share partitions of a topic partition (topic id, index), created on first use; their states may
+        still be loading. Raises the errors of `find_one`."""
+        try:
+            found = self._found[group][place]
+        except KeyError:
+            pass
+        else:
+            partition = found.partition
+            # As `SharePartitionLeader.is_stale`, which would be a call more in each request.
+            if (
+                partition.is_leader
+                and not partition.closed
+                and partition.leader_epoch == found.leader_epoch
+                and self._index_of(partition) is found.index
+            ):
+                return found
+        base = self.find_one(ShareKey(group, *place))
+        leaders = [base]
+        if base.index is not None:
+            leaders = [self.find_one(base.key._replace(number=number)) for number in base.index.numbers]
+        found = self._found.setdefault(group, {})[place] = SharePartitions(leaders)
+        return found
+
+    async def load(self, group: str, place: TopicPartition) -> SharePartitions:
+        """Return the share partitions of a topic partition after their states are loaded. Raises the errors of `find`,
+        and those with which a share partition ends."""
+        found = self.find(group, place)
+        if not found.is_loaded:
+            await found.wait_until_loaded()
+        return found
+
+    async def load_existing(self, group: str, place: TopicPartition) -> SharePartitions:
+        """As `load`, but without creating a state. Raises `GroupIdNotFound` if there is none."""
+        partition = self._find_partition(None, *place)
+        partition.ensure_leader()
+        key = ShareKey(group, *place)
+        base = self._share_partitions.get(key)
+        is_known = base is not None and base.is_ready and not base.is_stale
+        if not is_known and await self.persister.summary(key) is None:
+            raise GroupIdNotFound(f"group {group} has read nothing of {partition.name}")
+        return await self.load(group, place)
+
+    def find_loaded(self, group: str, place: TopicPartition) -> SharePartitions | None:
+        """Return the share partitions of a topic partition if their states are loaded, otherwise None."""
+        try:
+            found = self._found[group][place]
+        except KeyError:
+            return None
+        is_current = not found.leaders[0].is_stale
+        return found if is_current and (found.is_loaded or found.check_loaded()) else None
+
+    def loaded_of(self, group: str) -> list[SharePartitions]:
+        """Return those share partitions of a group whose states are loaded, together by topic partition."""
+        loaded: dict[TopicPartition, list[SharePartitionLeader]] = {}
+        for leader in self._by_group.get(group, {}).values():
+            if leader.is_ready:
+                loaded.setdefault((leader.key.topic_id, leader.key.partition), []).append(leader)
+        return [SharePartitions(leaders) for leaders in loaded.values()]
+
+    def find_one(self, key: ShareKey) -> SharePartitionLeader:
+        """Return the leader object of one share partition, created on first use; its state may still be loading.
 
         Raises `UnknownTopicId`, `UnknownTopicOrPartition`, `NotLeaderOrFollower`, `InvalidTopic` for an internal topic,
         and for `LOAD_RETRY_DELAY_MS` after a failure the error of that failure."""
-        key = ShareKey(group, topic_id, index, priority)
         share_partition = self._share_partitions.get(key)
         if share_partition is not None:
             if not share_partition.is_stale:
@@ -190,36 +253,27 @@ class SharePartitionManager:
                     f"{share_partition.partition.name} is led by another broker, or in a later epoch"
                 )
             )
-        partition = self._find_partition(None, topic_id, index)
+        partition = self._find_partition(None, key.topic_id, key.partition)
         if partition.internal:
             raise InvalidTopic(f"{partition.topic} is an internal topic; it cannot be used by a share group")
         partition.ensure_leader()
         if partition.is_leadership_uncertain:
             raise NotLeaderOrFollower(f"another broker may lead {partition.name}")
+        index = self._index_of(partition)
+        if key.number not in ((BASE,) if index is None else index.numbers):
+            raise UnknownTopicOrPartition(f"{partition.name} has no share partition {key.number}")
         return self._create_and_load(key, partition)
 
-    def find_all(self, normal: SharePartitionLeader) -> dict[Priority, SharePartitionLeader]:
-        """Return the leader objects of the share partitions of all priorities, the highest first, given that of normal
-        priority. Only this one exists on a topic without priorities. Raises the errors of `find`."""
-        if normal.partition.priorities is None:
-            return {Priority.NORMAL: normal}
-        group, topic_id, index, _ = normal.key
-        return {priority: self.find(group, topic_id, index, priority) for priority in PRIORITIES}
-
-    async def _normal_start(self, key: ShareKey) -> int:
-        """Return the start offset of the share partition of normal priority. Its records are not delivered before those
-        of the other priorities are loaded, so they begin at the same offset."""
-        machine = await self.find(key.group, key.topic_id, key.partition).wait_until_loaded()
+    async def _base_start(self, key: ShareKey) -> int:
+        """Return the start offset of the share partition `BASE`. Its records are not delivered before the other share
+        partitions are loaded, so they begin at the same offset."""
+        machine = await self.find_one(key._replace(number=BASE)).wait_until_loaded()
         return machine.ranges.start
 
-    def find_ready(self, key: ShareKey) -> SharePartitionLeader | None:
-        """Return the leader object of a share partition if its state is loaded, otherwise None."""
-        share_partition = self._share_partitions.get(key)
-        return (
-            share_partition
-            if share_partition is not None and share_partition.is_ready and not share_partition.is_stale
-            else None
-        )
+    def keys_of(self, key: ShareKey) -> list[ShareKey]:
+        """Return the keys of all share partitions of a topic partition of which the group may have state, that of
+        `BASE` first, given one of them."""
+        return [key._replace(number=number) for number in self._indexes.numbers_of(key.topic_id)]
 
     def settings_of(self, group: str, partition: Partition) -> ShareSettings:
         """Return the settings of a group for a partition."""
@@ -255,6 +309,10 @@ class SharePartitionManager:
         if self._share_partitions.get(key) is not share_partition:
             return
         del self._share_partitions[key]
+        if (places := self._found.get(key.group)) is not None:
+            places.pop((key.topic_id, key.partition), None)
+            if not places:
+                del self._found[key.group]
         _remove_from_index(self._by_group, key.group, key)
         _remove_from_index(self._by_partition, (key.topic_id, key.partition), key)
         error = share_partition.end_error
@@ -291,7 +349,7 @@ class SharePartitionManager:
         if self._closed or key not in self._dead_letter_timers:
             return
         try:
-            self.find(*key)
+            self.find_one(key)
         except (NotLeaderOrFollower, UnknownTopicId, UnknownTopicOrPartition):
             del self._dead_letter_timers[key]  # the partition's leader resumes its dead letters
         except MansioError:
@@ -316,21 +374,21 @@ class SharePartitionManager:
             )
 
     async def delete(self, key: ShareKey) -> None:
-        """Delete the state of a share partition whose group or topic was deleted, of all priorities."""
-        for priority in self.priorities_of(key.topic_id):
-            one = key._replace(priority=priority)
+        """Delete the states of a topic partition's share partitions, given one of them, whose group or topic was
+        deleted."""
+        for one in self.keys_of(key):
             self.drop(one)
             await self.persister.delete(one)
             self.drop(one)
 
     async def wait_until_dead_lettered(self, key: ShareKey) -> None:
-        """Wait until no record of a share partition, of any priority, waits for its copy in the dead-letter topic.
+        """Wait until no record of a topic partition's share partitions, given one of them, waits for its copy in the
+        dead-letter topic.
 
         Deleting the state earlier would lose these dead letters. Raises `NonEmptyGroup` after
         `DEAD_LETTER_WAIT_MS_MAX`."""
         until_ms = self._now_ms() + DEAD_LETTER_WAIT_MS_MAX
-        for priority in self.priorities_of(key.topic_id):
-            one = key._replace(priority=priority)
+        for one in self.keys_of(key):
             while (summary := await self.persister.summary(one)) is not None and summary.is_archiving:
                 if self._now_ms() >= until_ms:
                     raise NonEmptyGroup(f"group {key.group!r} has dead letters that are not written yet")
@@ -479,12 +537,6 @@ def create_share_partition_manager(
     """Return the share partition manager of one broker."""
     overrides = group_configs.effective
 
-    def priorities_of(topic_id: bytes) -> Sequence[Priority]:
-        topic = state.topics_by_id.get(UUID(bytes=topic_id))
-        # A deleted topic may have had priorities.
-        has_priorities = topic is None or topic.configs.get(PRIORITY_ENABLE) == "true"
-        return PRIORITIES if has_priorities else (Priority.NORMAL,)
-
     def effective_settings(group: str, partition: Partition) -> ShareSettings:
         is_dead_letter_topic = partition.settings.is_dead_letter_topic
         return share_settings(overrides(group), is_dead_letter_topic=is_dead_letter_topic)
@@ -499,7 +551,7 @@ def create_share_partition_manager(
         random=host_ports.random,
         sessions_max=settings.group_share_max_share_sessions,
         dead_letters=dead_letters,
-        priorities_of=priorities_of,
+        indexes=TopicShareIndexes(state),
         refresh_settings=group_configs.refresh,
     )
 

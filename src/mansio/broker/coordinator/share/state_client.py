@@ -25,7 +25,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.state_lookup import coordinator_key
 from mansio.broker.coordinator.share.state_messages import (
     RequestSender,
     StateRequestEntry,
@@ -35,7 +34,7 @@ from mansio.broker.coordinator.share.state_messages import (
 )
 from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.broker.routing.combining_queue import CombiningQueue
-from mansio.broker.routing.routes import partition_for
+from mansio.broker.routing.routes import coordinator_of, share_partition_key
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -51,8 +50,8 @@ from mansio.wire.api_versions import ApiKey
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from mansio.broker.coordinator.share.state_lookup import StateLookup
     from mansio.broker.coordinator.share.state_store import ShareStateStore
+    from mansio.broker.routing.routes import InternalTopicLeaders
     from mansio.ports import Clock, Peers, Scheduler
     from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 
@@ -155,7 +154,7 @@ class RoutingPersister:
         node_id: int,
         scheduler: Scheduler,
         clock: Clock,
-        lookup: StateLookup | None = None,
+        lookup: InternalTopicLeaders | None = None,
         remote_client: Callable[[int], StateClient] | None = None,
     ) -> None:
         """`remote_client`: returns the client of another broker; it and `lookup` are None on a single node."""
@@ -246,12 +245,8 @@ class RoutingPersister:
         lookup = self._lookup
         if lookup is None or self._remote_client is None:
             return self._local
-        if not lookup.partition_count():
-            raise NotCoordinator("__share_group_state does not exist yet")
-        broker = lookup.leader(partition_for(coordinator_key(key), lookup.partition_count()))
-        if broker is None:
-            raise CoordinatorNotAvailable(f"no leader for the partition with the state of {key.group}")
-        return self._local if broker.node_id == self._node_id else self._remote_client(broker.node_id)
+        node_id = coordinator_of(share_partition_key(key), lookup).node_id
+        return self._local if node_id == self._node_id else self._remote_client(node_id)
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry an operation, for at most `RETRY_WAIT_MS_MAX`, while the state moves to another broker."""
@@ -328,17 +323,14 @@ class RemoteStateClients:
 
     def __init__(
         self,
-        durable_peers: Peers,
-        non_durable_peers: Peers,
+        peers: Peers,
         *,
         node_id: int,
         broker_epoch: Callable[[], int],
         scheduler: Scheduler,
     ) -> None:
-        """`durable_peers`: connections for updates that have to be committed and for reads; `non_durable_peers`: for
-        updates that only have to be appended; `broker_epoch`: returns the current epoch of this broker."""
-        self._durable_peers = durable_peers
-        self._non_durable_peers = non_durable_peers
+        """`peers`: unordered connections to other brokers; `broker_epoch`: returns the current epoch of this broker."""
+        self._peers = peers
         self._node_id = node_id
         self._broker_epoch = broker_epoch
         self._scheduler = scheduler
@@ -349,14 +341,13 @@ class RemoteStateClients:
         found = self._clients.get(node_id)
         if found is None:
             found = self._clients[node_id] = RemoteStateClient(
-                self._new_queue(node_id, self._durable_peers),
-                self._new_queue(node_id, self._non_durable_peers),
+                self._new_queue(node_id), self._new_queue(node_id)
             )
         return found
 
-    def _new_queue(self, node_id: int, peers: Peers) -> _StateQueue:
+    def _new_queue(self, node_id: int) -> _StateQueue:
         return _StateQueue(
-            node_id, peers, lambda: RequestSender(self._node_id, self._broker_epoch()), self._scheduler
+            node_id, self._peers, lambda: RequestSender(self._node_id, self._broker_epoch()), self._scheduler
         )
 
 

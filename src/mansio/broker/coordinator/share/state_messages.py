@@ -25,9 +25,8 @@ from mansio.state.share_partition.state_records import (
     encode_update_tags,
     read_changes,
 )
-from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
+from mansio.state.share_partition.types import NUMBER_MAX, LoadedState, ShareKey, ShareSummary, Update
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.batch.priority_header import Priority
 from mansio.wire.headers import framed_response, read_response_header, request_header
 from mansio.wire.internal_records.flexible_codec import (
     NO_TAGGED_FIELDS,
@@ -62,7 +61,7 @@ _GROUP_TAG: Final = 1027
 _DELIVERY_COMPLETE_COUNT_TAG: Final = 1028
 _EPOCHS_TAG: Final = 1029
 _ARCHIVING_TAG: Final = 1030
-_PRIORITY_TAG: Final = 1031
+_NUMBER_TAG: Final = 1031
 
 # Number of the same field in a record of the topic.
 _DELIVERY_COMPLETE_COUNT_RECORD_TAG: Final = 0
@@ -81,7 +80,6 @@ _WRITE_TOKEN_FIELDS: Final = Struct(">qi")
 _INT64: Final = Struct(">q")
 _TWO_INT32: Final = Struct(">ii")
 _TRUE: Final = b"\x01"
-_PRIORITIES: Final = {bytes((priority,)): priority for priority in Priority}
 
 
 class RequestSender(NamedTuple):
@@ -161,8 +159,8 @@ def _encode_entry(api_key: int, group: str, state_request: StateRequestEntry) ->
     key, fields = state_request.key, {}
     if key.group != group:
         fields[_GROUP_TAG] = encode_string(key.group)
-    if key.priority:
-        fields[_PRIORITY_TAG] = bytes((key.priority,))
+    if key.number:
+        fields[_NUMBER_TAG] = bytes((key.number,))
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
         start = _INITIALIZE_ENTRY.pack(key.partition, state_request.state_epoch, state_request.start_offset)
     elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
@@ -229,11 +227,11 @@ def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> 
         inside = reader.nested_reader(fields[_GROUP_TAG])
         group = inside.read_string()
         inside.check_end()
-    priority = fields.get(_PRIORITY_TAG, b"\0")
-    if priority not in _PRIORITIES:
-        reader.raise_corrupt_log("unknown priority")
+    number = fields.get(_NUMBER_TAG, b"\0")
+    if len(number) != 1 or number[0] > NUMBER_MAX:
+        reader.raise_corrupt_log("unknown share partition")
     return StateRequestEntry(
-        ShareKey(group, topic_id, index, _PRIORITIES[priority]),
+        ShareKey(group, topic_id, index, number[0]),
         state_epoch,
         leader_epoch,
         start_offset,

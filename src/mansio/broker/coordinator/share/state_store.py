@@ -32,8 +32,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.state_lookup import coordinator_key
-from mansio.broker.routing.routes import partition_for
+from mansio.broker.routing.routes import partition_for, share_partition_key
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
@@ -128,7 +127,7 @@ class ShareStateStore:
 
     def partition_for(self, key: ShareKey) -> int:
         """Return the partition of the topic that contains the state of a share partition."""
-        return partition_for(coordinator_key(key), self.topic.partition_count)
+        return partition_for(share_partition_key(key), self.topic.partition_count)
 
     def lock_ms_max(self) -> int:
         """Return the longest lease duration of the groups with states in this store."""

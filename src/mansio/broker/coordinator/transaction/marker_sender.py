@@ -33,7 +33,7 @@ from mansio.wire.codec import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.metadata.image import MetadataImage
+    from mansio.broker.routing.routes import PartitionLeaders
     from mansio.ports import Peers, Promise, Scheduler
     from mansio.wire.batch.end_marker import EndMarker
 
@@ -55,27 +55,6 @@ NO_LEADER: Final = -1
 
 TopicPartition = tuple[str, int]
 Outcomes = list["MansioError | None"]
-
-
-class PartitionLeaders(Protocol):
-    """Leaders of partitions, according to the metadata."""
-
-    def leader_id(self, topic: str, index: int) -> int | None:
-        """Return the node id of the leader, -1 if there is none now, None if there is no such partition."""
-
-
-class MetadataPartitionLeaders:
-    """`PartitionLeaders` by the metadata image. `single_node_id`: id of the only broker, None in a cluster."""
-
-    def __init__(self, state: MetadataImage, single_node_id: int | None = None) -> None:
-        self._state = state
-        self._single_node_id = single_node_id
-
-    def leader_id(self, topic: str, index: int) -> int | None:
-        found = self._state.topics.get(topic)
-        if found is None or not 0 <= index < len(found.partitions):
-            return None
-        return found.partitions[index].leader if self._single_node_id is None else self._single_node_id
 
 
 class MarkerWriter(Protocol):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mansio.broker.coordinator.transaction.coordinator_route import coordinator_of
+from mansio.broker.routing.routes import coordinator_node_id
 from mansio.errors import CoordinatorNotAvailable, MansioError, WireError, error_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
+    from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.ports import Peers
     from mansio.state.transactions.batch_decision import TaskTransaction
     from mansio.state.transactions.transaction import Transaction
@@ -56,7 +56,7 @@ class RoutedEnder:
 
     async def hold(self, transaction: TaskTransaction) -> None:
         """Hold an ongoing transaction; does nothing for a held one. Raises the errors of the coordinator."""
-        leader = coordinator_of(transaction.transactional_id, self._node_id, self._lookup)
+        leader = coordinator_node_id(transaction.transactional_id, self._node_id, self._lookup)
         if leader == self._node_id:
             await self._local.hold(*transaction)
             return
@@ -67,7 +67,7 @@ class RoutedEnder:
     async def end(self, transaction: TaskTransaction, *, is_commit: bool) -> None:
         """Commit or abort a transaction; returns when its decision is committed. Raises the errors of the
         coordinator."""
-        leader = coordinator_of(transaction.transactional_id, self._node_id, self._lookup)
+        leader = coordinator_node_id(transaction.transactional_id, self._node_id, self._lookup)
         if leader == self._node_id:
             await self._local.end(*transaction, is_commit=is_commit, bumps_epoch=True)
             return

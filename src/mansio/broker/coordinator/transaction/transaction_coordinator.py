@@ -29,6 +29,7 @@ from mansio.broker.coordinator.transaction.settings import (
     TRANSACTIONAL_ID_BYTES_MAX,
 )
 from mansio.broker.coordinator.transaction.transaction_store import TransactionEntry, TransactionStore
+from mansio.broker.routing.routes import coordinator_of
 from mansio.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,
@@ -51,10 +52,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from mansio.broker.coordinator.checkpoint import CheckpointStorage
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup, CoordinatorReplica
     from mansio.broker.coordinator.transaction.marker_sender import MarkerSender
     from mansio.broker.coordinator.transaction.settings import TransactionSettings
-    from mansio.broker.coordinator.view import CoordinatorPartition
+    from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorReplica
+    from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.errors import StorageError
     from mansio.metadata.model import BrokerState
     from mansio.ports import Clock, Promise, Scheduler, Timer
@@ -168,11 +169,7 @@ class TransactionCoordinator:
             await self.topic.ensure_topic_exists()
         if self.lookup is None:
             return None
-        broker = self.lookup.leader(self.store.partition_for(transactional_id))
-        if broker is None:
-            raise CoordinatorNotAvailable(
-                f"the partition of transactional id {transactional_id!r} has no leader"
-            )
+        broker = coordinator_of(transactional_id, self.lookup)
         return None if broker.node_id == self._node_id else broker
 
     # ------------------------------------------------------------------ requests

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from mansio.broker.coordinator.transaction.coordinator_route import coordinator_of
 from mansio.broker.coordinator.transaction.partition_errors import partition_errors
 from mansio.broker.routing.combining_queue import CombiningQueue
+from mansio.broker.routing.routes import coordinator_node_id
 from mansio.errors import CoordinatorNotAvailable, MansioError, error_for_code
 from mansio.state.transactions.transaction import BUMPING_VERSION
 from mansio.tracebacks import without_traceback
@@ -22,7 +22,7 @@ from mansio.wire.codec import messages
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
+    from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.ports import Peers, Scheduler
 
 CLIENT_ID: Final = "mansio-transaction-verifier"
@@ -88,7 +88,7 @@ class RoutedVerifier:
         """See `TransactionVerifier.verify`. An error of the whole request is returned for each partition."""
         asked = _Asked(transactional_id, producer_id, producer_epoch, tuple(partitions), adds)
         try:
-            leader = coordinator_of(transactional_id, self._node_id, self._lookup)
+            leader = coordinator_node_id(transactional_id, self._node_id, self._lookup)
             if leader == self._node_id:
                 return await self._verify_locally(asked)
         except MansioError as error:

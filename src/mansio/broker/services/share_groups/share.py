@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.gather_results import gather_results
-from mansio.broker.coordinator.share.prioritized_acquisition import acquire_by_priority, merge_slices
 from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_DELAY_MS
+from mansio.broker.coordinator.share.share_partitions import merge_slices
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -31,38 +31,27 @@ from mansio.errors import (
     InvalidRequest,
     MansioError,
     NotCoordinator,
-    NotLeaderOrFollower,
     OffsetNotAvailable,
 )
-from mansio.state.share_partition.in_flight import NOT_PENDING
-from mansio.state.share_partition.priority_shares import split_by_priority
-from mansio.state.share_partition.types import (
-    ACQUIRED,
-    ARCHIVED,
-    LEASE_MS_MAX,
-    RENEW,
-    RedriveResult,
-    ShareKey,
-    merge_counts,
-)
+from mansio.state.share_partition.types import LEASE_MS_MAX, RENEW, merge_counts
 from mansio.tracebacks import copied, without_traceback
-from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mansio.broker.coordinator.share.dead_letter_manager import DeadLetterManager
     from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
-    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.coordinator.share.share_partitions import LeaseRange, SharePartitions
+    from mansio.broker.partition.partition import Partition
     from mansio.broker.services.quotas import QuotaService
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Promise, Scheduler
     from mansio.state.consumer_group.types import TopicPartition
-    from mansio.state.share_partition.machine import SharePartition
     from mansio.state.share_partition.types import (
         AcknowledgementBatch,
         AcquiredRange,
+        RedriveResult,
         ShareCounts,
         Update,
     )
@@ -79,12 +68,6 @@ REDRIVEN_RECORDS_MAX: Final = 10_000
 
 REDRIVE_ID_CHARACTERS_MAX: Final = 100
 """Maximum length of a redrive id in characters."""
-
-ARCHIVE_CHECKS_MAX: Final = 20
-"""How often a redrive checks whether the state of recently archived records is stored."""
-
-ARCHIVE_CHECK_INTERVAL_MS: Final = 250
-"""Maximum time between two of these checks."""
 
 TRANSIENT_ERRORS: Final = (
     NotCoordinator,
@@ -109,15 +92,15 @@ class PartitionAcknowledgements:
 class AcknowledgeResult:
     """Result of the acknowledgements of one partition.
 
-    `error`: the reason why they failed, None if they did not; final once they are stored. `leader`: the share partition
-    that applied them, None if none did. `updates`: the changes of share states that have to be stored; one, or, on a
-    topic with priorities, one for each priority."""
+    `error`: the reason why they failed, None if they did not; final once they are stored. `leader`: a share partition
+    of the partition, None if none was loaded. `updates`: the changes of share states that have to be stored, one for
+    each share partition that has one of the records."""
 
     topic_id: bytes
     partition: int
     error: MansioError | None = None
     leader: SharePartitionLeader | None = None
-    updates: list[tuple[SharePartitionLeader, Update]] = field(default_factory=list)
+    updates: Sequence[tuple[SharePartitionLeader, Update]] = ()
 
     @property
     def lock_ms(self) -> int:
@@ -138,24 +121,11 @@ class ReceivedPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRange:
-    """Range of offsets leased to one member, with one delivery count. `age_ms`: time since the records were leased or
-    the lease was renewed; `lease_ms`: duration of the lease."""
-
-    first_offset: int
-    last_offset: int
-    member_id: str
-    delivery_count: int
-    age_ms: int
-    lease_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class SharePartitionDescription:
     """Record counts and leases of one topic partition in a share group, or the error for which it cannot be described.
 
-    `dead_letter_error`: the last error in writing to the dead-letter topic, "" if there is none. `priorities`: the
-    counts of each priority, on a topic with priorities."""
+    `dead_letter_error`: the last error in writing to the dead-letter topic, "" if there is none. `by_number`: the
+    counts of the share partitions that the index of the topic partition names."""
 
     topic_id: bytes
     partition: int
@@ -163,7 +133,7 @@ class SharePartitionDescription:
     counts: ShareCounts | None = None
     dead_letter_error: str = ""
     ranges: Sequence[LeaseRange] = field(default=())
-    priorities: Sequence[tuple[Priority, ShareCounts]] = field(default=())
+    by_number: Sequence[tuple[int, ShareCounts]] = field(default=())
 
 
 class ShareService:
@@ -174,7 +144,6 @@ class ShareService:
         self,
         *,
         share_partition_manager: SharePartitionManager,
-        partitions: PartitionSet,
         dead_letters: DeadLetterManager,
         quotas: QuotaService,
         settings: Settings,
@@ -186,7 +155,6 @@ class ShareService:
         self.settings = settings
         self.clock = clock
         self.scheduler = scheduler
-        self._partitions = partitions
         self._dead_letters = dead_letters
 
     # ------------------------------------------------------------------ acknowledging
@@ -213,29 +181,26 @@ class ShareService:
         ]
         errors = await gather_results(self.scheduler, works, name="acknowledge records", has_turns=True)
         for result, error in zip(results, errors, strict=True):
-            result.error = error
+            result.error = result.error or error
         return results
 
     async def _acknowledge(
         self, group_id: str, member_id: str, part: PartitionAcknowledgements, result: AcknowledgeResult
     ) -> None:
-        leader = self.share_partition_manager.find_ready(ShareKey(group_id, part.topic_id, part.partition))
-        if leader is None:
+        place = part.topic_id, part.partition
+        shares = self.share_partition_manager.find_loaded(group_id, place)
+        if shares is None:
             try:
-                leader = await self._load_existing(group_id, part.topic_id, part.partition)
+                shares = await self.share_partition_manager.load_existing(group_id, place)
             except GroupIdNotFound as error:  # a group that has read nothing has no leases
                 raise InvalidRecordState(error.message) from error
-        if leader.partition.priorities is not None:
-            leaders = await self._load_priorities(leader)
-            self._apply_by_priority(leaders, member_id, part, result)
+        result.updates = shares.acknowledge(member_id, part.batches)
+        result.leader = shares.leaders[0]
+        if result.updates[1:]:
             await self.store_acknowledgements([result])
-            if result.error is not None:
-                raise copied(result.error)
-            return
-        update = leader.acknowledge(member_id, part.batches)
-        result.leader = leader
-        if update is not None:
-            await leader.persist(update)
+        else:
+            for leader, update in result.updates:  # one needs no task
+                await leader.persist(update)
 
     async def apply_acknowledgements(
         self,
@@ -251,65 +216,28 @@ class ShareService:
         them. If `allows_renewal` is false, a renewal fails with `InvalidRequest`.
         """
         results: list[AcknowledgeResult] = []
-        loaded: list[tuple[AcknowledgeResult, SharePartitionLeader, PartitionAcknowledgements]] = []
+        loaded: list[tuple[AcknowledgeResult, SharePartitions, PartitionAcknowledgements]] = []
         for part in acknowledgements:
             result = AcknowledgeResult(part.topic_id, part.partition)
             results.append(result)
             try:
                 if not allows_renewal and any(RENEW in batch.types for batch in part.batches):
                     raise InvalidRequest("the request contains renewals without is_renew_ack")
-                leader = self.share_partition_manager.find(group_id, part.topic_id, part.partition)
-                await leader.wait_until_loaded()
-                if leader.partition.priorities is not None:
-                    await self._load_priorities(leader)
+                shares = self.share_partition_manager.find(group_id, (part.topic_id, part.partition))
+                if not shares.is_loaded:
+                    await shares.wait_until_loaded()
             except MansioError as error:
                 result.error = without_traceback(error)
             else:
-                loaded.append((result, leader, part))
+                loaded.append((result, shares, part))
         # No await from here on: the caller starts to store the changes in the same iteration of the event loop.
-        for result, leader, part in loaded:
-            result.leader = leader
+        for result, shares, part in loaded:
+            result.leader = shares.leaders[0]
             try:
-                if leader.partition.priorities is not None:
-                    leaders = self.share_partition_manager.find_all(leader)
-                    self._apply_by_priority(leaders, member_id, part, result)
-                    continue
-                update = leader.call_machine(leader.acknowledge, member_id, part.batches)
-                if update is not None:
-                    result.updates.append((leader, update))
+                result.updates = shares.acknowledge(member_id, part.batches)
             except MansioError as error:
                 result.error = without_traceback(error)
         return results
-
-    async def _load_priorities(self, normal: SharePartitionLeader) -> Mapping[Priority, SharePartitionLeader]:
-        """Return the share partitions of all priorities of a topic partition after their states are loaded, given that
-        of normal priority."""
-        leaders = self.share_partition_manager.find_all(normal)
-        for each in leaders.values():
-            await each.wait_until_loaded()
-        return leaders
-
-    def _apply_by_priority(
-        self,
-        leaders: Mapping[Priority, SharePartitionLeader],
-        member_id: str,
-        part: PartitionAcknowledgements,
-        result: AcknowledgeResult,
-    ) -> None:
-        """Apply the acknowledgements of a partition of a topic with priorities, all or none."""
-        normal = result.leader = leaders[Priority.NORMAL]
-        priorities = normal.partition.priorities
-        if priorities is None:
-            raise NotLeaderOrFollower(f"{normal.partition.name} was closed on this broker")
-        batches = split_by_priority(part.batches, priorities.index)
-        if len(batches) > 1:
-            for priority, each in batches.items():
-                leaders[priority].check_acknowledgements(member_id, each)
-        for priority, each in batches.items():
-            leader = leaders[priority]
-            update = leader.call_machine(leader.acknowledge, member_id, each)
-            if update is not None:
-                result.updates.append((leader, update))
 
     async def store_acknowledgements(self, results: Iterable[AcknowledgeResult]) -> None:
         """Store the results of `apply_acknowledgements` concurrently; a failure sets `AcknowledgeResult.error`."""
@@ -334,69 +262,38 @@ class ShareService:
         check_group_id(group_id)
         ranges_max = min(max(ranges_max, 0), LEASE_RANGES_MAX)
         if partitions is None:
-            loaded: dict[ShareKey, list[SharePartitionLeader]] = {}
-            for each in self.share_partition_manager.share_partitions():
-                if each.key.group == group_id and each.is_ready:
-                    loaded.setdefault(each.key._replace(priority=Priority.NORMAL), []).append(each)
-            return [
-                self._describe_share_partition(leaders, ranges_max)
-                for leaders in [*loaded.values()][:PARTITIONS_MAX]
-            ]
+            loaded = self.share_partition_manager.loaded_of(group_id)
+            return [self._describe(shares, ranges_max) for shares in loaded[:PARTITIONS_MAX]]
         if len(partitions) > PARTITIONS_MAX:
             raise InvalidRequest(f"{len(partitions)} partitions; at most {PARTITIONS_MAX} per request")
         found = [SharePartitionDescription(topic_id, index) for topic_id, index in partitions]
 
         async def describe(position: int, topic_id: bytes, index: int) -> None:
             try:
-                leader = await self._load_existing(group_id, topic_id, index)
-                leaders = [leader]
-                if leader.partition.priorities is not None:
-                    leaders = [*(await self._load_priorities(leader)).values()]
+                shares = await self.share_partition_manager.load_existing(group_id, (topic_id, index))
             except MansioError as error:
                 found[position] = SharePartitionDescription(topic_id, index, without_traceback(error))
             else:
-                found[position] = self._describe_share_partition(leaders, ranges_max)
+                found[position] = self._describe(shares, ranges_max)
 
         works = [describe(position, *each) for position, each in enumerate(partitions)]
         await gather_results(self.scheduler, works, name="describe leases", has_turns=True)
         return found
 
-    def _describe_share_partition(
-        self, leaders: Sequence[SharePartitionLeader], ranges_max: int
-    ) -> SharePartitionDescription:
-        """Describe the share partitions of a topic partition: one, or those of all priorities."""
-        ranges: list[LeaseRange] = []
-        counts: list[tuple[Priority, ShareCounts]] = []
-        for leader in leaders:
-            machine = leader.ready_state_machine() or leader.state_machine
-            counts.append((leader.key.priority, leader.counts()))
-            ranges += _leased_ranges(machine, leader.now_ms(), ranges_max)
-        key = leaders[0].key
-        errors = (self._dead_letters.last_error_of(leader.key) for leader in leaders)
-        has_priorities = leaders[0].partition.priorities is not None
+    def _describe(self, shares: SharePartitions, ranges_max: int) -> SharePartitionDescription:
+        counts = [(leader.key, leader.counts()) for leader in shares.leaders]
+        names = {} if shares.index is None else shares.index.names
+        errors = (self._dead_letters.last_error_of(key) for key, _ in counts)
+        key = counts[0][0]
         return SharePartitionDescription(
             key.topic_id,
             key.partition,
             None,
             merge_counts([each for _, each in counts]),
             next(filter(None, errors), ""),
-            tuple(sorted(ranges, key=lambda each: each.first_offset)[:ranges_max]),
-            tuple(counts) if has_priorities else (),
+            tuple(shares.leased_ranges(ranges_max)),
+            tuple((each.number, count) for each, count in counts if each.number in names),
         )
-
-    async def _load_existing(self, group_id: str, topic_id: bytes, index: int) -> SharePartitionLeader:
-        """Return a share partition after its state is loaded. Raises `GroupIdNotFound` if it has no state."""
-        partition = self._partitions.find(None, topic_id, index)
-        partition.ensure_leader()
-        key = ShareKey(group_id, topic_id, index)
-        if (
-            self.share_partition_manager.find_ready(key) is None
-            and await self.share_partition_manager.persister.summary(key) is None
-        ):
-            raise GroupIdNotFound(f"group {group_id} has read nothing of {partition.name}")
-        leader = self.share_partition_manager.find(group_id, topic_id, index)
-        await leader.wait_until_loaded()
-        return leader
 
     # ------------------------------------------------------------------ redrive
 
@@ -424,36 +321,8 @@ class ShareService:
             raise InvalidRequest(f"a redrive id has 1 to {REDRIVE_ID_CHARACTERS_MAX} characters")
         if not 0 < records_max <= REDRIVEN_RECORDS_MAX:
             raise InvalidRequest(f"{records_max} records; 1 to {REDRIVEN_RECORDS_MAX} per request")
-        normal = await self._load_existing(group_id, topic_id, partition)
-        leaders = [normal]
-        if normal.partition.priorities is not None:
-            leaders = [*(await self._load_priorities(normal)).values()]
-        total, dead = RedriveResult(0, 0, 0), 0
-        for leader in leaders:
-            await self._wait_until_archived(leader)
-            leader.ready_state_machine()
-            leader.ensure_leader()
-            left = records_max - total.redriven
-            if left > 0:
-                update, result = leader.call_machine_and_set_timer(
-                    leader.state_machine.redrive, redrive_id, offsets, left, leader.now_ms()
-                )
-                if update is not None:
-                    await leader.persist(update)
-                total = RedriveResult(*map(sum, zip(total, result, strict=True)))
-            dead += leader.state_machine.counts(leader.now_ms()).dead
-        return total, dead
-
-    async def _wait_until_archived(self, leader: SharePartitionLeader) -> None:
-        """Wait until the state of recently archived records is stored, for a limited time. Records can be redriven only
-        afterwards."""
-        for _ in range(ARCHIVE_CHECKS_MAX):
-            ranges = leader.state_machine.ranges
-            if leader.end_error is not None or all(
-                each.pending_token == NOT_PENDING for each in ranges if each.state == ARCHIVED
-            ):
-                return
-            await leader.wait_for_change(ARCHIVE_CHECK_INTERVAL_MS)
+        shares = await self.share_partition_manager.load_existing(group_id, (topic_id, partition))
+        return await shares.redrive(redrive_id, offsets, records_max)
 
 
 class ReceiveOperation:
@@ -541,7 +410,7 @@ class ReceiveOperation:
             if self._is_over or acknowledged or received or not self._is_connected():
                 return received
             # An update without leases has raised the lease bound, so that records can be leased now: do not wait.
-            if not any(each.update is not None for _, each in found):
+            if not any(each.update is not None for each in found):
                 left_ms = self._deadline_ms - self._now_ms()
                 if left_ms <= 0:
                     return received
@@ -552,7 +421,7 @@ class ReceiveOperation:
 
     def _acquire(
         self, received: dict[TopicPartition, ReceivedPartition]
-    ) -> tuple[list[tuple[SharePartitionLeader, AcquiredRecords]], bool]:
+    ) -> tuple[list[AcquiredRecords], bool]:
         """Lease available records of the partitions. Also return whether the share state of any partition was
         unavailable. Other errors are added to `received`."""
         space = self._max_bytes
@@ -563,30 +432,13 @@ class ReceiveOperation:
             if (burst_bytes := quotas.fetch_max_bytes(self._client_id)) is not None:
                 space = min(space, burst_bytes)
         left, is_unavailable = self._max_records, False
-        found: list[tuple[SharePartitionLeader, AcquiredRecords]] = []
+        found: list[AcquiredRecords] = []
         self._candidates = self._partitions()
-        for topic_id, index in self._candidates:
+        for place in self._candidates:
             if left <= 0 or space <= 0:
                 break
             try:
-                leader = self._service.share_partition_manager.find(self._group_id, topic_id, index)
-                if leader.partition.priorities is not None:
-                    parts = acquire_by_priority(
-                        self._service.share_partition_manager.find_all(leader),
-                        self._member_id,
-                        left,
-                        space,
-                        strict=self._strict,
-                        is_first=not found,
-                        lease_ms=self._lease_ms,
-                    )
-                    found += parts
-                    left -= sum(each.record_count for _, each in parts)
-                    space -= sum(each.size_bytes for _, each in parts)
-                    continue
-                # An unexpected error ends the leader; otherwise its changed records would stay pending for ever.
-                acquired = leader.call_machine(
-                    leader.acquire,
+                parts = self._service.share_partition_manager.find(self._group_id, place).acquire(
                     self._member_id,
                     left,
                     space,
@@ -598,10 +450,10 @@ class ReceiveOperation:
                 is_unavailable = True
                 continue
             except MansioError as error:
-                received[topic_id, index] = ReceivedPartition(without_traceback(error))
+                received[place] = ReceivedPartition(without_traceback(error))
                 continue
-            if acquired is not None:
-                found.append((leader, acquired))
+            found += parts
+            for acquired in parts:
                 left -= acquired.record_count
                 space -= acquired.size_bytes
         return found, is_unavailable
@@ -609,40 +461,45 @@ class ReceiveOperation:
     async def _store_changes(
         self,
         acknowledged: Sequence[AcknowledgeResult],
-        found: list[tuple[SharePartitionLeader, AcquiredRecords]],
+        found: list[AcquiredRecords],
         received: dict[TopicPartition, ReceivedPartition],
     ) -> None:
         """Store leases and acknowledgements; those of one share partition are stored as one change."""
-        changes: dict[int, _Change] = {}
+        changes: dict[SharePartitionLeader, _Change] = {}
         for result in acknowledged:
             for leader, update in result.updates:
-                changes[id(leader)] = _Change(leader, [update], result)
-        for leader, acquired in found:
-            change = changes.setdefault(id(leader), _Change(leader, []))
-            change.acquired = acquired
+                changes[leader] = _Change(leader, [update], result)
+        for acquired in found:
+            leader = acquired.leader
+            if (change := changes.get(leader)) is None:
+                change = changes[leader] = _Change(leader, [])
+            change.acquired += (acquired,)
             if acquired.update is not None:
                 change.updates.append(acquired.update)
-        stored = [each for each in changes.values() if each.updates]
-        works = [each.leader.persist(*each.updates) for each in stored]
+        works, stored = [], []
+        for change in changes.values():
+            if change.updates:
+                works.append(change.leader.persist(*change.updates))
+                stored.append(change)
         errors = await gather_results(self._service.scheduler, works, name="share leases")
         for change, error in zip(stored, errors, strict=True):
             if change.result is not None:
                 change.result.error = change.result.error or error
-            acquired_records = change.acquired
-            if acquired_records is not None and acquired_records.acquired and self._is_connected():
-                self._add_result(change.leader, acquired_records, error, received)
-            # else: a member without a connection has no share session, and its leases are released, or end
+            for acquired in change.acquired:
+                # A member without a connection has no share session, and its leases are released, or end.
+                if acquired.acquired and self._is_connected():
+                    self._add_result(acquired, error, received)
 
     def _add_result(
         self,
-        leader: SharePartitionLeader,
         acquired: AcquiredRecords,
         error: MansioError | None,
         received: dict[TopicPartition, ReceivedPartition],
     ) -> None:
         """Add the leases of one share partition to `received`, or the error if they could not be stored."""
+        leader = acquired.leader
         key = leader.key.topic_id, leader.key.partition
-        before = received.get(key)  # records of another priority
+        before = received.get(key)  # records of another share partition
         try:
             if error is not None:
                 raise copied(error)
@@ -665,19 +522,15 @@ class ReceiveOperation:
     async def wait_until_available(self) -> bool:
         """Wait until the member may be able to lease a record or to learn of an error; lease none. Return false after
         the time of the request."""
-        shares = self._service.share_partition_manager
+        manager = self._service.share_partition_manager
         self._candidates = self._partitions()
         while not self._is_over:
             is_unavailable = False
-            for topic_id, index in self._candidates:
+            for place in self._candidates:
                 try:
-                    leader = shares.find(self._group_id, topic_id, index)
-                    leaders = (
-                        (leader,) if leader.partition.priorities is None else shares.find_all(leader).values()
-                    )
-                    for each in leaders:
-                        is_unavailable |= not each.is_ready
-                        if each.count_available(self._member_id, 1):
+                    for leader in manager.find(self._group_id, place).leaders:
+                        is_unavailable |= not leader.is_ready
+                        if leader.count_available(self._member_id, 1):
                             return True
                 except TRANSIENT_ERRORS:
                     is_unavailable = True
@@ -691,24 +544,24 @@ class ReceiveOperation:
 
     async def _wait(self, timeout_ms: float) -> None:
         """Wait until a partition or share partition may have records, the timeout expires or `finish` is called."""
-        scheduler, shares = self._service.scheduler, self._service.share_partition_manager
+        scheduler, manager = self._service.scheduler, self._service.share_partition_manager
         self._waiting = scheduler.promise()
         unpark: list[Callable[[Callable[[], None]], None]] = []
-        for topic_id, index in self._candidates:
+        for place in self._candidates:
             try:
-                leader = shares.find(self._group_id, topic_id, index)
-                leaders = () if leader.partition.priorities is None else shares.find_all(leader).values()
+                shares = manager.find(self._group_id, place)
             except MansioError:
                 continue  # `run` tries this share partition again after the timeout
-            for each in (leader.partition, *(leaders or (leader,))):
+            waited: tuple[Partition | SharePartitionLeader, ...] = (shares.partition, *shares.leaders)
+            for each in waited:
                 each.park(self._wake)
                 unpark.append(each.unpark)
         timer = scheduler.call_later(timeout_ms, self._wake)
-        shares.parked[self] = None
+        manager.parked[self] = None
         try:
             await self._waiting
         finally:
-            del shares.parked[self]
+            del manager.parked[self]
             timer.cancel()
             for remove in unpark:
                 remove(self._wake)
@@ -737,23 +590,7 @@ class _Change:
     leader: SharePartitionLeader
     updates: list[Update]
     result: AcknowledgeResult | None = None
-    acquired: AcquiredRecords | None = None
-
-
-def _leased_ranges(machine: SharePartition, now_ms: float, ranges_max: int) -> list[LeaseRange]:
-    """Return the first leased ranges of a share partition."""
-    ranges: list[LeaseRange] = []
-    lock_ms = machine.settings.lock_ms
-    for batch in machine.ranges:
-        if len(ranges) >= ranges_max:
-            break
-        if batch.state == ACQUIRED:
-            lease_ms = batch.duration_ms(lock_ms)
-            age_ms = max(round(now_ms - batch.deadline_ms + lease_ms), 0)
-            ranges.append(
-                LeaseRange(batch.first, batch.last, batch.holder, batch.deliveries, age_ms, lease_ms)
-            )
-    return ranges
+    acquired: tuple[AcquiredRecords, ...] = ()
 
 
 def validate_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error, check_group_id
 from mansio.errors import InvalidRequest, MansioError, NonEmptyGroup, UnknownTopicOrPartition
 from mansio.host.item_turns import ItemTurns
-from mansio.state.share_partition.types import ShareKey
+from mansio.state.share_partition.types import BASE, ShareKey
 from mansio.tracebacks import copied, without_traceback
-from mansio.wire.batch.priority_header import Priority
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,38 +127,30 @@ class ShareOffsetService:
         return TopicShareOffsets(name, topic_id, offsets)
 
     async def _describe_partition(self, name: str, key: ShareKey) -> ShareOffset:
+        """Describe the share partitions of a topic partition by the lowest start offset and the sum of the lags."""
         manager = self._share_partition_manager
         summary = await manager.persister.summary(key)
         if summary is None:
             return ShareOffset(key.partition)
-        if len(manager.priorities_of(key.topic_id)) > 1:
-            return await self._describe_priorities(name, key, summary)
-        lag = self._lag(name, key, summary)
-        return ShareOffset(key.partition, summary.start_offset, max(summary.leader_epoch, 0), lag)
+        start, others = summary.start_offset, manager.keys_of(key)[1:]
+        for other in others:
+            if (more := await manager.persister.summary(other)) is not None:
+                start = min(start, more.start_offset)
+        lag = await self._sum_lags(name, key) if others else self._lag(name, key, summary)
+        return ShareOffset(key.partition, start, max(summary.leader_epoch, 0), lag)
 
-    async def _describe_priorities(self, name: str, key: ShareKey, normal: ShareSummary) -> ShareOffset:
-        """Describe a partition of a topic with priorities: its lowest start offset, and the lag of all priorities.
-
-        Which offsets have which priority is known where the partition has a replica, but only its leader knows how many
-        of them are done; elsewhere the lag is `UNKNOWN_OFFSET_OR_LAG`."""
-        manager = self._share_partition_manager
-        start = normal.start_offset
-        for priority in manager.priorities_of(key.topic_id):
-            summary = await manager.persister.summary(key._replace(priority=priority))
-            if summary is not None:
-                start = min(start, summary.start_offset)
-        lag = UNKNOWN_OFFSET_OR_LAG
+    async def _sum_lags(self, name: str, key: ShareKey) -> int:
+        """Return the lag of several share partitions in records. Which offsets each has is known where the partition
+        has a replica, but only its leader knows how many of them are done; elsewhere it is `UNKNOWN_OFFSET_OR_LAG`."""
         partition = self._partitions.get(name, key.partition)
-        if partition is not None and partition.is_leader:
-            lag = 0
-            for leader in manager.find_all(manager.find(*key)).values():
-                await leader.wait_until_loaded()
-                lag += leader.counts().lag
-        return ShareOffset(key.partition, start, max(normal.leader_epoch, 0), lag)
+        if partition is None or not partition.is_leader:
+            return UNKNOWN_OFFSET_OR_LAG
+        shares = await self._share_partition_manager.load(key.group, (key.topic_id, key.partition))
+        return sum(leader.counts().lag for leader in shares.leaders)
 
     def _lag(self, name: str, key: ShareKey, summary: ShareSummary) -> int:
-        """Return the lag in records, `UNKNOWN_OFFSET_OR_LAG` if this broker has no replica of the partition. It is too
-        small while the high watermark of the local replica is behind that of the leader."""
+        """Return the lag of an only share partition in records, `UNKNOWN_OFFSET_OR_LAG` if this broker has no replica
+        of the partition. It is too small while the high watermark of the local replica is behind that of the leader."""
         partition = self._partitions.get(name, key.partition)
         if partition is None:
             return UNKNOWN_OFFSET_OR_LAG
@@ -220,14 +211,9 @@ class ShareOffsetService:
             raise InvalidRequest(f"{start_offset} is not an offset")
         manager = self._share_partition_manager
         await manager.wait_until_dead_lettered(key)
-        # Normal priority first: the state of another one that does not exist yet begins at the start offset of it.
-        priorities = sorted(
-            manager.priorities_of(key.topic_id), key=lambda priority: priority is not Priority.NORMAL
-        )
-        for priority in priorities:
-            one = key._replace(priority=priority)
+        for one in manager.keys_of(key):  # a state that does not exist yet begins where the first one does
             summary = await manager.persister.summary(one)
-            if summary is not None or priority is Priority.NORMAL:
+            if summary is not None or one.number == BASE:
                 state_epoch = 0 if summary is None else summary.state_epoch + 1
                 await manager.persister.initialize(one, state_epoch, start_offset)
             manager.drop(one)

@@ -107,7 +107,7 @@ def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
         ],
         "priorities": [
             {
-                "priority": int(priority),
+                "priority": number,
                 "start_offset": each.start_offset,
                 "end_offset": each.end_offset,
                 "lag": each.lag,
@@ -115,7 +115,7 @@ def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
                 "in_backoff": each.in_backoff,
                 "dead": each.dead,
             }
-            for priority, each in found.priorities
+            for number, each in found.by_number
         ],
     }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
-from mansio.api.http.connection import HttpConnection
+from mansio.api.asgi.connection import HttpConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from mansio.api.http.problems import InvalidField, from_validation
+from mansio.api.asgi.problems import InvalidField, from_validation
 from mansio.errors import MessageTooLarge
 
 if TYPE_CHECKING:

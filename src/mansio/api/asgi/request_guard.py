@@ -17,7 +17,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from mansio.api.http.errors import ForbiddenRequest, MisdirectedRequest
+from mansio.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,6 +29,20 @@ REQUEST_HEADER: Final = "x-mansio-request"
 _LOOPBACK_NAMES: Final = ("localhost", "ip6-localhost")
 _SAFE_METHODS: Final = ("GET", "HEAD")
 _FORM_TYPES: Final = ("", "application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+
+
+class ForbiddenRequest(RequestError):
+    """The request may come from a web page of another site."""
+
+    kafka_code = 44  # POLICY_VIOLATION
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+
+
+class MisdirectedRequest(RequestError):
+    """The Host header is no name of this broker."""
+
+    http_status = 421
 
 
 def check_host_and_origin(request: Request, host_names: Collection[str]) -> None:

@@ -12,9 +12,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from mansio.api import turns as turns_module
-from mansio.api.http.problems import InvalidField
-from mansio.api.http.v1 import json_bodies
-from mansio.api.http.v1.json_bodies import ElementReader, check_keys, count_values, value_counts
+from mansio.api.asgi import json_bodies
+from mansio.api.asgi.json_bodies import ElementReader, check_keys, count_values, value_counts
+from mansio.api.asgi.problems import InvalidField
 from mansio.api.turns import Turns
 from mansio.errors import MessageTooLarge
 

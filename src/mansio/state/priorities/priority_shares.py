@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.wire.batch.priority_header import PRIORITIES, Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mansio.state.priorities.priority_index import PriorityIndex
-    from mansio.state.share_partition.types import AcknowledgementBatch
+    from collections.abc import Mapping
 
 SHARE_RECORDS: Final = 15
 """A lower priority with available records gets one of so many deliveries. With 16, two lower priorities whose records
@@ -32,11 +29,6 @@ RESERVED_LOCKS_DIVISOR: Final = 16
 """Each priority has this fraction of the record locks for itself."""
 
 
-ACKNOWLEDGED_OFFSETS_MAX: Final = 20_000
-"""Maximum number of offsets in the acknowledgements of a partition; greater than the number of records that can be
-leased."""
-
-
 class PriorityLimit(NamedTuple):
     """The maximum number of records of one priority to deliver now."""
 
@@ -45,14 +37,14 @@ class PriorityLimit(NamedTuple):
 
 
 class PriorityShares:
-    """How many records of each priority are delivered next. Deliveries of all members of the group count together."""
+    """How many records of each priority are delivered next: the `AcquisitionOrder` of a topic with priorities."""
 
     __slots__ = ("_due",)
 
     def __init__(self) -> None:
         self._due: dict[Priority, int] = dict.fromkeys(PRIORITIES[1:], 0)
 
-    def divide(self, records_max: int, available: Mapping[Priority, int]) -> list[PriorityLimit]:
+    def divide(self, records_max: int, available: Mapping[int, int]) -> list[PriorityLimit]:
         """Divide at most `records_max` deliveries, in the order in which the records are to be acquired.
 
         `available`: number of records of each priority that can be acquired now; it may be less than there are, but not
@@ -73,7 +65,7 @@ class PriorityShares:
         )  # stable: otherwise by priority
         return [PriorityLimit(priority, limits[priority]) for priority in order if limits[priority]]
 
-    def record(self, delivered: Mapping[Priority, int], available: Mapping[Priority, int]) -> None:
+    def record(self, delivered: Mapping[int, int], available: Mapping[int, int]) -> None:
         """Record deliveries. `available`: as in `divide`, before these deliveries."""
         total = sum(delivered.values())
         for priority, due in self._due.items():
@@ -82,32 +74,10 @@ class PriorityShares:
             due += total - own - (SHARE_RECORDS - 1) * own
             self._due[priority] = max(due, 0) if is_waiting else 0
 
-
-def split_by_priority(
-    batches: Sequence[AcknowledgementBatch], index: PriorityIndex
-) -> dict[Priority, list[AcknowledgementBatch]]:
-    """Return the parts of acknowledgements for the share partition of each priority.
-
-    Malformed ones are returned whole, as those of normal priority, and rejected there."""
-    found: dict[Priority, list[AcknowledgementBatch]] = {}
-    before, left = -1, ACKNOWLEDGED_OFFSETS_MAX
-    for batch in batches:
-        first, last, types = batch.first, batch.last, batch.types
-        count = last - first + 1
-        if first <= before or not 0 < count <= left or len(types) not in (1, count):
-            return {Priority.NORMAL: list(batches)}
-        before = last
-        left -= count
-        for part in index.split(first, last):
-            own = types if len(types) == 1 else types[part.first - first : part.last - first + 1]
-            found.setdefault(part.priority, []).append(
-                batch._replace(first=part.first, last=part.last, types=own)
-            )
-    return found
-
-
-def free_locks(priority: Priority, leased: Mapping[Priority, int], locks_max: int) -> int:
-    """Return how many more records of a priority may be leased, if `leased` are now, and at most `locks_max` in all."""
-    reserved = max(locks_max // RESERVED_LOCKS_DIVISOR, 1)
-    kept = sum(max(reserved - leased[other], 0) for other in PRIORITIES if other is not priority)
-    return locks_max - sum(leased.values()) - kept
+    @staticmethod
+    def free_locks(number: int, leased: Mapping[int, int], locks_max: int) -> int:
+        """Return how many more records of a priority may be leased, if `leased` are now, and at most `locks_max` in
+        all."""
+        reserved = max(locks_max // RESERVED_LOCKS_DIVISOR, 1)
+        kept = sum(max(reserved - leased[other], 0) for other in PRIORITIES if other != number)
+        return locks_max - sum(leased.values()) - kept

@@ -23,7 +23,7 @@ import httptools
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from mansio.api.http.problems import http_problem
+from mansio.api.asgi.problems import http_problem
 from mansio.host.file_descriptors import descriptor_budget
 from mansio.logs import fields
 

@@ -1,20 +1,23 @@
-"""Dead letters of share groups for the command `mansio dlq`: topics, parsing, filters and redrive.
+"""Dead letters of share groups: their topics, and how they are read, offered again and appended to another topic.
 
 A dead letter is a dead-lettered record, as the broker has written it to a dead-letter topic.
 
 Invariants:
-* With the same redrive id no record is offered or appended twice, however often the command runs.
-* The output has a row with the reason for each failure.
+* With the same redrive id no record is offered or appended twice, however often it is done.
+* Each failure is in the counts of its share partition or topic.
 """
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.cli.support.common import UnreadableReport
+from mansio.client.types import OutgoingRecord
 from mansio.config.topic_names import dead_letter_topic_of, unified_name
 from mansio.errors import MansioError, UnknownTopicOrPartition
+from mansio.net.redrive import RedriveCounts, SharePartitionId, offset_ranges
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.internal_records.dead_letter_headers import (
     ID_HEADER,
@@ -22,61 +25,36 @@ from mansio.wire.internal_records.dead_letter_headers import (
     MANSIO_HEADER_PREFIX,
     parse_dead_letter_headers,
 )
+from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
-    from mansio.client import Client
-    from mansio.client.types import Message, TopicPartition
+    from mansio.client.client import Client
+    from mansio.client.types import Message
+    from mansio.errors import UnreadableRecords
+    from mansio.wire.internal_records.dead_letter_headers import DeadLetterHeaders
 
 DLQ_ENABLE_CONFIG: Final = "errors.deadletterqueue.group.enable"
 REDRIVE_HEADER: Final = "mansio-redrive-id"
 
-FILTER_HELP: Final = (
-    "key=VALUE, group=NAME, topic=NAME (where the record was), reason=TEXT, consumer=ID, or header.NAME=VALUE"
-)
-FILTER_NAMES: Final = ("key", "group", "topic", "reason", "consumer")
-
 
 class DeadLetter(NamedTuple):
-    """One dead letter. `topic`, `topic_id`, `partition`, `offset`: position of the original record. `reason`: that of
-    the consumer, otherwise Kafka's text. `has_value`: whether the dead letter contains the value of the original
-    record.
-    """
+    """One dead letter: the record of the dead-letter topic, and its decoded headers."""
 
     message: Message
-    group: str
-    topic: str
-    topic_id: bytes
-    partition: int
-    offset: int
-    deliveries: int
-    reason: str
-    consumer: str
-    dead_lettered_ms: int
-    dead_letter_id: str
-    has_value: bool
+    headers: DeadLetterHeaders
+
+    @property
+    def reason(self) -> str:
+        """The reason that the consumer gave, otherwise Kafka's text."""
+        return self.headers.reason or self.headers.message
 
 
 def parse_dead_letter(message: Message) -> DeadLetter | None:
     """Parse a record of a dead-letter topic; None if it was not written by a Mansio broker."""
     headers = parse_dead_letter_headers(message.headers)
-    if headers is None:
-        return None
-    return DeadLetter(
-        message,
-        headers.group,
-        headers.topic,
-        headers.topic_id,
-        headers.partition,
-        headers.offset,
-        headers.deliveries,
-        headers.reason or headers.message,
-        headers.consumer,
-        headers.dead_lettered_ms,
-        headers.dead_letter_id,
-        headers.has_value,
-    )
+    return None if headers is None else DeadLetter(message, headers)
 
 
 def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
@@ -88,38 +66,6 @@ def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
         if not name.startswith((KAFKA_HEADER_PREFIX, MANSIO_HEADER_PREFIX))
         and name not in (REDRIVE_HEADER, DEDUP_ID_HEADER)
     ]
-
-
-class Filter(NamedTuple):
-    """Selects dead letters whose field or header `name` has this value."""
-
-    name: str
-    value: str
-
-    def matches(self, dead_letter: DeadLetter) -> bool:
-        if self.name.startswith("header."):
-            return dead_letter.message.header(self.name.removeprefix("header.")) == self.value.encode()
-        if self.name == "key":
-            return dead_letter.message.key == self.value.encode()
-        return bool(getattr(dead_letter, self.name) == self.value)
-
-
-def parse_filter(text: str) -> Filter:
-    """Parse a filter such as `group=NAME` (see `FILTER_HELP`). Raises `ValueError`."""
-    name, equals, value = text.partition("=")
-    if not equals or (
-        name not in FILTER_NAMES and not (name.startswith("header.") and len(name) > len("header."))
-    ):
-        raise ValueError(f"{text!r} is none of: {FILTER_HELP}")
-    return Filter(name, value)
-
-
-def parse_position(text: str) -> tuple[int, int]:
-    """Parse `PARTITION:OFFSET`. Raises `ValueError`."""
-    partition, colon, offset = text.partition(":")
-    if not colon or not (partition.isdecimal() and offset.isdecimal()):
-        raise ValueError(f"{text!r} is not PARTITION:OFFSET of a dead letter, such as 0:42")
-    return int(partition), int(offset)
 
 
 async def list_dead_letter_topics(client: Client) -> list[str]:
@@ -154,28 +100,22 @@ async def read_dead_letters(
     topic: str,
     *,
     partitions: Sequence[int] = (),
-    filters: Sequence[Filter] = (),
     positions: Sequence[tuple[int, int]] = (),
-    starts: dict[TopicPartition, int] | None = None,
+    matches: Callable[[DeadLetter], bool] = lambda _: True,
+    on_unreadable: Callable[[UnreadableRecords], None],
 ) -> AsyncGenerator[DeadLetter, None]:
-    """Read the current dead letters that match all filters. Those that cannot be read are reported and skipped.
-    `positions`: if not empty, only those at one of these
-    (partition, offset).
-    """
-    from mansio.client.types import TopicPartition
-
+    """Read the current dead letters for which `matches` returns true. `partitions`, `positions` (partition, offset): if
+    not empty, only of these. Those that cannot be read are reported to `on_unreadable` and skipped."""
     sources = [TopicPartition(topic, index) for index in partitions] or topic
     wanted = frozenset(positions)
-    consumer = client.consume(
-        sources, from_=starts or "earliest", to_end=True, on_unreadable=UnreadableReport().show
-    )
+    consumer = client.consume(sources, from_="earliest", to_end=True, on_unreadable=on_unreadable)
     async with consumer:
         async for batch in consumer.batches():
             for message in batch:
                 if wanted and (message.partition, message.offset) not in wanted:
                     continue
                 dead_letter = parse_dead_letter(message)
-                if dead_letter is not None and all(one.matches(dead_letter) for one in filters):
+                if dead_letter is not None and matches(dead_letter):
                     yield dead_letter
 
 
@@ -186,13 +126,16 @@ REDRIVE_CHUNK_RECORDS: Final = 500
 """Maximum number of records per request."""
 
 
-class SharePartition(NamedTuple):
-    """One partition of a topic as one share group reads it. `topic_id`: id of the topic of the original records."""
+@dataclass(slots=True)
+class AppendCounts:
+    """Numbers of records of a redrive to a topic: in all, appended, appended by an earlier redrive with the same id,
+    and not appended because their dead letters have no value. `error`: why it ended early."""
 
-    group: str
-    topic: str
-    partition: int
-    topic_id: bytes
+    records: int = 0
+    appended: int = 0
+    repeated: int = 0
+    without_value: int = 0
+    error: str | None = None
 
 
 class RateLimit:
@@ -203,8 +146,6 @@ class RateLimit:
     def __init__(self, per_second: int, on_progress: Callable[[int], None]) -> None:
         self._per_second = per_second
         self._on_progress = on_progress
-        import asyncio
-
         self._began = asyncio.get_running_loop().time()
         self._done = 0
 
@@ -215,8 +156,6 @@ class RateLimit:
 
     async def count_and_wait(self, records: int) -> None:
         """Count `records` processed records, and wait until the rate permits more."""
-        import asyncio
-
         self._done += records
         self._on_progress(self._done)
         if self._per_second:
@@ -231,69 +170,48 @@ async def redrive_to_groups(
     rate_limit: RateLimit,
     *,
     dry_run: bool,
-) -> list[dict[str, Any]]:
-    """Offer the records again to the share groups that rejected them. Returns one row per share partition, sorted."""
-    offsets: dict[SharePartition, list[int]] = {}
-    async for dead_letter in dead_letters:
-        share_partition = SharePartition(
-            dead_letter.group, dead_letter.topic, dead_letter.partition, dead_letter.topic_id
-        )
-        offsets.setdefault(share_partition, []).append(dead_letter.offset)
-    rows = []
-    for share_partition in sorted(offsets):
-        offsets_wanted = sorted(set(offsets[share_partition]))
-        row: dict[str, Any] = {
-            "group": share_partition.group,
-            "topic": share_partition.topic,
-            "partition": share_partition.partition,
-            "records": len(offsets_wanted),
-            "redriven": 0,
-            "repeated": 0,
-            "deleted": 0,
-            "not_dead_lettered": 0,
-            "error": None,
-        }
-        rows.append(row)
+) -> list[tuple[SharePartitionId, RedriveCounts]]:
+    """Offer the records again to the share groups that rejected them; return the counts of each share partition,
+    sorted."""
+    offsets: dict[SharePartitionId, set[int]] = {}
+    async for _, headers in dead_letters:
+        source = SharePartitionId(headers.group, headers.topic, headers.partition, headers.topic_id)
+        offsets.setdefault(source, set()).add(headers.offset)
+    found = []
+    for source in sorted(offsets):
+        counts = RedriveCounts(len(offsets[source]))
+        found.append((source, counts))
         if not dry_run:
-            await _redrive(client, share_partition, offsets_wanted, redrive_id, rate_limit, row)
-    return rows
+            await _redrive(client, source, sorted(offsets[source]), redrive_id, rate_limit, counts)
+    return found
 
 
 async def _redrive(
     client: Client,
-    share_partition: SharePartition,
-    offsets_wanted: Sequence[int],
+    source: SharePartitionId,
+    offsets: Sequence[int],
     redrive_id: str,
     rate_limit: RateLimit,
-    row: dict[str, Any],
+    counts: RedriveCounts,
 ) -> None:
-    from mansio.client.types import TopicPartition
-    from mansio.net.redrive import offset_ranges
-
-    partition = TopicPartition(share_partition.topic, share_partition.partition)
     try:
-        now = await client.admin.describe_topic(share_partition.topic)
-        if (
-            now.topic_id != share_partition.topic_id
-        ):  # another topic of that name: its offsets mean other records
-            row["deleted"] = len(offsets_wanted)
+        now = await client.admin.describe_topic(source.topic)
+        if now.topic_id != source.topic_id:  # another topic of that name: its offsets mean other records
+            counts.deleted = len(offsets)
             return
-        for at in range(0, len(offsets_wanted), rate_limit.next_chunk_records):
-            chunk = offsets_wanted[at : at + rate_limit.next_chunk_records]
-            found = await client.admin.shares.redrive(
-                share_partition.group,
-                partition,
+        for at in range(0, len(offsets), rate_limit.next_chunk_records):
+            chunk = offsets[at : at + rate_limit.next_chunk_records]
+            result = await client.admin.shares.redrive(
+                source.group,
+                TopicPartition(source.topic, source.partition),
                 redrive_id=redrive_id,
                 offsets=offset_ranges(chunk),
                 records_max=len(chunk),
             )
-            row["redriven"] += found.redriven
-            row["repeated"] += found.repeated
-            row["deleted"] += found.deleted
-            row["not_dead_lettered"] += len(chunk) - found.redriven - found.repeated - found.deleted
+            counts.add(len(chunk), result)
             await rate_limit.count_and_wait(len(chunk))
     except MansioError as error:
-        row["error"] = error.message
+        counts.error = error.message
 
 
 async def redrive_to_topic(
@@ -305,43 +223,36 @@ async def redrive_to_topic(
     *,
     again: bool,
     dry_run: bool,
-) -> list[dict[str, Any]]:
+) -> AppendCounts:
     """Append the original records to a topic; headers of each are the ids of its dead letter and of the redrive.
 
-    Returns one row of output. `again`: a redrive with this id may have run before, so the target is searched for its
+    `again`: a redrive with this id may have run before, so the target is searched for its
     records first. `dead_letters` may be called twice.
     """
-    row: dict[str, Any] = {
-        "topic": target,
-        "records": 0,
-        "appended": 0,
-        "repeated": 0,
-        "without_value": 0,
-        "error": None,
-    }
+    counts = AppendCounts()
     await client.admin.describe_topic(target)  # raises if the topic does not exist
     done: set[str] = set()
     if again:
-        earliest_ms = min([one.dead_lettered_ms async for one in dead_letters()], default=0)
+        earliest_ms = min([one.headers.dead_lettered_ms async for one in dead_letters()], default=0)
         done = await _find_appended_ids(client, target, redrive_id, earliest_ms)
     waiting: list[DeadLetter] = []
     try:
         async for dead_letter in dead_letters():
-            row["records"] += 1
-            if not dead_letter.has_value:
-                row["without_value"] += 1
-            elif dead_letter.dead_letter_id in done:
-                row["repeated"] += 1
+            counts.records += 1
+            if not dead_letter.headers.has_value:
+                counts.without_value += 1
+            elif dead_letter.headers.dead_letter_id in done:
+                counts.repeated += 1
             else:
-                done.add(dead_letter.dead_letter_id)
+                done.add(dead_letter.headers.dead_letter_id)
                 waiting.append(dead_letter)
             if len(waiting) >= rate_limit.next_chunk_records and not dry_run:
-                await _append(client, target, waiting, redrive_id, rate_limit, row)
+                await _append(client, target, waiting, redrive_id, rate_limit, counts)
         if not dry_run:
-            await _append(client, target, waiting, redrive_id, rate_limit, row)
+            await _append(client, target, waiting, redrive_id, rate_limit, counts)
     except MansioError as error:
-        row["error"] = error.message
-    return [row]
+        counts.error = error.message
+    return counts
 
 
 async def _append(
@@ -350,14 +261,12 @@ async def _append(
     waiting: list[DeadLetter],
     redrive_id: str,
     rate_limit: RateLimit,
-    row: dict[str, Any],
+    counts: AppendCounts,
 ) -> None:
-    from mansio.client.types import OutgoingRecord
-
     records = []
     for dead_letter in waiting:
         own = (
-            (ID_HEADER, dead_letter.dead_letter_id.encode()),
+            (ID_HEADER, dead_letter.headers.dead_letter_id.encode()),
             (REDRIVE_HEADER, redrive_id.encode()),
         )
         headers = (*original_headers(dead_letter.message), *own)
@@ -365,7 +274,7 @@ async def _append(
     count = len(waiting)
     waiting.clear()
     await client.publish_many(target, records)
-    row["appended"] += count
+    counts.appended += count
     await rate_limit.count_and_wait(count)
 
 

@@ -1,0 +1,288 @@
+"""The share partitions of one topic partition and one group: one, or as many as the index of the topic partition has.
+
+The index (`ShareIndex`) says which share partition has an offset, and in which order records of them are acquired. The
+results of several share partitions are merged, because a response has one list of acquired ranges and one sequence of
+batches for each topic partition.
+
+Invariants:
+* Deliveries that a share partition cannot use, for example because its next batch is damaged, go to the others.
+* Nothing is acquired before the states of all share partitions are loaded; otherwise records would be delivered out of
+  order, and a group that was reset to the end of the log could miss records.
+* Acknowledgements of several share partitions are checked as a whole before one of them is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import CoordinatorLoadInProgress, MansioError
+from mansio.state.share_partition.in_flight import NOT_PENDING
+from mansio.state.share_partition.share_index import split_acknowledgements
+from mansio.state.share_partition.types import ACQUIRED, ARCHIVED, RedriveResult
+from mansio.storage.segment_list import LogSlice
+from mansio.tracebacks import copied, without_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
+    from mansio.state.share_partition.share_index import AcquisitionOrder
+    from mansio.state.share_partition.types import AcknowledgementBatch, Update
+
+ARCHIVE_CHECKS_MAX: Final = 20
+"""How often a redrive checks whether the state of recently archived records is stored."""
+
+ARCHIVE_CHECK_INTERVAL_MS: Final = 250
+"""Maximum time between two of these checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRange:
+    """Range of offsets leased to one member, with one delivery count. `age_ms`: time since the records were leased or
+    the lease was renewed; `lease_ms`: duration of the lease."""
+
+    first_offset: int
+    last_offset: int
+    member_id: str
+    delivery_count: int
+    age_ms: int
+    lease_ms: int
+
+
+class SharePartitions:
+    """The leaders of the share partitions of one topic partition and one group, in the order of its index. All methods
+    run on the broker's event loop.
+
+    A leader that has ended is not replaced: `SharePartitionManager.find` then returns another object."""
+
+    __slots__ = ("_by_number", "_order", "index", "is_loaded", "leader_epoch", "leaders", "partition")
+
+    def __init__(self, leaders: Sequence[SharePartitionLeader]) -> None:
+        """`leaders`: at least one, all with the same index."""
+        self.leaders = tuple(leaders)
+        self.partition = leaders[0].partition
+        self.leader_epoch = leaders[0].leader_epoch
+        self.index = leaders[0].index
+        self.is_loaded = False
+        """Whether it is known that the states of all share partitions are loaded."""
+        self._by_number = {leader.key.number: leader for leader in leaders}
+        self._order: AcquisitionOrder | None = None if self.index is None else self.index.new_order()
+
+    async def wait_until_loaded(self) -> None:
+        """Wait until the states of all share partitions are loaded. Raises the error with which one has ended."""
+        for leader in self.leaders:
+            await leader.wait_until_loaded()
+        self.is_loaded = True
+
+    def check_loaded(self) -> bool:
+        """Return whether the states of all share partitions are loaded."""
+        self.is_loaded = all(leader.is_ready for leader in self.leaders)
+        return self.is_loaded
+
+    # ------------------------------------------------------------------ acquisition
+
+    def acquire(
+        self,
+        member: str,
+        max_records: int,
+        max_bytes: int,
+        *,
+        strict: bool,
+        is_first: bool,
+        lease_ms: int = -1,
+    ) -> Sequence[AcquiredRecords]:
+        """Lease available records to a member. The arguments and errors are those of `SharePartitionLeader.acquire`;
+        the error of one share partition is raised if there are no records of the others. If not `strict`, whole batches
+        are leased of the first share partition only: of the others, no more than their parts."""
+        if self._order is not None:
+            return self._acquire_in_order(
+                self._order,
+                member,
+                max_records,
+                max_bytes,
+                strict=strict,
+                is_first=is_first,
+                lease_ms=lease_ms,
+            )
+        leader = self.leaders[0]
+        # An unexpected error ends the leader; otherwise its changed records would stay pending for ever.
+        acquired = leader.call_machine(
+            leader.acquire,
+            member,
+            max_records,
+            max_bytes,
+            strict=strict,
+            is_first=is_first,
+            lease_ms=lease_ms,
+        )
+        return () if acquired is None else (acquired,)
+
+    def _acquire_in_order(
+        self,
+        order: AcquisitionOrder,
+        member: str,
+        max_records: int,
+        max_bytes: int,
+        *,
+        strict: bool,
+        is_first: bool,
+        lease_ms: int,
+    ) -> list[AcquiredRecords]:
+        for leader in self.leaders:
+            if leader.end_error is not None:
+                raise copied(leader.end_error)
+            if not leader.is_ready:
+                raise CoordinatorLoadInProgress(
+                    f"{leader.partition.name}: the state of a share partition is being loaded"
+                )
+        leaders = self._by_number
+        failure: MansioError | None = None
+        leased = {number: leader.state_machine.leased_count for number, leader in leaders.items()}
+        available = dict.fromkeys(leaders, 0)
+        for number, leader in leaders.items():
+            locks = order.free_locks(number, leased, leader.state_machine.settings.record_locks_max)
+            if locks > 0:
+                try:
+                    available[number] = leader.count_available(member, min(max_records, locks))
+                except MansioError as error:
+                    failure = without_traceback(error)
+        found: list[AcquiredRecords] = []
+        delivered: dict[int, int] = {}
+        left, space = max_records, max_bytes
+        is_first_limit = is_unused = True
+        remaining = dict(available)
+        """By number, the records that can still be acquired for this member."""
+        while is_unused and left > 0 and space > 0:
+            is_unused = False
+            for number, records in order.divide(left, remaining):
+                leader = leaders[number]
+                locks = order.free_locks(number, leased, leader.state_machine.settings.record_locks_max)
+                remaining[number] -= records
+                if (wanted := min(records, locks, left)) <= 0 or space <= 0:
+                    continue
+                try:
+                    acquired = leader.call_machine(
+                        leader.acquire,
+                        member,
+                        wanted,
+                        space,
+                        strict=strict or not is_first_limit or locks <= records,
+                        is_first=is_first and not delivered,
+                        lease_ms=lease_ms,
+                    )
+                except MansioError as error:
+                    failure, acquired = without_traceback(error), None
+                    available[number] = 0
+                is_first_limit = False
+                if acquired is not None:
+                    found.append(acquired)
+                if acquired is None or not acquired.acquired:
+                    remaining[number] = 0
+                    is_unused = True
+                    continue
+                delivered[number] = delivered.get(number, 0) + acquired.record_count
+                leased[number] += acquired.record_count
+                left -= acquired.record_count
+                space -= acquired.size_bytes
+        order.record(delivered, available)
+        if failure is not None and not found:
+            raise copied(failure)
+        return found
+
+    # ------------------------------------------------------------------ acknowledging
+
+    def acknowledge(
+        self, member: str, batches: Sequence[AcknowledgementBatch]
+    ) -> Sequence[tuple[SharePartitionLeader, Update]]:
+        """Apply acknowledgements, all or none; return the updates to store. The states must be loaded. Raises the
+        errors of `SharePartitionLeader.acknowledge`."""
+        if self.index is None:
+            leader = self.leaders[0]
+            update = leader.call_machine(leader.acknowledge, member, batches)
+            return () if update is None else ((leader, update),)
+        parts = split_acknowledgements(batches, self.index)
+        if len(parts) > 1:
+            for number, part in parts.items():
+                self._by_number[number].check_acknowledgements(member, part)
+        updates: list[tuple[SharePartitionLeader, Update]] = []
+        try:
+            for number, part in parts.items():
+                leader = self._by_number[number]
+                update = leader.call_machine(leader.acknowledge, member, part)
+                if update is not None:
+                    updates.append((leader, update))
+        except MansioError:  # of a defect, because all were checked: what is applied has to be stored
+            for leader, update in updates:
+                leader.persist_in_background(update)
+            raise
+        return updates
+
+    # ------------------------------------------------------------------ inspection and redrive
+
+    def leased_ranges(self, ranges_max: int) -> list[LeaseRange]:
+        """Return the first leased ranges in the order of their offsets. The states must be loaded."""
+        found = [each for leader in self.leaders for each in _leased_ranges(leader, ranges_max)]
+        return sorted(found, key=lambda each: each.first_offset)[:ranges_max]
+
+    async def redrive(
+        self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, records_max: int
+    ) -> tuple[RedriveResult, int]:
+        """Offer at most `records_max` dead-lettered records to the group again; return the result, and the number of
+        dead-lettered records that remain. See `ShareService.redrive`."""
+        total, dead = RedriveResult(0, 0, 0), 0
+        for leader in self.leaders:
+            await _wait_until_archived(leader)
+            leader.ready_state_machine()
+            leader.ensure_leader()
+            left = records_max - total.redriven
+            if left > 0:
+                update, result = leader.call_machine_and_set_timer(
+                    leader.state_machine.redrive, redrive_id, offsets, left, leader.now_ms()
+                )
+                if update is not None:
+                    await leader.persist(update)
+                total = RedriveResult(*map(sum, zip(total, result, strict=True)))
+            dead += leader.state_machine.counts(leader.now_ms()).dead
+        return total, dead
+
+
+def _leased_ranges(leader: SharePartitionLeader, ranges_max: int) -> list[LeaseRange]:
+    """Return the first leased ranges of one share partition."""
+    machine = leader.ready_state_machine() or leader.state_machine
+    ranges: list[LeaseRange] = []
+    now_ms, lock_ms = leader.now_ms(), machine.settings.lock_ms
+    for batch in machine.ranges:
+        if len(ranges) >= ranges_max:
+            break
+        if batch.state == ACQUIRED:
+            lease_ms = batch.duration_ms(lock_ms)
+            age_ms = max(round(now_ms - batch.deadline_ms + lease_ms), 0)
+            ranges.append(
+                LeaseRange(batch.first, batch.last, batch.holder, batch.deliveries, age_ms, lease_ms)
+            )
+    return ranges
+
+
+async def _wait_until_archived(leader: SharePartitionLeader) -> None:
+    """Wait until the state of recently archived records is stored, for a limited time. Records can be redriven only
+    afterwards."""
+    for _ in range(ARCHIVE_CHECKS_MAX):
+        ranges = leader.state_machine.ranges
+        if leader.end_error is not None or all(
+            each.pending_token == NOT_PENDING for each in ranges if each.state == ARCHIVED
+        ):
+            return
+        await leader.wait_for_change(ARCHIVE_CHECK_INTERVAL_MS)
+
+
+def merge_slices(slices: Iterable[LogSlice]) -> list[LogSlice]:
+    """Return slices of one log in ascending order, each batch once: overlapping and adjacent ones are one slice."""
+    merged: list[LogSlice] = []
+    for each in sorted(slices, key=lambda one: one.next_offset):
+        position, end = each.position, each.position + each.length
+        while merged and merged[-1].file is each.file and merged[-1].position + merged[-1].length >= position:
+            last = merged.pop()
+            position, end = min(position, last.position), max(end, last.position + last.length)
+        merged.append(LogSlice(each.file, position, end - position, each.next_offset))
+    return merged
