@@ -26,18 +26,6 @@ PENDING: Final[dict[str, frozenset[str]]] = {
     "mansio/broker/partition/delay_manager.py": frozenset({"on_reset"}),
     "mansio/broker/partition/delayed_delivery.py": frozenset({"on_due_changed"}),
     "mansio/broker/partition/partition.py": frozenset({"on_damage", "on_durable", "on_failure"}),
-    "mansio/broker/partition/partition_set.py": frozenset(
-        {
-            "check_ids",
-            "convert_delayed",
-            "first_offset_of_repeat",
-            "on_control_batches",
-            "on_damage",
-            "on_progress",
-            "stage_priorities",
-        }
-    ),
-    "mansio/broker/replication/isr_manager.py": frozenset({"on_isr_candidate"}),
 }
 """Assignments of partitions and their features that remain: path of the module below `src` -> names of attributes."""
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from mansio.broker.partition.delay_manager import DelayManager
+    from mansio.broker.partition.partition_hook import Contents
     from sim.brokers import SimulatedBroker
     from sim.world import World
 
@@ -119,12 +120,14 @@ class Delays(ViewScene):
         """Smaller bounds, and everything that leaders deliver or delete is seen."""
         history, append = self.history, Partition.append_unchanged
 
-        def append_unchanged(partition: Partition, batches: Sequence[bytes]) -> int:
+        def append_unchanged(
+            partition: Partition, batches: Sequence[bytes], contents: Sequence[Contents | None] = ()
+        ) -> int:
             history.appends(partition, batches)
             if len(batches) > 1 and partition.broker_id in self.halved:
                 with self._refuse_second_batch(partition.broker_id):
-                    return append(partition, batches)
-            return append(partition, batches)
+                    return append(partition, batches, contents)
+            return append(partition, batches, contents)
 
         with super().watched(), patch.object(Partition, "append_unchanged", append_unchanged):
             yield

@@ -170,7 +170,7 @@ def store(broker: TestBroker, topic: str, batches: Iterable[bytes], partition: i
             header = read_header(batch)
             offsets.append(found.log.append(batch, header, epoch))
             for after in found._after_append:
-                after(header, offsets[-1])
+                after(header, offsets[-1], None)
         found.request_flush()
         await found.commit_promise(found.log.end_offset)
         return offsets

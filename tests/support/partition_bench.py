@@ -1,24 +1,27 @@
 """Partitions of one topic on a simulated disk, as leader or follower, whose clock, timers and worker the test drives.
 
 The parts that a test does not name are manual ones; a test on virtual time passes its own. `FEATURES` is the one place
-that knows how a feature of partitions is attached.
+that knows what a feature of partitions needs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from mansio.broker.log_view.replay import ViewReplay
-from mansio.broker.log_view.view import LogView
 from mansio.broker.partition.append_validation import AppendRules
-from mansio.broker.partition.deduplication_view import DeduplicationView
 from mansio.broker.partition.deduplicator import Deduplicator
 from mansio.broker.partition.delay_manager import DelayManager
-from mansio.broker.partition.delayed_records import DelayedRecords
+from mansio.broker.partition.features import (
+    DeduplicationFeature,
+    DelayFeature,
+    FeaturePorts,
+    PriorityFeature,
+    partition_features,
+)
 from mansio.broker.partition.partition import Partition
-from mansio.broker.partition.priority_view import PriorityView
 from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.broker.partition.retention_holds import RetentionHolds
 from mansio.config import topic_config
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.settings import LogSettings
@@ -27,12 +30,16 @@ from mansio.wire.batch.record_reader import read_records
 from support.logs import LogBench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from mansio.broker.log_view.replay import ViewReplay
+    from mansio.broker.partition.deduplication_view import DeduplicationView
+    from mansio.broker.partition.delayed_records import DelayedRecords
+    from mansio.broker.partition.partition import PartitionFeature
+    from mansio.broker.partition.priority_view import PriorityView
+    from mansio.storage.log import Log
     from mansio.testing.disk import SimulatedDisk
     from mansio.wire.batch.record_reader import Record
-
-V = TypeVar("V", bound=LogView[Any])
 
 TOPIC_ID = UUID(int=1)
 BROKER_ID = 1
@@ -54,7 +61,7 @@ class PartitionBench(LogBench):
     deduplicator: Deduplicator
     delayed_records: ViewReplay[DelayedRecords]
     delay_manager: DelayManager
-    priorities: ViewReplay[PriorityView]
+    priorities: PriorityView
 
     def __init__(
         self,
@@ -90,7 +97,8 @@ class PartitionBench(LogBench):
         self.log_settings = log_settings
         self.is_follower = is_follower
         self.leader_epoch = leader_epoch
-        self.features = [FEATURES[name] for name in features]
+        self.has_producers = "producers" in features
+        self.features = [FEATURES[name] for name in features if name != "producers"]
         self.rules = rules
         for feature in self.features:
             self.rules = self.rules._replace(**feature.rules)
@@ -126,16 +134,34 @@ class PartitionBench(LogBench):
             scheduler=self.scheduler,
             settings=topic_config.resolve_topic_settings(texts, {}, self.replicas),
             internal=self.internal,
+            producers=self._new_producers(log) if self.has_producers else None,
             **options,
         )
         self.partitions.append(partition)
-        for feature in self.features:
-            feature.attach(self, partition)
+        ports = FeaturePorts(self.disk, self.background, self.scheduler, self.clock)
+        known = partition_features(ports, RetentionHolds(), None)
+        for kind in known:
+            for feature in self.features:
+                if feature.kind is type(kind):
+                    partition.attach(kind, is_new=feature.is_new)
+        self._look_up(partition)
+        if self.features:
+            self.scheduler.run()
         return partition
 
-    def attach(self, feature: str) -> None:
-        """Attach a feature that the rules of the first partition need not know."""
-        FEATURES[feature].attach(self, self.partition)
+    def _look_up(self, partition: Partition) -> None:
+        """Keep the parts of the features, which a closed partition does not have any more."""
+        if partition.producers is not None:
+            self.producers = partition.producers
+        if (deduplicator := partition.find_feature(Deduplicator)) is not None:
+            self.deduplicator, self.deduplication = deduplicator, deduplicator.replay
+        if (manager := partition.find_feature(DelayManager)) is not None:
+            self.delay_manager, self.delayed_records = manager, manager.replay
+        if (priorities := partition.priorities) is not None:
+            self.priorities = priorities
+
+    def _new_producers(self, log: Log) -> ProducerHook:
+        return ProducerHook(self.disk, self.clock, self.background, log.directory, log, expiration_ms=1 << 40)
 
     @property
     def partition(self) -> Partition:
@@ -187,89 +213,41 @@ def deduplicated(
 
 
 class Feature(NamedTuple):
-    """A feature of partitions: what it changes in their rules and settings, and what it attaches to one."""
+    """A feature of partitions: its class, if it is one of `mansio.broker.partition.features`, and what it changes in
+    the rules and settings of a partition."""
 
-    attach: Callable[[PartitionBench, Partition], None]
-    rules: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    settings: dict[str, str] = {}  # noqa: RUF012 - never changed
+    kind: type[PartitionFeature]
+    is_new: bool
+    rules: dict[str, Any]
+    settings: dict[str, str]
 
 
 WINDOW_MS = 2_000
 
-
-def _attach_producers(bench: PartitionBench, partition: Partition) -> None:
-    bench.producers = ProducerHook(
-        bench.disk,
-        bench.clock,
-        bench.background,
-        partition.log.directory,
-        partition.log,
-        expiration_ms=1 << 40,
-    )
-    partition.add_hook(bench.producers)
-
-
-def _attach_deduplication(bench: PartitionBench, partition: Partition) -> None:
-    bench.producers.has_shorter_batches = True
-    view = DeduplicationView(bench.disk, bench.clock, partition.log, window_ms=lambda: WINDOW_MS)
-    replay = bench.deduplication = _replay(bench, partition, view)
-    bench.deduplicator = Deduplicator(partition, replay)
-    partition.check_ids = bench.deduplicator.check
-    partition.first_offset_of_repeat = bench.deduplicator.with_first_offset
-
-
-def _attach_delays(bench: PartitionBench, partition: Partition) -> None:
-    replay = bench.delayed_records = _replay(bench, partition, DelayedRecords(partition.log))
-    bench.delay_manager = DelayManager(partition, replay)
-    partition.convert_delayed = bench.delay_manager.convert
-
-
-def _attach_priorities(bench: PartitionBench, partition: Partition, *, is_new: bool = False) -> None:
-    view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)
-    replay = bench.priorities = _replay(bench, partition, view)
-    partition.priorities, partition.stage_priorities = view, replay.stage
-
-
-def _attach_new_priorities(bench: PartitionBench, partition: Partition) -> None:
-    _attach_priorities(bench, partition, is_new=True)
-
-
-def _replay(bench: PartitionBench, partition: Partition, view: V) -> ViewReplay[V]:
-    """Keep a view of the log, and wait until it is complete."""
-    replay = ViewReplay(
-        view,
-        bench.disk,
-        bench.background,
-        bench.scheduler,
-        partition.log,
-        is_leader=lambda: partition.is_leader,
-        on_damage=partition.report_damage,
-    )
-    partition.add_hook(replay)
-    bench.scheduler.run()
-    assert replay.is_complete
-    return replay
-
-
 FEATURES = {
-    "producers": Feature(_attach_producers),
     "deduplication": Feature(
-        _attach_deduplication,
+        DeduplicationFeature,
+        False,
         {"deduplicates": True, "inspects_records": True},
         {"mansio.dedup.ms": str(WINDOW_MS)},
     ),
     "delays": Feature(
-        _attach_delays, {"accepts_delays": True, "inspects_records": True}, {"mansio.delay.enable": "true"}
+        DelayFeature,
+        False,
+        {"accepts_delays": True, "inspects_records": True},
+        {"mansio.delay.enable": "true"},
     ),
     "priorities": Feature(
-        _attach_priorities,
+        PriorityFeature,
+        False,
         {"has_priorities": True, "inspects_records": True},
         {"mansio.priority.enable": "true"},
     ),
     "new priorities": Feature(
-        _attach_new_priorities,
+        PriorityFeature,
+        True,
         {"has_priorities": True, "inspects_records": True},
         {"mansio.priority.enable": "true"},
     ),
 }
-"""What a bench can have, by name; in the order in which they are attached. Deduplication needs producers."""
+"""What a bench can have besides "producers", by name. Deduplication needs producers."""

@@ -204,8 +204,6 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             check_interval_ms=settings.log_retention_check_interval_ms,
-            delay_manager=self.partitions.delay_manager,
-            deduplicator=self.partitions.deduplicator,
         )
         group_configs = self.group_configs = GroupConfigManager(
             store=store,

@@ -24,9 +24,9 @@ DEDUPLICATION_DEFECTS = (
     ),
     Defect(
         "deduplication window lost at fail-over",
-        "broker/log_view/replay.py",
-        "self._apply(header, base_offset, content)",
-        "self._apply(header, base_offset, None)",
+        "broker/partition/deduplication_view.py",
+        "content = decode_dedup_control(batch)",
+        "content = None",
         (FOLLOWER,),
     ),
     Defect(
@@ -88,8 +88,8 @@ DEDUPLICATION_DEFECTS = (
     Defect(
         "sequence of repeats not stored",
         "broker/partition/deduplicator.py",
-        "if identified.header.producer_id < 0:",
-        "if True:",
+        "if identified.header.producer_id >= 0:",
+        "if False:",
         (f"{SOCKETS}::TestBatches::test_the_sequence_of_an_idempotent_producer_advances_over_repeats",),
     ),
     Defect(

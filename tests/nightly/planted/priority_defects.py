@@ -68,10 +68,10 @@ PRIORITY_DEFECTS = (
         SHARES,
     ),
     Defect(
-        "priorities of a batch that was refused are applied to the next one",
-        "broker/log_view/replay.py",
-        "is_staged = staged is not None and staged[0] == header.crc",
-        "is_staged = staged is not None",
+        "priorities of a batch are those of its repeats",
+        "broker/partition/priority_view.py",
+        "is_read = batch is draft.sent and inspected.rules.has_priorities",
+        "is_read = inspected.rules.has_priorities",
         VIEW,
     ),
     Defect(

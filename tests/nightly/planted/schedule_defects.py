@@ -37,8 +37,8 @@ MORE_SCHEDULE_DEFECTS = (
     Defect(
         "a leader applies a firing before its record is in the log",
         "broker/partition/schedule_manager.py",
-        "self._replay.stage(read_header(control).crc, self._view.firing(firings, batch_crc))",
-        "self._view.schedules.apply_firings(firings)",
+        "known: Contents = {self._view: self._view.firing(firings, batch_crc)}",
+        "known: Contents = {self._view: lambda _: self._view.schedules.apply_firings(firings)}",
         CRASH,
     ),
     Defect(

@@ -138,7 +138,7 @@ DEFECTS = (
         0,
         "followers forget who wrote",
         "broker/partition/partition.py",
-        "after(header, header.base_offset)",
+        "after(header, header.base_offset, contents)",
         "pass",
     ),
     rule(
@@ -172,9 +172,9 @@ DEFECTS = (
     rule(
         2_000_000,
         "deduplication window lost at a change of leader",
-        REPLAY,
-        "self._apply(header, base_offset, content)",
-        "self._apply(header, base_offset, None)",
+        "broker/partition/deduplication_view.py",
+        "content = decode_dedup_control(batch)",
+        "content = None",
     ),
     rule(
         2_000_000,
@@ -222,9 +222,9 @@ DEFECTS = (
         1_000_000,
         "records that are delivered late are delivered twice",
         MANAGER,
-        "self.uncommitted_end = partition.append_unchanged((control, batch))",
-        "self.uncommitted_end = partition.append_unchanged((control, batch));"
-        " due[0].due_ms < now_ms - 2_000 and pending.replace(due[0])",
+        "self.uncommitted_end = end_offset",
+        "self.uncommitted_end = end_offset;"
+        " due[0].due_ms < now_ms - 2_000 and self.view.pending.replace(due[0])",
     ),
     rule(
         1_000_000,
@@ -237,15 +237,15 @@ DEFECTS = (
         1_000_008,
         "a view keeps what was truncated",
         REPLAY,
-        "self.retained_until = self._staged = None",
+        "self.snapshots.truncate(end_offset)",
         "return",
     ),
     rule(
         1_000_048,
         "a snapshot is taken between the two batches of a delivery",
         VIEW,
-        "return self._expected is None",
-        "return True",
+        "return self._expected is None and not self.has_taken_records",
+        "return not self.has_taken_records",
     ),
     rule(
         1_000_000,
@@ -380,7 +380,7 @@ RARE = (
         1_000_000,
         "retention does not wait for copies",
         REPLAY,
-        "floors.append(self.retained_until[1])",
+        "floors.append(self._retained_until[1])",
         "pass",
     ),
     rule(

@@ -76,7 +76,7 @@ class FeatureWorkload:
         chance, live = self.chance, self.live
         target = chance.randrange(live.partition.high_watermark + 1)
         if chance.random() < 0.7:
-            copying = self.manager().release_below(target)
+            copying = self.manager().partition.release_below(target)
             with contextlib.suppress(StopIteration):
                 for _ in range(chance.randrange(1, 6)):  # fewer steps: some copies are not committed yet
                     copying.send(None)

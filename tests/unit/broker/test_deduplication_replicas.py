@@ -54,7 +54,7 @@ def live_ids(one: PartitionBench, ids: int, ahead_ms: int = 0) -> dict[int, tupl
 
 def release(leader: PartitionBench, offset: int) -> None:
     """Delete the records below an offset, as retention does."""
-    copying = leader.deduplicator.release_below(offset)
+    copying = leader.partition.release_below(offset)
     try:
         while True:
             copying.send(None)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_records import has_delay_snapshot
 from mansio.broker.services.delays import DelayService
 from mansio.errors import CorruptMessage, RequestTimedOut
+from mansio.storage.settings import LogSettings
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
 from unit.broker.test_schedule_owners import ScheduledCluster
@@ -24,11 +26,10 @@ MINUTE_MS = 60_000
 class _Leader:
     """The leader of a cluster with pending records, and the service for them."""
 
-    def __init__(self) -> None:
-        self.cluster = ScheduledCluster(seed=1)
+    def __init__(self, **options: Any) -> None:
+        self.cluster = ScheduledCluster(seed=1, **options)
         self.manager = self.cluster.managers[1]
         self.partition = self.manager.partition
-        self.partition.convert_delayed = self.manager.convert
         self.partition.rules = self.partition.rules._replace(inspects_records=True)
         partitions = SimpleNamespace(find=lambda *_: self.partition, delay_manager=lambda _: self.manager)
         node = self.cluster[1]
@@ -91,7 +92,7 @@ def test_a_damaged_record_keeps_no_other_from_being_copied(monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(DelayManager, "_stored", read)
         end = leader.partition.high_watermark
-        leader.run(leader.manager.release_below(end))
+        leader.run(leader.partition.release_below(end))
         assert leader.locations()[0] == damaged
         assert min(leader.locations()[1:]) >= end > max(intact)
         leader.cluster.run_for(MINUTE_MS)
@@ -120,3 +121,31 @@ def test_a_truncation_below_all_snapshots_leaves_the_directory_marked() -> None:
     assert has_delay_snapshot(disk, log.directory)
     leader.cluster.run_for(500)
     assert leader.locations() == [0, 1]
+
+
+def test_a_record_delayed_by_a_year_keeps_no_more_of_the_log_than_retention_allows() -> None:
+    """Its topic keeps 1 MB in segments of 512 KiB: two of them, and the active one."""
+    leader = _Leader(
+        configs={"retention.bytes": "1000000"},
+        log_settings=LogSettings(segment_bytes=512 << 10, index_interval_bytes=4096),
+    )
+    partition, node = leader.partition, leader.cluster[1]
+    retention = RetentionManager(
+        [partition], clock=node.clock, scheduler=node.scheduler, check_interval_ms=MINUTE_MS
+    )
+    year_ms = 365 * 24 * 60 * MINUTE_MS
+    now_ms = partition.clock.wall_ms()
+    delay = [("mansio-delay-ms", b"%d" % year_ms)]
+    partition.append(build_batch([(now_ms, None, b"next year", delay)]))
+    for _ in range(12):
+        for _ in range(16):
+            partition.append(build_batch([(partition.clock.wall_ms(), None, bytes(50_000), [])]))
+        leader.cluster.run_for(500)
+        for _ in range(2):  # the first one has it copied
+            retention.check_partition(partition)
+            leader.cluster.run_for(500)
+        assert len(partition.log.segment_base_offsets()) <= 3
+    (record,) = leader.manager.view.pending.select(0, 1 << 62)
+    assert (record.id, leader.manager.read(record)[2]) == (0, b"next year")
+    assert record.location >= partition.start_offset > 0
+    assert retention.counts.failures == 0

@@ -31,13 +31,17 @@ from mansio.wire.batch.record_reader import read_records
 from support.partition_bench import RULES, PartitionBench
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.broker.partition.append_validation import AppendRules
     from mansio.testing.disk import SimulatedDisk
     from mansio.wire.batch.record_batch import BatchHeader
 
 
-def new_bench(disk: SimulatedDisk | None = None, rules: AppendRules = RULES) -> PartitionBench:
-    return PartitionBench(disk, directory="data/t", leader_epoch=3, rules=rules)
+def new_bench(
+    disk: SimulatedDisk | None = None, rules: AppendRules = RULES, features: Sequence[str] = ()
+) -> PartitionBench:
+    return PartitionBench(disk, directory="data/t", leader_epoch=3, rules=rules, features=features)
 
 
 def batch(*values: bytes, sequence: int = -1, producer_id: int = -1, timestamp_ms: int = 0) -> bytes:
@@ -224,7 +228,7 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
 
         def before_append(self, header: BatchHeader) -> None: ...
 
-        def on_append(self, header: BatchHeader, base_offset: int) -> None: ...
+        def on_append(self, header: BatchHeader, base_offset: int, contents: object = None) -> None: ...
 
         def on_committed(self, high_watermark: int) -> None: ...
 
@@ -257,8 +261,7 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
 
 
 def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
-    bench = new_bench()
-    bench.attach("producers")
+    bench = new_bench(features=("producers",))
     sent = batch(b"a", b"b", producer_id=9, sequence=0)
     first = bench.partition.append(sent)
     bench.background.run_all()
@@ -269,8 +272,7 @@ def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
         True,
     )
 
-    after = new_bench(disk=bench.disk)  # no close: as after kill -9
-    after.attach("producers")
+    after = new_bench(disk=bench.disk, features=("producers",))  # no close: as after kill -9
     third = after.partition.append(sent)
     assert third.duplicate
     assert after.partition.end_offset == 2
@@ -281,8 +283,7 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mansio.broker.log_view.snapshots.SNAPSHOT_INTERVAL_BYTES", 100)
-    bench = new_bench()
-    bench.attach("producers")
+    bench = new_bench(features=("producers",))
     for sequence in range(20):
         bench.partition.append(batch(b"v" * 40, producer_id=9, sequence=sequence))
         bench.background.run_all()
@@ -298,8 +299,7 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
 
     monkeypatch.setattr(Log, "control_batches", counted)
     bench.disk.flip_bit(names[-1], 200)
-    after = new_bench(disk=bench.disk)
-    after.attach("producers")
+    after = new_bench(disk=bench.disk, features=("producers",))
     hook = after.producers
     assert 0 < replayed[-1] < 20, "the older snapshot was used"
     assert hook.table.get(9) is not None
@@ -355,8 +355,7 @@ def test_full_disk_has_its_own_error_and_the_next_append_that_fits_ends_it() -> 
 
 
 def test_a_repeat_after_a_failed_sync_is_refused_at_once_instead_of_waiting_for_what_cannot_come() -> None:
-    bench = new_bench()
-    bench.attach("producers")
+    bench = new_bench(features=("producers",))
     sent = batch(b"a", producer_id=9, sequence=0)
     bench.partition.append(sent)
     bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
@@ -366,14 +365,12 @@ def test_a_repeat_after_a_failed_sync_is_refused_at_once_instead_of_waiting_for_
 
 
 def test_an_unreadable_producer_snapshot_costs_a_replay_and_not_the_partition() -> None:
-    bench = new_bench()
-    bench.attach("producers")
+    bench = new_bench(features=("producers",))
     sent = batch(b"a", producer_id=9, sequence=0)
     bench.partition.append(sent)
     bench.background.run_all()
     bench.partition.close()
     assert any(path.endswith(".producers") for path in bench.disk.files())
     bench.disk.fail_when = lambda operation, path: errno.EIO if path.endswith(".producers") else None
-    after = new_bench(disk=bench.disk)
-    after.attach("producers")
+    after = new_bench(disk=bench.disk, features=("producers",))
     assert after.partition.append(sent).duplicate

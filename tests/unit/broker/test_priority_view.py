@@ -12,7 +12,8 @@ from mansio.errors import InvalidRecord
 from mansio.state.priorities import priority_index
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_HEADER, Priority, read_priorities
+from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
+from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_HEADER, Priority
 from mansio.wire.batch.record_batch import build_batch, read_header
 from support.partition_bench import DIRECTORY, LARGE_RULES, SMALL_SEGMENTS, PartitionBench, small_bench
 
@@ -50,7 +51,7 @@ class PrioritizedPartition(PartitionBench):
 
     def known(self) -> list[Priority]:
         """The priority of each offset of the log."""
-        index = self.priorities.view.index
+        index = self.priorities.index
         assert index.end == self.log.end_offset
         parts = index.split(self.log.start_offset, index.end - 1)
         return [part.priority for part in parts for _ in range(part.first, part.last + 1)]
@@ -127,11 +128,27 @@ def test_offsets_that_another_leader_writes_again_have_its_priorities() -> None:
     assert follower.known() == [Priority.HIGH, Priority.LOW, Priority.LOW]
 
 
+def test_priorities_of_a_batch_without_its_repeats_are_those_of_the_other_records() -> None:
+    bench = small_bench(None, "producers", "deduplication", "priorities")
+
+    def append(*records: tuple[bytes, bytes]) -> None:
+        headers = [[(DEDUP_ID_HEADER, name), (PRIORITY_HEADER, priority)] for name, priority in records]
+        bench.partition.append(build_batch([(1000, None, b"v", each) for each in headers]))
+
+    append((b"1", b"high"))
+    append((b"1", b"high"), (b"2", b"low"), (b"3", b"normal"), (b"2", b"high"))
+    offsets = [record.offset for record in bench.records()]
+    known = bench.priorities.index.split(0, bench.log.end_offset - 1)
+    found = [next(part.priority for part in known if part.first <= at <= part.last) for at in offsets]
+    assert found == [Priority.HIGH, Priority.LOW, Priority.NORMAL]
+
+
 def test_priorities_of_a_refused_batch_are_not_those_of_the_next_one() -> None:
     leader = PrioritizedPartition()
     follower = PrioritizedPartition(is_follower=True)  # it led before
     refused = build_batch([(1000, None, b"v", [(PRIORITY_HEADER, b"high")])])
-    follower.priorities.stage(read_header(refused).crc, read_priorities(refused, "p", strict=True))
+    rules = follower.partition.rules
+    follower.partition.pipeline.prepare(refused, read_header(refused), rules, None)  # and was not written
     leader.append("low")
     leader.flush()
     replicate(leader, follower)

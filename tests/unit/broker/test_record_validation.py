@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.partition import append_validation, partition
+from mansio.broker.partition import append, append_validation
 from mansio.broker.partition.append_validation import (
     DECODED_RECORDS_MAX,
     MISSING_KEY_MESSAGE,
     REPORTED_RECORDS_MAX,
 )
 from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, MessageTooLarge
+from mansio.wire.batch import compression
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from support.logs import ManualClock
@@ -43,13 +44,13 @@ def test_a_topic_that_is_not_compacted_takes_any_record_and_opens_no_batch(
         pytest.fail("a batch was opened")
 
     monkeypatch.setattr(append_validation, "inspect_records", opened)
-    monkeypatch.setattr(partition, "inspect_records", opened)
+    monkeypatch.setattr(append, "inspect_records", opened)
     bench = new_bench()
     assert bench.partition.append(keyed(None, None)).end_offset == 2
 
 
 def test_the_brokers_own_batches_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "inspect_records", None)
+    monkeypatch.setattr(append, "inspect_records", None)
     assert new_bench(rules=COMPACTED).partition.append(keyed(b"k"), internal=True).end_offset == 1
 
 
@@ -93,8 +94,7 @@ def test_records_outside_the_accepted_time_are_named() -> None:
 
 
 def test_a_repeat_of_a_batch_on_log_append_time_is_answered_with_the_time_it_was_appended_at() -> None:
-    bench = new_bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
-    bench.attach("producers")
+    bench = new_bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND), features=("producers",))
     batch = keyed(b"k", producer_id=7, producer_epoch=0, base_sequence=0)
     first = bench.partition.append(batch)
     assert first.append_time_ms == bench.clock.wall_ms()
@@ -105,15 +105,15 @@ def test_a_repeat_of_a_batch_on_log_append_time_is_answered_with_the_time_it_was
     bench.background.run_all()
     bench.partition.close()
     bench.log.close()
-    reopened = new_bench(bench.disk, rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
+    reopened = new_bench(
+        bench.disk, rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND), features=("producers",)
+    )
     reopened.clock = ManualClock()
-    reopened.attach("producers")
     assert reopened.partition.append(batch)[:3] == first[:3], "also after a restart"
 
 
 def test_a_repeat_on_create_time_is_answered_without_a_time() -> None:
-    bench = new_bench()
-    bench.attach("producers")
+    bench = new_bench(features=("producers",))
     batch = keyed(b"k", producer_id=7, producer_epoch=0, base_sequence=0, timestamp_ms=5)
     assert bench.partition.append(batch).append_time_ms == -1
     assert bench.partition.append(batch).append_time_ms == -1
@@ -121,9 +121,29 @@ def test_a_repeat_on_create_time_is_answered_without_a_time() -> None:
 
 
 def test_a_duplicate_batch_is_recognized_before_its_records_are_validated() -> None:
-    bench = new_bench()
-    bench.attach("producers")
+    bench = new_bench(features=("producers",))
     batch = keyed(None, producer_id=7, producer_epoch=0, base_sequence=0)
     first = bench.partition.append(batch)
     bench.partition.rules = COMPACTED  # the topic became compacted while the answer was lost
     assert bench.partition.append(batch)[:2] == first[:2]
+
+
+def test_a_batch_is_decompressed_once_for_all_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    decompressed: list[Codec] = []
+    decompress = compression.decompress
+
+    def counted(codec: Codec, *rest: Any, **options: Any) -> bytes:
+        decompressed.append(codec)
+        return decompress(codec, *rest, **options)
+
+    monkeypatch.setattr("mansio.wire.batch.record_reader.decompress", counted)
+    rules = RULES._replace(inspects_records=True, accepts_delays=True, deduplicates=True, has_priorities=True)
+    headers = [("mansio-priority", b"high"), ("mansio-dedup-id", b"1"), ("mansio-delay-ms", b"5")]
+    batch = build_batch([(0, None, b"v", headers), (0, None, b"v", headers[:1])], codec=Codec.ZSTD)
+    found = append_validation.inspect_records("t-0", rules, batch, 1_000)
+    assert len(found.priorities) == 1
+    assert found.ids is not None
+    assert [key is not None for key in found.ids.keys] == [True, False]
+    assert found.delays is not None
+    assert found.delays.due_ms[0] == 1_005
+    assert decompressed == [Codec.ZSTD]

@@ -10,11 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.log_view.replay import ViewReplay
 from mansio.broker.partition import schedule_manager
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
-from mansio.broker.partition.delayed_records import DelayedRecords
+from mansio.broker.partition.features import DelayFeature, FeaturePorts
 from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.broker.services import schedules as schedules_module
 from mansio.broker.services.records import EVENT_LOOP_SLICE_S
@@ -22,6 +21,7 @@ from mansio.broker.services.schedules import ScheduleQuery, ScheduleService
 from mansio.errors import InvalidSchedule, MansioError, RequestTimedOut, ScheduleNotFound
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
+from support.present import present
 from support.replicas import TOPIC, Cluster, Node
 
 if TYPE_CHECKING:
@@ -34,10 +34,12 @@ EVERY_MS = 1_000
 class ScheduledCluster(Cluster):
     """Three brokers whose partition has schedules."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **options: Any) -> None:
+        """`options`: of `Cluster`."""
         self.managers: dict[int, DelayManager] = {}
         self.deliveries: dict[int, DelayedDelivery] = {}
-        super().__init__(seed=seed, configs={"mansio.delay.enable": "true"})
+        configs = {"mansio.delay.enable": "true", **options.pop("configs", {})}
+        super().__init__(seed=seed, configs=configs, **options)
         for node_id in self.node_ids:
             self.attach(self[node_id])
         self.run_for(1_000)
@@ -46,19 +48,10 @@ class ScheduledCluster(Cluster):
         """Keep track of schedules on a broker, as `PartitionSet` does."""
         partition = node.partitions[TOPIC.bytes, 0]
         partition.rules = partition.rules._replace(accepts_delays=True)
-        replay = ViewReplay(
-            DelayedRecords(partition.log),
-            node.disk,
-            node.background,
-            node.scheduler,
-            partition.log,
-            is_leader=lambda: partition.is_leader,
-            on_damage=partition.report_damage,
-        )
-        partition.add_hook(replay)
-        manager = DelayManager(partition, replay)
         delivery = self.deliveries[node.node_id] = DelayedDelivery(node.clock, node.scheduler)
-        delivery.attach(manager)
+        ports = FeaturePorts(node.disk, node.background, node.scheduler, node.clock)
+        partition.attach(DelayFeature(ports, delivery), is_new=True)
+        manager = present(partition.find_feature(DelayManager))
         self.managers[node.node_id] = manager
 
     def restart(self, node_id: int) -> Node:

@@ -23,8 +23,9 @@ from mansio.wire.batch.dedup_control_records import (
     encode_repeated,
     key_of,
 )
-from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, read_ids
+from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, DEDUP_ID_NAME, read_ids
 from mansio.wire.batch.delay_control_records import encode_cancelled
+from mansio.wire.batch.inspection import InspectedBatch
 from mansio.wire.batch.record_batch import build_batch, check_batch, read_header
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def test_ids_are_read_from_batches_of_any_codec(ids: list[bytes | None], codec: 
     records = [
         record(DEDUP_ID_HEADER.encode(), *(() if one is None else (one,))) for one in ids
     ]  # the name of the header may be in a value, too
-    found = read_ids(build_batch(records, codec=codec), "t-0")
+    found = read_ids(InspectedBatch(build_batch(records, codec=codec), (DEDUP_ID_NAME,)), "t-0")
     expected = [None if one is None else key_of(one) for one in ids]
     assert (None if found is None else [*found.keys]) == (expected if any(expected) else None)
 
@@ -90,17 +91,22 @@ def test_ids_are_read_from_batches_of_any_codec(ids: list[bytes | None], codec: 
 def test_invalid_ids_are_reported_by_their_records() -> None:
     records = [record(b"", b"x"), record(b"", b""), record(b""), record(b"", b"y", b"z"), record(b"", None)]
     with pytest.raises(InvalidRecord, match="record 1 of the batch") as raised:
-        read_ids(build_batch(records), "t-0")
+        read_ids(InspectedBatch(build_batch(records), (DEDUP_ID_NAME,)), "t-0")
     assert [index for index, _ in raised.value.record_errors] == [1, 3, 4]
     with pytest.raises(InvalidRecord, match="1 to 128 bytes"):
-        read_ids(build_batch([record(b"", bytes(129))]), "t-0")
+        read_ids(InspectedBatch(build_batch([record(b"", bytes(129))]), (DEDUP_ID_NAME,)), "t-0")
 
 
 def test_too_many_records_with_ids_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedup_header, "RECORDS_MAX", 2)
-    assert read_ids(build_batch([record(b"")] * 3), "t-0") is None
+    assert read_ids(InspectedBatch(build_batch([record(b"")] * 3), (DEDUP_ID_NAME,)), "t-0") is None
     with pytest.raises(MessageTooLarge):
-        read_ids(build_batch([record(b"", b"1"), record(b"", b"2"), record(b"", b"3")]), "t-0")
+        read_ids(
+            InspectedBatch(
+                build_batch([record(b"", b"1"), record(b"", b"2"), record(b"", b"3")]), (DEDUP_ID_NAME,)
+            ),
+            "t-0",
+        )
 
 
 @given(st.data(), CODECS)
@@ -109,7 +115,7 @@ def test_malformed_batches_are_refused_by_a_request_error(data: st.DataObject, c
     for _ in range(data.draw(st.integers(1, 4))):
         batch[data.draw(st.integers(61, len(batch) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(RequestError):
-        read_ids(bytes(batch), "t-0")
+        read_ids(InspectedBatch(bytes(batch), (DEDUP_ID_NAME,)), "t-0")
 
 
 @given(st.integers(0, 32767), st.binary(max_size=300))

@@ -25,6 +25,7 @@ from mansio.wire.batch.delay_headers import (
     delivered_record,
     read_delays,
 )
+from mansio.wire.batch.inspection import InspectedBatch
 from mansio.wire.batch.record_batch import build_batch, check_batch
 from mansio.wire.batch.record_reader import read_record_at, read_records
 
@@ -108,7 +109,7 @@ def test_due_times_are_read_from_either_header(delays: list[tuple[str, int] | No
         for index, delay in enumerate(delays)
     ]
     batch = build_batch(records, codec=codec)
-    found = read_delays(batch, "t-0", NOW_MS)
+    found = read_delays(InspectedBatch(batch), "t-0", NOW_MS)
     expected = [
         NOT_DELAYED_MS if delay is None else delay[1] + (NOW_MS if delay[0] == DELAY_HEADER else 0)
         for delay in delays
@@ -133,7 +134,7 @@ def test_a_delivered_record_is_not_delayed_again() -> None:
         ("mansio-original-timestamp-ms", b"%d" % NOW_MS),
         ("mansio-delayed-id", b"17"),
     ]
-    assert read_delays(build_batch([delivered]), "t-0", NOW_MS) is None
+    assert read_delays(InspectedBatch(build_batch([delivered])), "t-0", NOW_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,6 @@ def test_a_delivered_record_is_not_delayed_again() -> None:
 def test_an_invalid_header_is_refused_with_the_index_of_its_record(headers: tuple) -> None:
     batch = build_batch([(NOW_MS, None, b"good", ()), (NOW_MS, None, b"bad", headers)])
     with pytest.raises(InvalidRecord) as caught:
-        read_delays(batch, "t-0", NOW_MS)
+        read_delays(InspectedBatch(batch), "t-0", NOW_MS)
     assert isinstance(caught.value, RequestError)
     assert [index for index, _ in caught.value.record_errors] == [1]

@@ -25,7 +25,7 @@ from mansio.logs import fields
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from mansio.ports import Background, Disk, Scheduler
     from mansio.storage.log import Log
@@ -55,10 +55,9 @@ class ViewReplay(Generic[View]):
         "_is_reading",
         "_log",
         "_on_damage",
+        "_retained_until",
         "_scheduler",
-        "_staged",
         "applied_end",
-        "retained_until",
         "snapshots",
         "view",
     )
@@ -74,10 +73,8 @@ class ViewReplay(Generic[View]):
         is_leader: Callable[[], bool],
         on_damage: Callable[[int, MansioError], None],
     ) -> None:
-        """`is_leader` returns whether this broker leads the partition: a leader stages the content of each control
-        batch that it appends for the view. `on_damage` is called with the offset of a batch that cannot be read.
-
-        Raises `OSError`."""
+        """`is_leader` returns whether this broker leads the partition. `on_damage` is called with the offset of a batch
+        that cannot be read. Raises `OSError`."""
         self.view = view
         self._scheduler = scheduler
         self._log = log
@@ -86,10 +83,8 @@ class ViewReplay(Generic[View]):
         self._closed = False
         self._is_reading = False
         self._failures = 0
-        self._staged: tuple[int, Any] | None = None
-        """CRC of a batch that is about to be appended, and its content."""
-        self.retained_until: tuple[int, int] | None = None
-        """While the log is not committed up to the first offset, retention keeps everything from the second one on."""
+        self._retained_until: tuple[int, int] | None = None
+        """See `retain`."""
         self.snapshots = ViewSnapshots(disk, background, log, view)
         self.applied_end = 0
         self._load()
@@ -99,34 +94,38 @@ class ViewReplay(Generic[View]):
         """Whether the view contains the whole log."""
         return self.applied_end >= self._log.end_offset and not self._is_reading
 
-    def stage(self, crc: int, content: Any) -> None:
-        """Announce the content of the batch with this CRC, so that it is not read when it is appended."""
-        self._staged = (crc, content)
+    @property
+    def is_retaining(self) -> bool:
+        """Whether retention keeps what was copied, because the copies are not committed."""
+        return self._retained_until is not None
+
+    def retain(self, end_offset: int, floor: int) -> None:
+        """Keep everything from `floor` on until the log is committed up to `end_offset`, where copies of it end."""
+        self._retained_until = (end_offset, floor)
 
     # Hook methods
 
     def before_append(self, header: BatchHeader) -> None:  # noqa: ARG002 - the hook's signature
         return None
 
-    def on_append(self, header: BatchHeader, base_offset: int) -> None:
-        staged = self._staged
-        is_staged = staged is not None and staged[0] == header.crc
-        if is_staged or not header.is_control:  # a control batch of another feature may precede
-            self._staged = None
+    def on_append(
+        self, header: BatchHeader, base_offset: int, contents: Mapping[object, Any] | None = None
+    ) -> None:
+        """Apply a batch that was appended. `contents`: what is known of it, by view; on a leader all, or None."""
         if self._is_reading or base_offset < self.applied_end:
             return
-        if self.applied_end != base_offset:
+        content = None if contents is None else contents.get(self.view)
+        is_known = content is not None or (contents is not None and self._is_leader())
+        if base_offset != self.applied_end:
             self._read_on()
-        elif staged is not None and is_staged:
-            self._apply(header, base_offset, staged[1])
-        elif header.is_control is self.view.reads_records or (header.is_control and self._is_leader()):
-            self._apply(header, base_offset, None)
+        elif is_known or header.is_control is self.view.reads_records:
+            self._apply(header, base_offset, content)
         else:
             self._read_on()
 
     def on_committed(self, high_watermark: int) -> None:
-        if self.retained_until is not None and self.retained_until[0] <= high_watermark:
-            self.retained_until = None
+        if self._retained_until is not None and self._retained_until[0] <= high_watermark:
+            self._retained_until = None
         self.snapshots.on_committed(high_watermark)
 
     def on_trim(self, start_offset: int) -> None:
@@ -139,7 +138,7 @@ class ViewReplay(Generic[View]):
         """Remove what was applied from `end_offset` on, or load the view again from a snapshot and the log."""
         log = self._log
         self.snapshots.truncate(end_offset)
-        self.retained_until = self._staged = None
+        self._retained_until = None
         if self.view.truncate(end_offset, log.start_offset):
             self.applied_end = max(min(self.applied_end, end_offset), log.start_offset)
         else:
@@ -154,8 +153,8 @@ class ViewReplay(Generic[View]):
         floors = [] if self.is_complete else [self.applied_end]
         if (location := self.view.lowest_location()) is not None:
             floors.append(location)
-        if self.retained_until is not None:
-            floors.append(self.retained_until[1])
+        if self._retained_until is not None:
+            floors.append(self._retained_until[1])
         return min(floors, default=None)
 
     def close(self) -> None:

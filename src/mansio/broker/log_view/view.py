@@ -107,6 +107,11 @@ class LogView(SnapshotSource, Generic[Content]):
         """Return the lowest offset of a batch that the view needs; None if it needs none."""
         return None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Size of what the view needs from the log; it does not count for retention.bytes."""
+        return 0
+
     def on_trim(self, start_offset: int) -> None:
         """Called when the records below `start_offset` were deleted."""
         del start_offset

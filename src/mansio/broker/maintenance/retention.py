@@ -6,9 +6,9 @@ flushed.
 
 Invariants:
 * No record at or above the high watermark or at or above `Partition.retention_floor` is deleted.
-* Pending delayed records and schedules are never deleted, and do not count for retention.bytes. Before the segment that
-  contains them is deleted, they are copied to the end of the log.
-* Deduplication ids that have not expired are copied to the end of the log before their segment is deleted.
+* What features still need (pending records, schedules, deduplication ids that have not expired) is copied to the end of
+  the log before its segment is deleted, and pending records and schedules do not count for retention.bytes. Only holds
+  of pipelines and open transactions stop a deletion.
 * Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
   contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
 * A check examines the segments that it deletes and one more, and yields the event loop after `SLICE_SECONDS`.
@@ -26,10 +26,8 @@ from mansio.logs import fields
 from mansio.storage.retention import UNLIMITED, find_expired
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from mansio.broker.partition.deduplicator import Deduplicator
-    from mansio.broker.partition.delay_manager import DelayManager
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Scheduler, Timer
     from mansio.storage.retention import ExpiredSegments
@@ -72,14 +70,8 @@ class RetentionManager:
         clock: Clock,
         scheduler: Scheduler,
         check_interval_ms: int,
-        delay_manager: Callable[[Partition], DelayManager | None] = lambda _: None,
-        deduplicator: Callable[[Partition], Deduplicator | None] = lambda _: None,
     ) -> None:
-        """`delay_manager` returns what manages the delayed records of a partition, `deduplicator` what knows its
-        deduplication ids; None if there are none."""
         self._partitions = partitions
-        self._delay_manager = delay_manager
-        self._deduplicator = deduplicator
         self._clock = clock
         self._scheduler = scheduler
         self._check_interval_ms = check_interval_ms
@@ -156,12 +148,10 @@ class RetentionManager:
         by_size = settings.retention_bytes != UNLIMITED
         if not by_size and settings.retention_ms == UNLIMITED:
             return
-        delays = self._delay_manager(partition)
-        retention_bytes = settings.retention_bytes
-        if by_size and delays is not None:
-            retention_bytes += delays.view.pending.size_bytes + delays.view.schedules.size_bytes
+        retention_bytes = settings.retention_bytes + (partition.kept_bytes if by_size else 0)
 
-        def find(floor_offset: int) -> ExpiredSegments:
+        def find(floor: int | None) -> ExpiredSegments:
+            high_watermark = partition.high_watermark
             return find_expired(
                 log.closed_segments(),
                 log.active_segment(),
@@ -169,42 +159,28 @@ class RetentionManager:
                 now_ms=self._clock.wall_ms(),
                 retention_ms=settings.retention_ms,
                 retention_bytes=retention_bytes,
-                floor_offset=floor_offset,
+                floor_offset=high_watermark if floor is None else min(floor, high_watermark),
             )
 
-        floor, high_watermark = partition.retention_floor(), partition.high_watermark
-        found = find(high_watermark if floor is None else min(floor, high_watermark))
+        floor = partition.retention_floor()
+        found = find(floor)
         if found.end_offset > log.start_offset:
             self._delete_expired(partition, found)
-        if delays is not None and not delays.view.is_empty:
-            # What only pending records and schedules keep is deleted by a later check, when they have been copied.
-            expired = find(high_watermark)
-            if expired.end_offset > found.end_offset:
-                if expired.includes_active:
-                    partition.roll()
-                self._scheduler.spawn(
-                    self._release(partition, delays, expired.end_offset), name="copy of pending records"
-                )
-        deduplicator = self._deduplicator(partition)
-        if (
-            deduplicator is not None
-            and floor is not None
-            and deduplicator.replay.retention_floor() is not None
-        ):
-            # What only ids keep that have not expired is deleted by a later check, when they have been copied.
-            expired = find(high_watermark)
-            if expired.end_offset > max(found.end_offset, floor):
-                if expired.includes_active:
-                    partition.roll()
-                self._scheduler.spawn(
-                    self._release(partition, deduplicator, expired.end_offset),
-                    name="copy of deduplication ids",
-                )
+        if floor is None:
+            return
+        # What only features keep is deleted by a later check, when they have copied what they need.
+        expired = find(partition.retention_floor(after_release=True))
+        if expired.end_offset > found.end_offset:
+            if expired.includes_active:
+                partition.roll()
+            self._scheduler.spawn(
+                self._release(partition, expired.end_offset), name="copies before retention"
+            )
 
-    async def _release(self, partition: Partition, owner: DelayManager | Deduplicator, offset: int) -> None:
-        """Copy the pending records and schedules, or the deduplication ids, below an offset to the end of the log."""
+    async def _release(self, partition: Partition, offset: int) -> None:
+        """Have the features of a partition copy what they need from below an offset to the end of the log."""
         try:
-            await owner.release_below(offset)
+            await partition.release_below(offset)
         except MansioError as error:
             if not partition.closed and partition.is_leader:
                 self._record_failure(partition, error.message)

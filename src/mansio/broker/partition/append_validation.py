@@ -31,9 +31,10 @@ from mansio.errors import (
 from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
 from mansio.tracebacks import copied
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
-from mansio.wire.batch.dedup_header import read_ids
+from mansio.wire.batch.dedup_header import DEDUP_ID_NAME, read_ids
 from mansio.wire.batch.delay_headers import read_delays
-from mansio.wire.batch.priority_header import read_priorities
+from mansio.wire.batch.inspection import InspectedBatch
+from mansio.wire.batch.priority_header import PRIORITY_NAME, read_priorities
 from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, TimestampType
 from mansio.wire.batch.record_reader import decompress_batch, read_records, scan_records
 
@@ -180,6 +181,9 @@ REJECTED_DECODED_BYTES_MAX = 4 << 20
 REJECTED_DECODED_RECORDS_MAX = 10_000
 """Number of records up to which a batch with invalid timestamps is decoded to find the invalid records."""
 
+_HEADERS: Final = (PRIORITY_NAME, DEDUP_ID_NAME)
+"""Headers that are found in one pass. Delays decode the records, headers included."""
+
 MISSING_KEY_MESSAGE = "a record of a compacted topic needs a key"
 INVALID_TIMESTAMP_MESSAGE = "the timestamp is out of the accepted range"
 
@@ -245,21 +249,22 @@ def inspect_records(name: str, rules: AppendRules, batch: Buffer, now_ms: int) -
 
     Raises `InvalidRecord` with the indexes of invalid records, `MessageTooLarge`, and the errors of
     `decompress_batch`."""
-    runs = read_priorities(batch, name, strict=True) if rules.has_priorities else ()
+    inspected = InspectedBatch(batch, _HEADERS)
+    runs = read_priorities(inspected, name, strict=True) if rules.has_priorities else ()
     if rules.requires_keys:
-        check_keys(name, batch)
+        check_keys(name, inspected)
         return InspectedRecords(rules, runs)
-    ids = read_ids(batch, name) if rules.deduplicates else None
-    delays = read_delays(batch, name, now_ms) if rules.accepts_delays else None
+    ids = read_ids(inspected, name) if rules.deduplicates else None
+    delays = read_delays(inspected, name, now_ms) if rules.accepts_delays else None
     return InspectedRecords(rules, runs, ids, delays)
 
 
-def check_keys(partition: str, batch: Buffer) -> None:
+def check_keys(partition: str, inspected: InspectedBatch) -> None:
     """Check that every record has a key. Values and headers are not decoded.
 
     Raises `InvalidRecord` with at most `REPORTED_RECORDS_MAX` of the records without key."""
-    header, data = decompress_batch(batch)
-    located = scan_records(data, header.record_count, header.last_offset_delta)
+    header = inspected.header
+    located = scan_records(inspected.data, header.record_count, header.last_offset_delta)
     keyless = [index for index, record in enumerate(located) if record.key is None]
     if not keyless:
         return

@@ -19,10 +19,12 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition.append_validation import RebuiltBatch
-from mansio.broker.partition.partition_hook import AppendResult, CheckedBatch, RebuildRequired
+from mansio.broker.partition.append import Following
+from mansio.broker.partition.append_validation import RebuiltBatch, reject_ids
+from mansio.broker.partition.partition_hook import RebuildRequired
 from mansio.errors import CoordinatorLoadInProgress, LeaderNotAvailable, ThrottlingQuotaExceeded
 from mansio.state.deduplication.window import NO_COPIES, Copies
 from mansio.wire.batch.dedup_control_records import (
@@ -34,16 +36,19 @@ from mansio.wire.batch.dedup_control_records import (
     encode_repeated,
 )
 from mansio.wire.batch.delay_headers import read_delays
-from mansio.wire.batch.record_batch import build_batch, read_header
+from mansio.wire.batch.inspection import InspectedBatch
+from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mansio.broker.log_view.replay import ViewReplay
+    from mansio.broker.partition.append import Draft, Finish
     from mansio.broker.partition.append_validation import InspectedRecords
     from mansio.broker.partition.deduplication_view import DeduplicationView
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Buffer
     from mansio.state.deduplication.window import AcceptedId
     from mansio.wire.batch.dedup_header import IdentifiedBatch
@@ -74,15 +79,17 @@ class Deduplicator:
 
     # Batches of producers
 
-    def check(self, batch: Buffer, inspected: InspectedRecords) -> CheckedBatch:
-        """Find the repeats in a client's batch with ids. Nothing is changed.
+    def prepare(self, draft: Draft) -> Finish | None:
+        """Find the repeats in a client's batch, and leave them out.
 
-        Raises `ThrottlingQuotaExceeded` if there are too many ids, `LeaderNotAvailable` while the view is being read,
-        and `RebuildRequired` for a batch that a thread has inspected, if some of its records are repeats and the thread
-        has not rebuilt it without exactly these."""
-        self._check_view()
+        Raises `InvalidRecord` for ids in a transaction, `ThrottlingQuotaExceeded` if there are too many,
+        `LeaderNotAvailable` while the view is being read, and `RebuildRequired` for a batch that a thread has
+        inspected, if some of its records are repeats and the thread has not rebuilt it without exactly these."""
+        inspected = draft.inspected
         identified, rebuilt = inspected.ids, inspected.rebuilt
-        assert identified is not None
+        if identified is None:
+            return None
+        self._check_view()
         partition, window = self.partition, self.view.window
         now_ms = partition.clock.wall_ms()
         if rebuilt is not None and rebuilt.decided_ms >= window.latest_ms:
@@ -108,27 +115,38 @@ class Deduplicator:
                 positions.append(len(kept))
             kept.append(index)
         if rebuilt is not None and rebuilt.kept != kept:
-            return self.check(batch, inspected._replace(rebuilt=None))
+            draft.inspected = inspected._replace(rebuilt=None)
+            return self.prepare(draft)
         if new and not window.make_room(len(new), partition.settings.dedup_ids_max, until_ms):
             raise ThrottlingQuotaExceeded(
                 f"{partition.name}: {window.count} ids are remembered,"
                 f" mansio.dedup.ids.max={partition.settings.dedup_ids_max}"
             )
         repeats = len(identified.keys) - len(kept)
-        kept_batch: Buffer | None = batch if kept else None
         if kept and repeats:
             if rebuilt is not None:
-                kept_batch = rebuilt.batch
+                draft.replace(rebuilt.batch)
+                draft.delays = rebuilt.delays
             elif inspected.by_thread:
                 raise RebuildRequired(kept, now_ms)
             else:
-                kept_batch = _without_repeats(batch, identified, kept)
+                self._leave_out(draft, identified, kept)
+        elif not kept:
+            draft.replace(None)
+        if identified.header.is_transactional:
+            reject_ids(partition.name)
+        draft.first_offset, draft.first_ms, draft.known_end = first_offset, first_ms, known_end
+        draft.appended_ms = now_ms
+        return partial(self._finish, identified, keys, positions, repeats)
 
-        def finish(stored: Buffer | None) -> tuple[Buffer, ...]:
-            self.repeat_count += repeats
-            return self._finish(identified, keys, positions, now_ms, stored)
-
-        return CheckedBatch(kept_batch, first_offset, first_ms, known_end, now_ms, finish)
+    def _leave_out(self, draft: Draft, identified: IdentifiedBatch, kept: Sequence[int]) -> None:
+        """Store only these records of a small batch."""
+        partition = self.partition
+        rebuilt = _without_repeats(draft.sent, identified, kept)
+        draft.replace(rebuilt)
+        if draft.delays is not None:
+            now_ms = partition.clock.wall_ms()
+            draft.delays = read_delays(InspectedBatch(rebuilt), partition.name, now_ms)
 
     def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
         """Return the result of a batch that an idempotent producer sends again, `known` from its sequence.
@@ -153,35 +171,28 @@ class Deduplicator:
         identified: IdentifiedBatch,
         keys: Sequence[bytes],
         positions: Sequence[int],
-        now_ms: int,
-        stored: Buffer | None,
-    ) -> tuple[Buffer, ...]:
-        """Return the batches that are appended, and announce them to the view."""
-        if stored is None:
-            if identified.header.producer_id < 0:
-                return ()
-            control = encode_repeated(identified.header)
-            self.replay.stage(read_header(control).crc, None)
-            return (control,)
-        if not keys:
-            return (stored,)
-        ids = AcceptedIds(keys, positions, now_ms, read_header(stored).crc)
-        control = encode_ids(ids)
-        self.replay.stage(read_header(control).crc, ids)
-        return (control, stored)
+        repeats: int,
+        draft: Draft,
+    ) -> None:
+        """Add the control batch with the ids, or with the sequence of a batch that has only repeats."""
+        self.repeat_count += repeats
+        if draft.batch is None:
+            if identified.header.producer_id >= 0:
+                draft.add_before(encode_repeated(identified.header), {})
+        elif keys:
+            ids = AcceptedIds(keys, positions, draft.appended_ms, draft.header.crc)
+            draft.add_before(encode_ids(ids), {self.view: ids})
+
+    def following(self) -> None:
+        """Nothing follows an append."""
 
     # Retention
 
-    async def release_below(self, offset: int) -> None:
-        """Copy the ids below an offset that have not expired to the end of the log, so that retention can delete that
-        part.
-
-        Returns when the copies are committed. Raises `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, and the errors
-        of `Partition.append_unchanged`."""
+    def release_below(self, offset: int) -> Iterator[Following]:
+        """Yield copies of the ids below an offset that have not expired: see `ReleasingFeature`."""
         partition, view = self.partition, self.view
         self._ensure_usable()
         window = view.window
-        floor = self.replay.retention_floor()
         until_ms = partition.clock.wall_ms() - partition.settings.dedup_ms
         after_ms, last_ms = window.uncopied_times(offset, until_ms)
         earlier, latest_ms = window.copies, window.latest_ms
@@ -190,29 +201,22 @@ class Deduplicator:
         for found in window.select(after_ms, last_ms):
             waiting += found
             while len(waiting) > COPIED_IDS_MAX:
-                self._copy(waiting[:COPIED_IDS_MAX], NO_COPIES)
+                yield self._copies(waiting[:COPIED_IDS_MAX], NO_COPIES)
                 del waiting[:COPIED_IDS_MAX]
-                await partition.scheduler.sleep(0)
                 self._ensure_usable()
                 if view.window is not window or window.latest_ms < latest_ms:
                     return  # a part of the log was truncated, or the clock was set back: a later call begins again
         if waiting:
             is_from_begin = after_ms == until_ms  # otherwise older ids are in earlier copies
             location = first_copy if is_from_begin else earlier.location
-            self._copy(waiting, Copies(location, last_ms))
+            yield self._copies(waiting, Copies(location, last_ms))
         window.release_below(offset)
-        if not waiting:
-            return  # all ids have expired, or were copied before
-        self.replay.retained_until = (partition.end_offset, offset if floor is None else floor)
-        await partition.commit_promise(partition.end_offset)
 
-    def _copy(self, ids: Sequence[AcceptedId], copies: Copies) -> None:
+    def _copies(self, ids: Sequence[AcceptedId], copies: Copies) -> Following:
         copied = CopiedIds(
             [one.key for one in ids], [one.offset for one in ids], [one.accepted_ms for one in ids], *copies
         )
-        control = encode_copied_ids(copied)
-        self.replay.stage(read_header(control).crc, copied)
-        self.partition.append_unchanged((control,))
+        return Following((encode_copied_ids(copied),), ({self.view: copied},))
 
     def _ensure_usable(self) -> None:
         self.partition.ensure_leader()
@@ -229,7 +233,9 @@ def rebuild(
     Raises the errors of `read_delays`."""
     assert inspected.ids is not None
     rebuilt = _without_repeats(batch, inspected.ids, kept)
-    delays = None if inspected.delays is None else read_delays(rebuilt, name, decided_ms)
+    delays = None
+    if inspected.delays is not None:
+        delays = read_delays(InspectedBatch(rebuilt), name, decided_ms)
     return RebuiltBatch(kept, decided_ms, rebuilt, delays)
 
 

@@ -18,9 +18,11 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.partition.append import Following
+from mansio.broker.partition.append_validation import reject_delayed
 from mansio.broker.partition.schedule_manager import ScheduleManager
 from mansio.errors import (
     UNREADABLE_OR_DAMAGED,
@@ -30,7 +32,6 @@ from mansio.errors import (
     MansioError,
     ThrottlingQuotaExceeded,
 )
-from mansio.logs import fields
 from mansio.state.delays.pending_records import PendingRecord
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.delay_control_records import (
@@ -53,16 +54,17 @@ from mansio.wire.batch.record_batch import (
 from mansio.wire.batch.record_reader import decompress_batch, read_record_at, record_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.broker.log_view.replay import ViewReplay
+    from mansio.broker.partition.append import Draft
     from mansio.broker.partition.delayed_records import DelayedRecords
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_hook import AppendResult, Contents
     from mansio.ports import Buffer
+    from mansio.wire.batch.dedup_header import IdentifiedBatch
     from mansio.wire.batch.delay_headers import DelayedBatch
     from mansio.wire.batch.record_batch import NewRecord
-
-logger = logging.getLogger(__name__)
 
 CACHED_BATCHES_MAX: Final = 32
 CACHED_BYTES_MAX: Final = 16 << 20
@@ -90,6 +92,7 @@ class DelayManager:
     __slots__ = (
         "_cached",
         "_cached_bytes",
+        "_due_at_once",
         "has_fired",
         "partition",
         "replay",
@@ -106,6 +109,8 @@ class DelayManager:
         self.schedules = ScheduleManager(partition, replay)
         self._cached: dict[int, _StoredRecords] = {}
         self._cached_bytes = 0
+        self._due_at_once: list[PendingRecord] = []
+        """Records that were due when they were accepted, until the append of their batch returns."""
         self.has_fired = False
         """Whether the last slice was one of firings, whose duration says nothing about delayed records."""
         self.uncommitted_end = 0
@@ -113,22 +118,28 @@ class DelayManager:
 
     # Acceptance
 
-    def convert(self, batch: Buffer, delays: DelayedBatch) -> bytes:
-        """Return the control batch that is appended instead of a client's batch with delayed records.
+    def prepare(self, draft: Draft) -> None:
+        """Store a control batch instead of a client's batch with delayed records.
 
-        Raises `ThrottlingQuotaExceeded` if too many records are pending, and `LeaderNotAvailable` while the view is
-        being read."""
-        partition, replay = self.partition, self.replay
-        if not replay.is_complete:  # producers retry this error, unlike that of `ensure_usable`
+        Raises `InvalidRecord` in a transaction, `ThrottlingQuotaExceeded` if too many records are pending, and
+        `LeaderNotAvailable` while the view is being read."""
+        batch, delays, partition = draft.batch, draft.delays, self.partition
+        if batch is None or delays is None:
+            return
+        if not self.replay.is_complete:  # producers retry this error, unlike that of `ensure_usable`
             raise LeaderNotAvailable(f"{partition.name}: its delayed records are being loaded")
         self._check_limits(delays)
         control = encode_accepted(batch, delays.header, delays.due_ms)
+        if draft.header.is_transactional:
+            reject_delayed(partition.name)
+        draft.replace(control)
+        draft.keeps_timestamps = True
+        draft.contents[self.view] = partial(self._accept, delays)
 
-        def apply(base_offset: int) -> None:
-            self._accept(base_offset, delays)
-
-        replay.stage(read_header(control).crc, apply)
-        return control
+    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
+        """Return `known`: a batch with delays is recognized by its sequence alone."""
+        del identified
+        return known
 
     def _check_limits(self, delays: DelayedBatch) -> None:
         pending, settings = self.view.pending, self.partition.settings
@@ -144,8 +155,9 @@ class DelayManager:
                 f" mansio.delay.pending.bytes.max={settings.delayed_bytes_max}"
             )
 
-    def _accept(self, base_offset: int, delays: DelayedBatch) -> None:
-        """Apply an accepted batch that was appended, and deliver the records that are due already."""
+    def _accept(self, delays: DelayedBatch, base_offset: int) -> None:
+        """Apply an accepted batch that was appended, but for the records that are due already: they are delivered
+        next."""
         view, bounds = self.view, delays.bounds
         now_ms = self.partition.clock.wall_ms()
         add = view.pending.add
@@ -160,11 +172,17 @@ class DelayManager:
         if due:
             header = delays.header
             self._cache(base_offset, _StoredRecords(header.codec, base_timestamp_ms(header), delays.data))
-            try:
-                self._deliver(due, now_ms)
-            except MansioError as error:  # the batch was accepted: the delivery is repeated
-                self._log_failure(error)
+            self._due_at_once = due
+            view.has_taken_records = True
         view.on_due_changed()
+
+    def following(self) -> Following | None:
+        """Return the delivery of the records that were due when they were accepted."""
+        due, self._due_at_once = self._due_at_once, []
+        if not due:
+            return None
+        self.view.has_taken_records = False
+        return self._delivery(due, self.partition.clock.wall_ms(), self.view.on_due_changed)
 
     # Delivery
 
@@ -188,13 +206,16 @@ class DelayManager:
             return count
         limit_ms = now_ms if schedule_ms is None else min(now_ms, schedule_ms)
         due = view.pending.take_due(limit_ms, records_max, bytes_max)
-        if due:
-            self._deliver(due, now_ms)
+        if due and (delivery := self._delivery(due, now_ms)) is not None:
+            self.partition.append_following(delivery)
         return len(due)
 
-    def _deliver(self, due: Sequence[PendingRecord], now_ms: int) -> None:
-        """Append records that were removed from the view. After an error they are in the view again."""
-        partition, pending = self.partition, self.view.pending
+    def _delivery(
+        self, due: Sequence[PendingRecord], now_ms: int, on_failed: Callable[[], None] | None = None
+    ) -> Following | None:
+        """Return what delivers records that were removed from the view; None if none of them can be read. After an
+        error they are in the view again."""
+        partition = self.partition
         delivered: list[NewRecord] = []
         ids: list[int] = []
         codec = Codec.NONE
@@ -212,22 +233,34 @@ class DelayManager:
                     content = delivered_record(content, record.id, record.due_ms, now_ms)
                 delivered.append(content)
             if not delivered:
-                return
+                return None
             batch = build_batch(delivered, codec=codec)
-            rules = partition.rules
-            if rules.timestamp_type is TimestampType.LOG_APPEND:
+            if partition.rules.timestamp_type is TimestampType.LOG_APPEND:
                 front = with_log_append_time(batch, read_header(batch), now_ms)
                 batch = front + batch[len(front) :]
             crc = read_header(batch).crc
             control = encode_delivered(ids, crc)
-            self.replay.stage(read_header(control).crc, self.view.delivery((), crc))
-            self.uncommitted_end = partition.append_unchanged((control, batch))
         except BaseException:
-            known = {*ids}
-            for record in due:
-                if record.id in known or pending.find(record.id) is None:
-                    pending.replace(record)
+            self._put_back(due, ids)
             raise
+
+        def done(end_offset: int) -> None:
+            self.uncommitted_end = end_offset
+
+        def failed() -> None:
+            self._put_back(due, ids)
+            if on_failed is not None:
+                on_failed()
+
+        known: Contents = {self.view: self.view.delivery((), crc)}
+        return Following((control, batch), (known, None), done, failed)
+
+    def _put_back(self, due: Sequence[PendingRecord], ids: Iterable[int]) -> None:
+        """Add records to the view again that were not delivered. `ids`: of those that are not postponed."""
+        pending, known = self.view.pending, {*ids}
+        for record in due:
+            if record.id in known or pending.find(record.id) is None:
+                pending.replace(record)
 
     def _postpone(self, record: PendingRecord, now_ms: int, error: MansioError) -> None:
         """Keep a record that cannot be read, and go on with the others. It is tried again, because the log may be
@@ -290,35 +323,28 @@ class DelayManager:
         return [record for record in found if record.due_ms != NOT_DELAYED_MS]
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
-        self.replay.stage(read_header(control).crc, apply)
-        return self.partition.append_unchanged((control,))
+        return self.partition.append_unchanged((control,), ({self.view: apply},))
 
     # Retention
 
-    async def release_below(self, offset: int) -> None:
-        """Copy the pending records and schedules below an offset to the end of the log, so that retention can delete
-        that part. A record that cannot be read is reported and stays where it is, until it is repaired or cancelled.
-
-        Returns when the copies are committed. Raises the errors of `cancel`."""
-        partition, view = self.partition, self.view
+    def release_below(self, offset: int) -> Iterator[Following]:
+        """Yield copies of the pending records and schedules below an offset: see `ReleasingFeature`. A record that
+        cannot be read is reported and stays where it is, until it is repaired or cancelled."""
         unreadable: set[int] = set()
         while True:
             self.ensure_usable()
-            floor = self.replay.retention_floor()
-            records = view.pending.located_below(offset, COPIED_RECORDS_MAX, unreadable)
+            records = self.view.pending.located_below(offset, COPIED_RECORDS_MAX, unreadable)
             if records:
-                end_offset = self._copy(records, unreadable)
-                if end_offset is None:
-                    continue
-            elif (end_offset := self.schedules.copy_below(offset)) is None:
-                break
-            self.replay.retained_until = (end_offset, offset if floor is None else floor)
-            await partition.scheduler.sleep(0)
-        await partition.commit_promise(partition.end_offset)
+                if (copies := self._copies(records, unreadable)) is not None:
+                    yield copies
+            elif (copies := self.schedules.copies_below(offset)) is not None:
+                yield copies
+            else:
+                return
 
-    def _copy(self, records: Sequence[PendingRecord], unreadable: set[int]) -> int | None:
-        """Append copies of records, at least one and at most `COPIED_BYTES_MAX`, and return the end offset; None if
-        none can be read. The ids of records that cannot be read are added to `unreadable`."""
+    def _copies(self, records: Sequence[PendingRecord], unreadable: set[int]) -> Following | None:
+        """Return copies of records, at least one and at most `COPIED_BYTES_MAX`; None if none can be read. The ids of
+        records that cannot be read are added to `unreadable`."""
         copied: list[PendingRecord] = []
         contents: list[NewRecord] = []
         size = 0
@@ -345,7 +371,7 @@ class DelayManager:
                 self.view.pending.replace(moved)
 
         control = encode_copied([record.id for record in copied], [record.due_ms for record in copied], batch)
-        return self._append_control(control, apply)
+        return Following((control,), ({self.view: apply},))
 
     # Stored records
 
@@ -374,13 +400,6 @@ class DelayManager:
         self._cached.clear()
         self._cached_bytes = 0
         self.uncommitted_end = 0
-
-    def _log_failure(self, error: MansioError) -> None:
-        partition = self.partition
-        logger.warning(
-            "delivery_failed",
-            extra=fields(topic=partition.topic, partition=partition.index, reason=error.message),
-        )
 
 
 def _decode(batch: Buffer) -> _StoredRecords:

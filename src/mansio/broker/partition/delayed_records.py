@@ -54,7 +54,15 @@ _SIZE: Final = struct.Struct(">I")  # of the schedules in a snapshot
 class DelayedRecords(LogView["ApplyAt"]):
     """The pending records and schedules of a partition."""
 
-    __slots__ = ("_expected", "_log", "on_due_changed", "on_reset", "pending", "schedules")
+    __slots__ = (
+        "_expected",
+        "_log",
+        "has_taken_records",
+        "on_due_changed",
+        "on_reset",
+        "pending",
+        "schedules",
+    )
 
     kind = "delayed_records"
     suffix = SNAPSHOT_SUFFIX
@@ -68,6 +76,8 @@ class DelayedRecords(LogView["ApplyAt"]):
         `next_wake_ms`."""
         self.on_reset: Callable[[], None] = _do_nothing
         """Called when a part of the log was truncated."""
+        self.has_taken_records = False
+        """Whether accepted records are not in the view, because their delivery is appended next."""
         self.pending = PendingRecords()
         self.schedules = Schedules()
 
@@ -167,11 +177,15 @@ class DelayedRecords(LogView["ApplyAt"]):
         locations = (self.pending.lowest_location(), self.schedules.lowest_location())
         return min((location for location in locations if location is not None), default=None)
 
+    @property
+    def kept_bytes(self) -> int:
+        return self.pending.size_bytes + self.schedules.size_bytes
+
     # Snapshots
 
     @property
     def is_whole(self) -> bool:
-        return self._expected is None
+        return self._expected is None and not self.has_taken_records
 
     def begin(self) -> tuple[int, bool]:
         """Nothing is pending below the start of the log. With a snapshot, `has_delay_snapshot` is true for the

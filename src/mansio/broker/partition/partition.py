@@ -1,8 +1,9 @@
 """Partition replica on this broker: log, role (leader or follower), waits and hooks (Kafka `Partition`).
 
-Features that observe or control a partition (idempotence, retention holds) are hooks (`PartitionHook`) in other
-modules, which the partition does not import, except its producers (`ProducerHook`), who write transactions. On a
-single node the partition is the leader from the start, and the methods for replication are not called.
+Features of a partition (`PartitionFeature`) are in other modules; the partition gets them by its constructor. They
+observe it as hooks (`PartitionHook`) and take part in appends (`AppendPipeline`). It knows its producers, who write
+transactions, and its priorities, which share groups read. On a single node the partition is the leader from the start,
+and the methods for replication are not called.
 
 A follower receives all batches up to the end of the leader's log, flushed on the leader or not, so that all replicas
 flush at the same time. This does not weaken durability: the high watermark is the smallest flushed end offset of all
@@ -34,10 +35,13 @@ NOT_ENOUGH_REPLICAS before and NOT_ENOUGH_REPLICAS_AFTER_APPEND after the append
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
+from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
+from mansio.broker.partition.append import AppendPipeline, NewBatch
 from mansio.broker.partition.append_validation import (
     CONTROL_OR_TRANSACTIONAL_BITS,
     INLINE_CONTENT_BYTES_MAX,
@@ -45,15 +49,12 @@ from mansio.broker.partition.append_validation import (
     check_client_batch,
     check_inline,
     check_record_count,
-    inspect_records,
     new_append_error,
     new_log_failed_error,
-    reject_delayed,
-    reject_ids,
     reject_timestamps,
 )
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.broker.partition.priority_view import PriorityView
 from mansio.broker.partition.storage_health import UNKNOWN_OFFSET, StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
@@ -77,8 +78,8 @@ from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.verification import is_unreadable
-from mansio.tracebacks import copied
-from mansio.wire.batch.delay_headers import read_delays
+from mansio.tracebacks import copied, without_traceback
+from mansio.wire.batch.control_records import read_control_record
 from mansio.wire.batch.end_marker import encode_end_marker
 from mansio.wire.batch.record_batch import (
     CODEC_MASK,
@@ -89,6 +90,7 @@ from mansio.wire.batch.record_batch import (
     check_batch,
     check_stored_batch,
     encode_batch,
+    iterate_batches,
     read_header,
     read_stored_batches,
     with_log_append_time,
@@ -99,9 +101,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
+    from mansio.broker.partition.append import AppendFeature, Draft, Following, ReleasingFeature
     from mansio.broker.partition.append_validation import InspectedRecords
-    from mansio.broker.partition.partition_hook import CheckedBatch, PartitionHook
-    from mansio.broker.partition.priority_view import PriorityView
+    from mansio.broker.partition.partition_hook import Contents, PartitionHook
+    from mansio.broker.partition.producer_hook import ProducerHook
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
     from mansio.storage.checked_ranges import CheckedRange
@@ -109,10 +112,9 @@ if TYPE_CHECKING:
     from mansio.storage.log import Log
     from mansio.storage.segment import Segment
     from mansio.storage.segment_list import LogSlice
-    from mansio.wire.batch.dedup_header import IdentifiedBatch
-    from mansio.wire.batch.delay_headers import DelayedBatch
     from mansio.wire.batch.end_marker import EndMarker
-    from mansio.wire.batch.priority_header import PriorityRun
+
+    AfterAppend = Callable[[BatchHeader, int, Contents | None], None]
 
 H = TypeVar("H")
 
@@ -154,16 +156,51 @@ class FollowerReadResult(NamedTuple):
     urgent: bool = False
 
 
+class Attached(NamedTuple):
+    """A feature of one partition. `feature`: what services look up (`Partition.find_feature`). `hook`: observes the
+    partition, only its appends and reads if `is_on_data_path`. `appends`: takes part in the appends of clients.
+    `releases`: copies what `hook` keeps from retention."""
+
+    feature: object
+    hook: PartitionHook
+    appends: AppendFeature | None = None
+    releases: ReleasingFeature | None = None
+    is_on_data_path: bool = True
+
+
+class PartitionFeature(ABC):
+    """A property that the records of a partition may have, or that the partition may have. One object per broker."""
+
+    control_types: frozenset[int] = frozenset()
+    """Types of the control records that the feature writes: a follower that receives one needs the feature."""
+
+    @abstractmethod
+    def is_needed(self, partition: Partition) -> bool:
+        """Return whether the settings or the files of a partition need the feature. May read a directory."""
+
+    @abstractmethod
+    def attach(self, partition: Partition, *, is_new: bool) -> Attached | None:
+        """Create the feature of a partition; None if it cannot be read, and the log has failed. `is_new`: the topic
+        gets the feature now."""
+
+    def detach(self, feature: object) -> None:
+        """Called with what services look up when the partition is closed."""
+        del feature
+
+
 class Partition:
     """The replica of one partition on this broker. All methods run on the broker's event loop."""
 
     __slots__ = (
         "_acknowledged_end",
         "_after_append",
+        "_attached",
         "_before_append",
         "_commit_waits",
+        "_features",
         "_flush_waits",
         "_hooks",
+        "_isr_listener",
         "_parked",
         "_parked_followers",
         "_readable_ends",
@@ -172,26 +209,20 @@ class Partition:
         "_stable_end",
         "_start_offset_waits",
         "broker_id",
-        "check_ids",
         "clock",
         "closed",
-        "convert_delayed",
-        "first_offset_of_repeat",
         "group_commit",
         "has_waiting_batches",
         "index",
         "internal",
         "is_leader",
         "log",
-        "on_control_batches",
-        "on_isr_candidate",
-        "priorities",
+        "pipeline",
         "producers",
         "replica",
         "rules",
         "scheduler",
         "scratch",
-        "stage_priorities",
         "storage_health",
         "topic",
         "topic_id",
@@ -213,10 +244,16 @@ class Partition:
         settings: TopicSettings | None = None,
         internal: bool = False,
         storage_health: StorageHealth | None = None,
+        producers: ProducerHook | None = None,
+        features: Sequence[PartitionFeature] = (),
+        scratch: bytearray | None = None,
     ) -> None:
         """`settings` are the effective settings of the topic; `internal` marks a topic that clients may not write;
         `storage_health` records damage and disk-full errors. In a cluster `replica` is a `FollowerReplica` without a
-        leader until `become_leader` or `become_follower`.
+        leader until `become_leader` or `become_follower`. `producers` have the transactions of the partition.
+        `features`: all that this broker knows, in the order in which they take part in appends; those that are needed
+        are attached. `scratch`: a buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked,
+        which partitions may share.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -232,31 +269,16 @@ class Partition:
         self.storage_health = storage_health or StorageHealth(clock)
         self.closed = False
         self.is_leader = False
-        self.scratch: bytearray | None = None
-        """Buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked; one for all partitions of a
-        broker."""
+        self.scratch = scratch
         self.has_waiting_batches = False
         """Whether batches wait in the `BatchProcessor`; later batches must be appended after them."""
-        self.on_isr_candidate: Callable[[Partition, int], None] | None = None
-        """Called with a follower that is not in the ISR and meets all conditions to join it."""
-        self.convert_delayed: Callable[[Buffer, DelayedBatch], bytes] | None = None
-        """Returns the control batch to append instead of a client's batch with delayed records."""
-        self.on_control_batches: Callable[[Partition, memoryview], None] | None = None
-        """Called with batches that a follower is about to append, some of which are control batches; None if pending
-        records are known already. The topic may have accepted delays before this replica existed."""
-        self.check_ids: Callable[[Buffer, InspectedRecords], CheckedBatch] | None = None
-        """Finds the repeats in a client's batch with deduplication ids. May raise `RebuildRequired`."""
-        self.first_offset_of_repeat: Callable[[IdentifiedBatch | None, AppendResult], AppendResult] | None = (
-            None
-        )
-        """Called with the ids of a batch that an idempotent producer sends again, and the result known from its
-        sequence; returns the result with the offset of the first record with its id."""
-        self.priorities: PriorityView | None = None
-        """The priorities of the records; None if the topic has none."""
-        self.stage_priorities: Callable[[int, Sequence[PriorityRun]], None] | None = None
-        """Announces the priorities of the batch with this CRC, which is about to be appended."""
-        self.producers: ProducerHook | None = None
-        """The producers of the partition with their transactions; None before their hook is added."""
+        self._isr_listener: Callable[[Partition, int], None] | None = None
+        self.pipeline = AppendPipeline(f"{topic}-{index}", clock)
+        """The features that take part in the appends of clients' batches."""
+        self.producers = producers
+        """The producers of the partition with their transactions; None if it has none."""
+        self._features = features
+        self._attached: dict[PartitionFeature, Attached] = {}
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
@@ -264,7 +286,7 @@ class Partition:
         """End of the last batch that was acknowledged without waiting for its commit (acks=0 and 1)."""
         self._hooks: list[PartitionHook] = []
         self._before_append: list[Callable[[BatchHeader], AppendResult | None]] = []
-        self._after_append: list[Callable[[BatchHeader, int], None]] = []
+        self._after_append: list[AfterAppend] = []
         self._readable_ends: list[Callable[[int], int | None]] = []
         self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
         self._flush_waits: list[tuple[int, Callable[[], None]]] = []
@@ -275,6 +297,12 @@ class Partition:
         self._set_role(replica)
         log.on_failure = self._on_log_failed
         log.on_damage = self._on_damage
+        if producers is not None:
+            self.add_hook(producers)
+            producers.on_committed(replica.high_watermark)
+            if producers.damaged_offset is not None:  # after the caller has registered this partition
+                scheduler.call_soon(self._report_lost_transaction_ends)
+        self._attach_features(is_new=False)
 
     # State
 
@@ -334,11 +362,6 @@ class Partition:
     def add_hook(self, hook: PartitionHook, *, on_data_path: bool = True) -> None:
         """Attach a hook. With `on_data_path` False, appends and reads do not call it."""
         self._hooks.append(hook)
-        if isinstance(hook, ProducerHook):
-            self.producers = hook
-            hook.on_committed(self.replica.high_watermark)
-            if hook.damaged_offset is not None:  # after the caller has registered this partition
-                self.scheduler.call_soon(self._report_lost_transaction_ends)
         if on_data_path:
             self._before_append.append(hook.before_append)
             self._after_append = [*self._after_append, hook.on_append]
@@ -347,6 +370,55 @@ class Partition:
     def find_hook(self, kind: type[H]) -> H | None:
         """Return the hook of this class; None if there is none."""
         return next((hook for hook in self._hooks if isinstance(hook, kind)), None)
+
+    def find_feature(self, kind: type[H]) -> H | None:
+        """Return the object of an attached feature that has this class; None if there is none."""
+        for attached in self._attached.values():
+            if isinstance(attached.feature, kind):
+                return attached.feature
+        return None
+
+    @property
+    def priorities(self) -> PriorityView | None:
+        """The priorities of the records; None if the topic has none."""
+        return self.find_feature(PriorityView)
+
+    def apply_settings(self, settings: TopicSettings, rules: AppendRules) -> None:
+        """Use changed settings of the topic, and attach the features that they need."""
+        self.settings = settings
+        self.rules = rules
+        self._attach_features(is_new=True)
+
+    def attach(self, feature: PartitionFeature, *, is_new: bool) -> None:
+        """Attach a feature, unless it is attached. `is_new`: the topic gets it now."""
+        if feature in self._attached:
+            return
+        attached = feature.attach(self, is_new=is_new)
+        if attached is None:
+            return
+        self._attached[feature] = attached
+        self.add_hook(attached.hook, on_data_path=attached.is_on_data_path)
+        known = {one: None for one in (*self._features, *self._attached) if one in self._attached}
+        appends = [self._attached[one].appends for one in known]
+        self.pipeline.features = [one for one in appends if one is not None]
+
+    def _attach_features(self, *, is_new: bool) -> None:
+        for feature in self._features:
+            if feature not in self._attached and feature.is_needed(self):
+                self.attach(feature, is_new=is_new)
+
+    def _attach_received(self, records: memoryview) -> None:
+        """Attach the features whose control batches a leader has sent, because its topic used them before this replica
+        existed. `records`: whole batches."""
+        missing = [one for one in self._features if one.control_types and one not in self._attached]
+        if not missing:
+            return
+        for position, header in iterate_batches(records):
+            if header.is_control:
+                found = read_control_record(records[position : position + header.size])
+                for feature in missing:
+                    if found is not None and found.type in feature.control_types:
+                        self.attach(feature, is_new=False)
 
     @property
     def uncommitted_end(self) -> int:
@@ -392,6 +464,7 @@ class Partition:
         is_intact: bool = False,
         is_checked: bool = False,
         inspected: InspectedRecords | None = None,
+        contents: Contents | None = None,
     ) -> AppendResult:
         """Append one encoded batch.
 
@@ -401,10 +474,11 @@ class Partition:
         `is_intact`: a client's batch in the broker's own memory, where `check_batch` has accepted it.
         `is_checked`: the content of the batch was checked (`check_content`); otherwise that of a compressed one is
         checked here if it is small. `inspected`: the result of `inspect_records`, without which a small batch is
-        inspected here if the topic has a feature that needs it. Raises the `MansioError` for which the batch was
-        rejected, and `DecompressedTooLarge` if its content must be checked or inspected by the `BatchProcessor`,
-        because it is large. Raises `RebuildRequired` for a batch that a thread has `inspected`, if some of its records
-        are repeats.
+        inspected here if the topic has a feature that needs it. `contents`: of an `internal` batch.
+
+        Raises the `MansioError` for which the batch was rejected, and `DecompressedTooLarge` if its content must be
+        checked or inspected by the `BatchProcessor`, because it is large. Raises `RebuildRequired` for a batch that a
+        thread has `inspected`, if some of its records are repeats.
         """
         check = read_header if is_intact else check_stored_batch if internal else check_batch
         header = check(batch)
@@ -434,30 +508,15 @@ class Partition:
             )  # duplicates too: what was not flushed never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
-                if rules.deduplicates and self.first_offset_of_repeat is not None:
-                    known = self.first_offset_of_repeat(self._inspect(batch, inspected).ids, known)
+                if rules.deduplicates:
+                    known = self.pipeline.with_first_offset(batch, rules, inspected, known)
                 return known._replace(append_time_ms=-1) if by_client else known
+        if rules.inspects_records and not internal:
+            return self._append_draft(self.pipeline.prepare(batch, header, rules, inspected), urgent=urgent)
         append_time_ms = -1
         front = None
         if not by_client:
             append_time_ms = self.clock.wall_ms()
-        if rules.inspects_records and not internal:
-            inspected = self._inspect(batch, inspected)
-            if rules.has_priorities and self.stage_priorities is not None:
-                self.stage_priorities(header.crc, inspected.priorities)
-            if inspected.ids is not None and self.check_ids is not None:
-                checked = self.check_ids(batch, inspected)
-                if header.attributes & TRANSACTIONAL_FLAG:
-                    reject_ids(self.name)
-                return self._append_checked(checked, inspected, batch, urgent=urgent)
-            if inspected.delays is not None and self.convert_delayed is not None:
-                converted = self.convert_delayed(batch, inspected.delays)
-                if header.attributes & TRANSACTIONAL_FLAG:
-                    reject_delayed(self.name)
-                batch = converted
-                header = read_header(converted)
-                by_client = True  # its timestamp stays as it is
-        if not by_client:
             front = with_log_append_time(batch, header, append_time_ms)
         try:
             base_offset = self.log.append(batch, header, self.replica.leader_epoch, rewritten_header=front)
@@ -466,7 +525,7 @@ class Partition:
         if front is not None:
             header = read_header(front)  # as written, for the hooks that store it
         for after in self._after_append:
-            after(header, base_offset)
+            after(header, base_offset, contents)
         end_offset = base_offset + header.last_offset_delta + 1
         if not urgent:
             self._acknowledged_end = end_offset
@@ -476,61 +535,73 @@ class Partition:
             self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
         return AppendResult(base_offset, end_offset, append_time_ms, False)
 
-    def _inspect(self, batch: Buffer, inspected: InspectedRecords | None) -> InspectedRecords:
-        """Return the inspection of a batch by the thread, or inspect a small batch now. Raises the errors of
-        `inspect_records`."""
-        if inspected is None or inspected.rules != self.rules:
-            return inspect_records(self.name, self.rules, batch, self.clock.wall_ms())
-        if inspected.error is not None:
-            raise copied(inspected.error)
-        return inspected
-
-    def _append_checked(
-        self, checked: CheckedBatch, inspected: InspectedRecords, sent: Buffer, *, urgent: bool
-    ) -> AppendResult:
-        """Append the records of a client's batch, as `sent`, with deduplication ids that are not repeats. The caller
-        has made all other checks of the batch."""
-        batch, first_ms = checked.batch, checked.first_ms
-        by_client = self.rules.timestamp_type is TimestampType.CREATE
-        if batch is not None:
-            delays, rebuilt = inspected.delays, inspected.rebuilt
-            if rebuilt is not None and batch is rebuilt.batch:
-                delays = rebuilt.delays
-            elif delays is not None and batch is not sent:  # without the repeats
-                delays = read_delays(batch, self.name, self.clock.wall_ms())
-            if delays is not None and self.convert_delayed is not None:
-                batch = self.convert_delayed(batch, delays)
-                by_client = True  # its timestamp stays as it is
-            elif not by_client:
-                front = with_log_append_time(batch, read_header(batch), checked.accepted_ms)
-                batch = front + bytes(batch[len(front) :])
-                first_ms = checked.accepted_ms if first_ms < 0 else first_ms
-        base_offset, end_offset = -1, checked.known_end
-        appended = checked.finish(batch)
-        for one in appended:
-            header = read_header(one)
-            try:
-                base_offset = self.log.append(one, header, self.replica.leader_epoch)
-            except StorageError as error:
-                raise self._append_error(error) from error
-            for after in self._after_append:
-                after(header, base_offset)
-            end_offset = max(end_offset, base_offset + header.last_offset_delta + 1)
+    def _append_draft(self, draft: Draft, *, urgent: bool) -> AppendResult:
+        """Append what the features have made of a client's batch, and what they have to append next."""
+        base_offset, end_offset = -1, draft.known_end
+        batches = draft.batches()
+        if batches:
+            base_offset, appended_end = self._write(batches)
+            end_offset = max(end_offset, appended_end)
         if not urgent:
             self._acknowledged_end = max(self._acknowledged_end, end_offset)
-        if appended or (urgent and end_offset > self.replica.high_watermark):
-            is_awaited = urgent or bool(self._parked)
-            if self.replica.waits_for_followers and is_awaited:
-                self.group_commit.request_flush_with_followers(self.log)
-            else:
-                self.group_commit.request_flush(self.log, urgent=is_awaited)
-        if checked.first_offset >= 0:
-            base_offset = checked.first_offset
-        return AppendResult(base_offset, end_offset, -1 if by_client else first_ms, checked.batch is None)
+        if batches or (urgent and end_offset > self.replica.high_watermark):
+            self._request_flush(urgent=urgent)
+        for feature in self.pipeline.features:
+            if (following := feature.following()) is not None:
+                try:
+                    self.append_following(following)
+                except MansioError as error:  # the batch was accepted: what follows is tried again
+                    known = fields(topic=self.topic, partition=self.index, reason=error.message)
+                    logger.warning("delivery_failed", extra=known)
+        if draft.first_offset >= 0:
+            base_offset = draft.first_offset
+        append_time_ms = -1
+        if self.rules.timestamp_type is not TimestampType.CREATE:
+            append_time_ms = draft.appended_ms if draft.first_ms < 0 else draft.first_ms
+        return AppendResult(base_offset, end_offset, append_time_ms, draft.batch is None)
 
-    def append_unchanged(self, batches: Sequence[bytes]) -> int:
+    def _write(self, batches: Iterable[NewBatch]) -> tuple[int, int]:
+        """Append batches, and then pass them to the hooks; return the base offset of the last one and the end offset.
+
+        An error may leave the first of them in the log."""
+        log, epoch = self.log, self.replica.leader_epoch
+        base_offset = log.end_offset
+        appended: list[tuple[NewBatch, int]] = []
+        try:
+            for one in batches:
+                base_offset = log.append(one.batch, one.header, epoch, rewritten_header=one.front)
+                appended.append((one, base_offset))
+        except StorageError as error:
+            raise self._append_error(error) from error
+        finally:
+            end_offset = log.end_offset
+            for one, offset in appended:
+                for after in self._after_append:
+                    after(one.header, offset, one.contents)
+        return base_offset, end_offset
+
+    def _request_flush(self, *, urgent: bool) -> None:
+        is_awaited = urgent or bool(self._parked)
+        if self.replica.waits_for_followers and is_awaited:
+            self.group_commit.request_flush_with_followers(self.log)
+        else:
+            self.group_commit.request_flush(self.log, urgent=is_awaited)
+
+    def append_following(self, following: Following) -> int:
+        """Append what a feature has to append next; return the end offset. Raises the errors of `append`."""
+        try:
+            end_offset = self.append_unchanged(following.batches, following.contents)
+        except BaseException:
+            if following.failed is not None:
+                following.failed()
+            raise
+        if following.done is not None:
+            following.done(end_offset)
+        return end_offset
+
+    def append_unchanged(self, batches: Sequence[bytes], contents: Sequence[Contents | None] = ()) -> int:
         """Append batches of the broker itself, one directly after the other, and start their flush; return their end
-        offset. Unlike `append`, this never changes a CRC.
+        offset. Unlike `append`, this never changes a CRC. `contents`: of each batch, none if they are not known.
 
         An error may leave the first of them in the log. Raises the errors of `append`."""
         self._check_append(internal=True, urgent=True)
@@ -538,19 +609,13 @@ class Partition:
             before(read_header(batches[0]))
         if self.log.failure is not None:
             raise self._new_log_failed_error(self.log.failure)
-        for batch in batches:
-            header = check_stored_batch(batch)
-            try:
-                base_offset = self.log.append(batch, header, self.replica.leader_epoch)
-            except StorageError as error:
-                raise self._append_error(error) from error
-            for after in self._after_append:
-                after(header, base_offset)
-        if self.replica.waits_for_followers:
-            self.group_commit.request_flush_with_followers(self.log)
-        else:
-            self.group_commit.request_flush(self.log, urgent=True)
-        return self.log.end_offset
+        new = [
+            NewBatch(batch, check_stored_batch(batch), known)
+            for batch, known in zip_longest(batches, contents)
+        ]
+        _, end_offset = self._write(new)
+        self._request_flush(urgent=True)
+        return end_offset
 
     def append_marker(self, marker: EndMarker) -> AppendResult:
         """End the transaction of a producer in this partition; the caller waits for the commit of the marker.
@@ -562,7 +627,8 @@ class Partition:
             raise self._not_leader_error()
         self._check_append(internal=False, urgent=True)
         producers.check_marker(marker)
-        return self.append(encode_end_marker(marker, self.clock.wall_ms()), internal=True)
+        batch = encode_end_marker(marker, self.clock.wall_ms())
+        return self.append(batch, internal=True, contents={producers: marker})
 
     def request_flush(self) -> None:
         """Start the flush of appended batches for which no caller waits (acks other than all)."""
@@ -631,18 +697,20 @@ class Partition:
             self._add_after_append(self._report_disk_space_recovered)
         return rejection
 
-    def _report_disk_space_recovered(self, header: BatchHeader, base_offset: int) -> None:
+    def _report_disk_space_recovered(
+        self, header: BatchHeader, base_offset: int, contents: Contents | None
+    ) -> None:
         """Report the first append that succeeds after a disk-full error."""
-        del header, base_offset
+        del header, base_offset, contents
         self._remove_after_append(self._report_disk_space_recovered)
         self.storage_health.record_disk_space_available(self.topic, self.index)
 
-    def _add_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
+    def _add_after_append(self, call: AfterAppend) -> None:
         """Call a function after each append until it is removed with `_remove_after_append`."""
         if call not in self._after_append:
             self._after_append = [*self._after_append, call]
 
-    def _remove_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
+    def _remove_after_append(self, call: AfterAppend) -> None:
         self._after_append = [one for one in self._after_append if one != call]
 
     def _on_flushed(self, end_offset: int) -> None:
@@ -896,6 +964,10 @@ class Partition:
         if replica.is_under_min_isr:
             self._fail_commit_waits(self._not_enough_replicas_error(replica))
 
+    def set_isr_listener(self, listener: Callable[[Partition, int], None] | None) -> None:
+        """Call `listener` with a follower that is not in the in-sync set and meets all conditions to join it."""
+        self._isr_listener = listener
+
     def check_session(self) -> None:
         """Fail all waits for commits if the broker's session may have expired; otherwise advance the high watermark.
 
@@ -1005,10 +1077,10 @@ class Partition:
                 self._complete_start_offset_waits()
             if (
                 node_id not in replica.in_sync
-                and self.on_isr_candidate is not None
+                and self._isr_listener is not None
                 and replica.can_join_isr(node_id)
             ):
-                self.on_isr_candidate(self, node_id)
+                self._isr_listener(self, node_id)
         follower = replica.followers()[node_id]
         is_start_new = follower.reported_start_offset < log.start_offset
         follower.reported_start_offset = log.start_offset
@@ -1074,8 +1146,10 @@ class Partition:
         if not self._parked_followers:
             self._remove_after_append(self._wake_followers_after_append)
 
-    def _wake_followers_after_append(self, header: BatchHeader, base_offset: int) -> None:
-        del header, base_offset
+    def _wake_followers_after_append(
+        self, header: BatchHeader, base_offset: int, contents: Contents | None
+    ) -> None:
+        del header, base_offset, contents
         self._wake_followers()
 
     def _wake_followers(self) -> None:
@@ -1106,10 +1180,11 @@ class Partition:
                 )
         if not headers:
             raise CorruptMessage(f"{self.name}: the leader sent {len(records)} bytes without a whole batch")
-        if attributes & CONTROL_FLAG and self.on_control_batches is not None:
-            self.on_control_batches(self, records[:size])
+        if attributes & CONTROL_FLAG:
+            self._attach_received(records[:size])
+        markers: dict[int, Contents] = {}
         if attributes & TRANSACTIONAL_FLAG and attributes & CONTROL_FLAG and self.producers is not None:
-            self.producers.stage(records[:size])
+            markers = self.producers.read_markers(records[:size])
         first = headers[0]
         if first.base_offset < log.end_offset <= first.last_offset and log.start_offset == log.end_offset:
             self.reset_to(first.base_offset)  # the leader's log starts inside this batch
@@ -1123,8 +1198,9 @@ class Partition:
             if end > before:
                 for header in headers:
                     if header.base_offset + header.last_offset_delta < end:
+                        contents = markers.get(header.base_offset) if markers else None
                         for after in self._after_append:
-                            after(header, header.base_offset)
+                            after(header, header.base_offset, contents)
         return size
 
     def update_from_leader(self, leader_high_watermark: int, leader_start_offset: int) -> None:
@@ -1275,12 +1351,46 @@ class Partition:
         self.log.roll()
         self.group_commit.request_flush(self.log, urgent=False)
 
-    def retention_floor(self) -> int | None:
-        """Return the offset from which retention must keep records, because a hook needs them; None for no limit."""
-        return min(self._retention_floors(), default=None)
+    def retention_floor(self, *, after_release: bool = False) -> int | None:
+        """Return the offset from which retention must keep records, because a hook needs them; None for no limit.
+        `after_release`: after `release_below`, as far as that is possible."""
+        return min(self._retention_floors(after_release=after_release), default=None)
 
-    def _retention_floors(self) -> list[int]:
-        return [floor for hook in self._hooks if (floor := hook.retention_floor()) is not None]
+    def _retention_floors(self, *, after_release: bool = False) -> list[int]:
+        released = [one.hook for one in self._attached.values() if after_release and one.releases is not None]
+        hooks = [hook for hook in self._hooks if hook not in released]
+        return [floor for hook in hooks if (floor := hook.retention_floor()) is not None]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Size of what features need from the log; it does not count for retention.bytes."""
+        return sum(one.replay.view.kept_bytes for one in self._releasing())
+
+    def _releasing(self) -> list[ReleasingFeature]:
+        return [one.releases for one in self._attached.values() if one.releases is not None]
+
+    async def release_below(self, offset: int) -> None:
+        """Copy what features still need from below an offset to the end of the log, so that retention can delete that
+        part. Returns when the copies are committed.
+
+        Raises the errors of `ReleasingFeature.release_below` and `append_unchanged`, the last one of several features,
+        after all have been asked."""
+        raised: MansioError | None = None
+        is_awaited = False
+        for feature in self._releasing():
+            replay = feature.replay
+            floor = replay.retention_floor()
+            try:
+                for following in feature.release_below(offset):
+                    replay.retain(self.append_following(following), offset if floor is None else floor)
+                    await self.scheduler.sleep(0)
+            except MansioError as error:
+                raised = without_traceback(error)
+            is_awaited |= replay.is_retaining
+        if raised is not None:
+            raise copied(raised)
+        if is_awaited:
+            await self.commit_promise(self.end_offset)
 
     def _advance_start(self, start_offset: int) -> None:
         self.log.trim_to(start_offset)
@@ -1321,9 +1431,11 @@ class Partition:
         if save:
             for hook in self._hooks:
                 hook.close()
-        self.on_control_batches = None
-        self.convert_delayed = self.check_ids = self.first_offset_of_repeat = None
-        self.priorities = self.stage_priorities = self.producers = None
+        for feature, attached in self._attached.items():
+            feature.detach(attached.feature)
+        self._attached.clear()
+        self.producers = None
+        self.pipeline.features.clear()
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)
@@ -1332,7 +1444,7 @@ class Partition:
         self._parked.clear()
         self._parked_followers.clear()
         self._remove_after_append(self._wake_followers_after_append)
-        self.on_isr_candidate = None
+        self._isr_listener = None
         self.storage_health.remove_partition(self.topic, self.index)
 
 

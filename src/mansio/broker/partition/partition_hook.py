@@ -1,5 +1,5 @@
 """Interface of features that observe or control one partition (`PartitionHook`), the result of an append
-(`AppendResult`), and a batch whose repeats were found (`CheckedBatch`, `RebuildRequired`).
+(`AppendResult`), and why a batch has to be rebuilt before it (`RebuildRequired`).
 
 Invariant: every method of a hook runs on the broker's event loop and does not block, except `on_truncate`, which is
 rare.
@@ -7,13 +7,16 @@ rare.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from mansio.ports import Buffer
     from mansio.wire.batch.record_batch import BatchHeader
+
+    Contents = Mapping[object, Any]
+    """What is known of a batch: its content by hook, or by the view of a `ViewReplay`. On a leader it is complete: a
+    batch has nothing for a hook that is not in it."""
 
 
 class AppendResult(NamedTuple):
@@ -26,23 +29,6 @@ class AppendResult(NamedTuple):
     end_offset: int
     append_time_ms: int
     duplicate: bool
-
-
-class CheckedBatch(NamedTuple):
-    """A client's batch with deduplication ids, after its repeats were found.
-
-    `batch`: with the records that are not repeats; None if all are. `first_offset` and `first_ms`: where the first
-    record is, and when it was accepted, if it is a repeat; otherwise -1. `known_end`: the log must be committed up to
-    here before the repeats are acknowledged. `accepted_ms`: the time at which the others are accepted.
-
-    `finish(stored)` is called once, with `batch` as it will be stored, and returns the batches to append."""
-
-    batch: Buffer | None
-    first_offset: int
-    first_ms: int
-    known_end: int
-    accepted_ms: int
-    finish: Callable[[Buffer | None], Sequence[Buffer]]
 
 
 class RebuildRequired(Exception):
@@ -64,8 +50,9 @@ class PartitionHook(Protocol):
     def before_append(self, header: BatchHeader) -> AppendResult | None:
         """Reject a batch by raising, or return the earlier result for a duplicate, or None to accept the batch."""
 
-    def on_append(self, header: BatchHeader, base_offset: int) -> None:
-        """Called after a batch was appended to the log, on leaders and on followers; the batch is not flushed yet."""
+    def on_append(self, header: BatchHeader, base_offset: int, contents: Contents | None = None) -> None:
+        """Called after a batch was appended to the log, on leaders and on followers; the batch is not flushed yet. A
+        hook must not append. `contents`: None if nothing is known of the batch."""
 
     def on_committed(self, high_watermark: int) -> None:
         """Called when the high watermark has advanced."""

@@ -15,23 +15,18 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from mansio.broker.log_view.replay import ViewReplay
-from mansio.broker.log_view.view import LogView
 from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX, AppendRules
 from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.batch_verifier import BatchVerifier
-from mansio.broker.partition.deduplication_view import DeduplicationView
 from mansio.broker.partition.deduplicator import Deduplicator
 from mansio.broker.partition.delay_manager import DelayManager
 from mansio.broker.partition.delayed_delivery import DelayedDelivery
-from mansio.broker.partition.delayed_records import DelayedRecords, has_delay_snapshot
+from mansio.broker.partition.features import FeaturePorts, partition_features
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
-from mansio.broker.partition.priority_view import PriorityView
-from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.broker.partition.retention_holds import RetentionHoldHook, RetentionHolds
+from mansio.broker.partition.retention_holds import RetentionHolds
 from mansio.broker.partition.storage_health import StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
@@ -49,11 +44,8 @@ from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.settings import LogSettings
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.control_records import read_control_record
-from mansio.wire.batch.delay_control_records import DelayControlType
 from mansio.wire.batch.recompress import Compression
-from mansio.wire.batch.record_batch import TimestampType, read_header
-from mansio.wire.batch.schedule_control_records import ScheduleControlType
+from mansio.wire.batch.record_batch import TimestampType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,6 +53,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.broker.partition.partition_files import AssignedReplica
+    from mansio.broker.partition.producer_hook import ProducerHook
     from mansio.config.settings import Settings
     from mansio.config.topic_config import TopicSettings
     from mansio.metadata.model import PartitionState, Topic, TopicChange
@@ -72,7 +65,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-V = TypeVar("V", bound=LogView[Any])
 
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
@@ -95,10 +87,6 @@ class _IndexedTopic:
         self.topic = topic
         self.partitions = partitions
         """A partition that could not be opened is replaced by its error; None: not a replica here (yet)."""
-
-
-DELAY_CONTROL_TYPES: Final = frozenset((*DelayControlType, *ScheduleControlType))
-"""Types of control records of delayed records and schedules."""
 
 
 class PartitionSet:
@@ -124,8 +112,6 @@ class PartitionSet:
         self.batch_processor = BatchProcessor(batch_thread)
         self._scratch = bytearray(INLINE_CONTENT_BYTES_MAX)
         self.delayed_delivery = DelayedDelivery(clock, scheduler)
-        self._delay_managers: dict[Partition, DelayManager] = {}
-        self._deduplicators: dict[Partition, Deduplicator] = {}
         self._disk = disk
         self._settings = settings
         self._clustered = settings.clustered
@@ -137,6 +123,8 @@ class PartitionSet:
         self._file_thread = file_thread
         self.storage_health = StorageHealth(clock)
         self.holds = RetentionHolds()
+        ports = FeaturePorts(disk, file_thread, scheduler, clock)
+        self._features = partition_features(ports, self.holds, self.delayed_delivery)
         self._files = PartitionFiles(settings, disk, clock, files, file_thread, before_newer_format)
         self._opening: Promise[None] | None = None
         self._by_name: dict[str, _IndexedTopic] = {}
@@ -344,15 +332,8 @@ class PartitionSet:
         log_settings = _log_settings(settings)
         for partition in partitions:
             if isinstance(partition, Partition):
-                partition.settings = settings
-                partition.rules = rules
+                partition.apply_settings(settings, rules)
                 partition.log.update_settings(log_settings)
-                if settings.accepts_delays and partition not in self._delay_managers:
-                    self._attach_delays(partition)
-                if settings.dedup_ms and partition not in self._deduplicators:
-                    self._attach_deduplication(partition)
-                if settings.has_priorities and partition.priorities is None:
-                    self._attach_priorities(partition, is_new=True)
 
     def apply_broker_settings(self, settings: Settings) -> None:
         """Apply the default topic settings in changed broker settings to all served topics."""
@@ -409,20 +390,11 @@ class PartitionSet:
             settings=settings,
             internal=topic.internal,
             storage_health=self.storage_health,
+            producers=producers,
+            features=self._features,
+            scratch=self._scratch,
         )
-        partition.scratch = self._scratch
-        partition.add_hook(producers)
         self.verifier.attach(log, partition.on_verified)
-        if not topic.internal:
-            partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)
-        if settings.accepts_delays or has_delay_snapshot(self._disk, log.directory):
-            self._attach_delays(partition)
-        else:
-            partition.on_control_batches = self._attach_delays_if_received
-        if settings.dedup_ms:
-            self._attach_deduplication(partition)
-        if settings.has_priorities:
-            self._attach_priorities(partition, is_new=False)
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
@@ -433,81 +405,14 @@ class PartitionSet:
         """Return a context in which appends to several partitions are flushed together, when it ends."""
         return self._group_commit.one_job()
 
-    def _attach_delays_if_received(self, partition: Partition, records: memoryview) -> None:
-        """Keep track of delayed records if a leader sends control batches of them, because its topic accepted delays
-        before this replica existed. `records`: whole batches."""
-        position = 0
-        while position < len(records):
-            header = read_header(records, position)
-            end = position + header.size
-            if header.is_control:
-                found = read_control_record(records[position:end])
-                if found is not None and found.type in DELAY_CONTROL_TYPES:
-                    self._attach_delays(partition)
-                    return
-            position = end
-
-    def _attach_delays(self, partition: Partition) -> None:
-        """Keep track of the delayed records of a partition, and deliver them while this broker is the leader."""
-        replay = self._replay(partition, DelayedRecords(partition.log))
-        if replay is None:
-            return
-        partition.on_control_batches = None
-        manager = DelayManager(partition, replay)
-        partition.convert_delayed = manager.convert
-        self._delay_managers[partition] = manager
-        self.delayed_delivery.attach(manager)
-
-    def _replay(self, partition: Partition, view: V) -> ViewReplay[V] | None:
-        """Keep a view of the log of a partition. Return None if it cannot be read; then the log has failed."""
-        log = partition.log
-        try:
-            replay = ViewReplay(
-                view,
-                self._disk,
-                self._file_thread,
-                self._scheduler,
-                log,
-                is_leader=lambda: partition.is_leader,
-                on_damage=partition.report_damage,
-            )
-        except OSError as error:
-            log.fail(error, f"cannot read the {view.kind} of {log.directory}")
-            return None
-        partition.add_hook(replay)
-        return replay
-
     def delay_manager(self, partition: Partition) -> DelayManager | None:
         """Return what manages the delayed records of a partition; None if its topic never accepted delays."""
-        return self._delay_managers.get(partition)
-
-    def _attach_deduplication(self, partition: Partition) -> None:
-        """Keep the deduplication window of a partition, and find repeats while this broker is the leader."""
-        view = DeduplicationView(
-            self._disk, self._clock, partition.log, window_ms=lambda: partition.settings.dedup_ms
-        )
-        replay = self._replay(partition, view)
-        if replay is None:
-            return
-        producers = partition.find_hook(ProducerHook)
-        if producers is not None:
-            producers.has_shorter_batches = True
-        deduplicator = Deduplicator(partition, replay)
-        partition.check_ids = deduplicator.check
-        partition.first_offset_of_repeat = deduplicator.with_first_offset
-        self._deduplicators[partition] = deduplicator
-
-    def _attach_priorities(self, partition: Partition, *, is_new: bool) -> None:
-        """Keep the priorities of a partition's records. `is_new`: the topic gets the setting now."""
-        view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)
-        replay = self._replay(partition, view)
-        if replay is not None:
-            partition.priorities, partition.stage_priorities = view, replay.stage
+        return partition.find_feature(DelayManager)
 
     def deduplicator(self, partition: Partition) -> Deduplicator | None:
         """Return what finds the repeats of a partition; None if its topic has had no deduplication window since the
         partition was opened."""
-        return self._deduplicators.get(partition)
+        return partition.find_feature(Deduplicator)
 
     def _local_replicas(self, topics: Iterable[Topic]) -> list[AssignedReplica]:
         """Return topic and partition index of the replicas of this broker; on a single node of all partitions."""
@@ -541,9 +446,6 @@ class PartitionSet:
         for partition in self._opened.pop(topic.topic_id, {}).values():
             if isinstance(partition, Partition):
                 partition.close(save=False)
-                if (manager := self._delay_managers.pop(partition, None)) is not None:
-                    self.delayed_delivery.detach(manager)
-                self._deduplicators.pop(partition, None)
                 self._group_commit.unregister(partition.log)
                 partition.log.close(save=False)
         # After this, no flush, checkpoint or repair of these logs is in progress.
@@ -555,8 +457,6 @@ class PartitionSet:
         """Close all partitions after the last flush. With `save`, also write the files that shorten the next start."""
         partitions = [one for one in self._all_partitions_or_errors() if isinstance(one, Partition)]
         self.delayed_delivery.close()
-        self._delay_managers.clear()
-        self._deduplicators.clear()
         for partition in partitions:
             self._close_step(partition, partial(partition.close, save=save))
         if save:

@@ -1,7 +1,6 @@
 """Priorities of the records of one partition as a view of its log (`LogView`), on leaders and followers.
 
-The leader reads the headers of a producer's batch once, when it checks them; the priorities are applied when the batch
-is appended.
+The leader reads the headers of a producer's batch once, when it checks them (`PriorityReader`).
 
 Invariants:
 * The index contains the log below `index.end` and nothing else; it is the same object as long as the view exists.
@@ -19,12 +18,17 @@ from mansio.broker.log_view.view import DecodedBatch, LogView
 from mansio.errors import CorruptLog
 from mansio.state.priorities.priority_index import PriorityIndex, PriorityRange
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
-from mansio.wire.batch.priority_header import read_priorities
+from mansio.wire.batch.inspection import InspectedBatch
+from mansio.wire.batch.priority_header import PRIORITY_NAME, read_priorities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mansio.broker.partition.append import Draft, Finish, Following
+    from mansio.broker.partition.partition_hook import AppendResult
+    from mansio.ports import Buffer
     from mansio.storage.log import Log
+    from mansio.wire.batch.dedup_header import IdentifiedBatch
     from mansio.wire.batch.priority_header import PriorityRun
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -62,7 +66,12 @@ class PriorityView(LogView["Sequence[PriorityRun]"]):
     # Application of the log
 
     def decode(self, batch: bytes) -> DecodedBatch:
-        return DecodedBatch(read_priorities(batch, self._log.directory, strict=False))
+        return DecodedBatch(self.read(batch))
+
+    def read(self, batch: Buffer) -> Sequence[PriorityRun]:
+        """Return the priorities of a batch; records whose headers are invalid have normal priority."""
+        inspected = InspectedBatch(batch, (PRIORITY_NAME,))
+        return read_priorities(inspected, self._log.directory, strict=False)
 
     def apply(self, header: BatchHeader, base_offset: int, content: Sequence[PriorityRun] | None) -> None:
         self.index.append(
@@ -118,3 +127,30 @@ class PriorityView(LogView["Sequence[PriorityRun]"]):
     def restore(self, state: PriorityIndex) -> None:
         self.index = state
         state.drop_below(self._log.start_offset)
+
+
+class PriorityReader:
+    """`AppendFeature` that gives the view the priorities of clients' batches."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: PriorityView) -> None:
+        self._view = view
+
+    def prepare(self, draft: Draft) -> Finish:
+        del draft
+        return self._add_content
+
+    def _add_content(self, draft: Draft) -> None:
+        batch, inspected = draft.batch, draft.inspected
+        if batch is None or draft.header.is_control:
+            return
+        is_read = batch is draft.sent and inspected.rules.has_priorities
+        draft.contents[self._view] = inspected.priorities if is_read else self._view.read(batch)
+
+    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
+        del identified
+        return known
+
+    def following(self) -> Following | None:
+        return None

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.log_view import snapshots as view_snapshots
@@ -42,7 +41,8 @@ from mansio.wire.batch.record_batch import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from mansio.ports import Background, Buffer, Clock, Disk
+    from mansio.broker.partition.partition_hook import Contents
+    from mansio.ports import Background, Clock, Disk
     from mansio.state.partition_transactions import AbortedTransaction
     from mansio.storage.log import Log
     from mansio.wire.batch.end_marker import EndMarker
@@ -114,7 +114,6 @@ class ProducerHook(SnapshotSource):
         "_expiry_due_ms",
         "_log",
         "_snapshots",
-        "_staged",
         "_verifications",
         "damaged_offset",
         "has_shorter_batches",
@@ -145,8 +144,6 @@ class ProducerHook(SnapshotSource):
         self.has_shorter_batches = False
         """Whether batches may have been stored without repeats: see `ProducerTable.check`."""
         self._committed_end = 0
-        self._staged: deque[EndMarker | None] = deque()
-        """The markers of batches that are about to be appended."""
         self._verifications: dict[int, list[Verification]] = {}
         self.table = ProducerTable(expiration_ms=expiration_ms)
         self.transactions = PartitionTransactions()
@@ -172,15 +169,14 @@ class ProducerHook(SnapshotSource):
             return None
         return AppendResult(known.base_offset, known.last_offset + 1, known.timestamp_ms, True)
 
-    def on_append(self, header: BatchHeader, base_offset: int) -> None:
+    def on_append(self, header: BatchHeader, base_offset: int, contents: Contents | None = None) -> None:
         if header.producer_id >= 0:
             now_ms = self._clock.wall_ms()
             if not header.attributes & TRANSACTIONAL_FLAG:
                 self.table.record(header, base_offset, now_ms)
             elif header.attributes & CONTROL_FLAG:
-                if self._staged:
-                    marker = self._staged.popleft()
-                else:
+                marker = None if contents is None else contents.get(self)
+                if marker is None:
                     marker = self._read_marker(base_offset, next(self._log.batches(base_offset), None))
                 self._apply_marker(header, base_offset, marker, now_ms)
             else:
@@ -288,8 +284,7 @@ class ProducerHook(SnapshotSource):
                 del self._verifications[producer_id]
 
     def check_marker(self, marker: EndMarker) -> None:
-        """Check a marker that is about to be appended, and announce it. Raises `InvalidProducerEpoch`,
-        `TransactionCoordinatorFenced`.
+        """Check a marker that is about to be appended. Raises `InvalidProducerEpoch`, `TransactionCoordinatorFenced`.
 
         A repeated marker may arrive when the producer's next transaction is open, which has the marker's epoch in
         transaction version 2 (KIP-1228): it is refused, because it would end that transaction."""
@@ -302,16 +297,18 @@ class ProducerHook(SnapshotSource):
                     f"producer {producer_id} has a transaction of epoch {epoch}, which the marker of an earlier one"
                     " cannot end"
                 )
-        self._staged.clear()
-        self._staged.append(marker)
 
-    def stage(self, batches: Buffer) -> None:
-        """Announce the markers in stored batches that are about to be appended. Raises `CorruptMessage`."""
-        self._staged.clear()
-        view = memoryview(batches)
-        for position, header in iterate_batches(view):
-            if header.is_control and header.is_transactional:
-                self._staged.append(decode_end_marker(view[position : position + header.size]))
+    def read_markers(self, batches: memoryview) -> dict[int, Contents]:
+        """Return the contents of the markers in stored batches, by their base offsets. Raises `CorruptMessage`."""
+        return {
+            header.base_offset: {self: decode_end_marker(batches[position : position + header.size])}
+            for position, header in iterate_batches(batches)
+            if header.is_control and header.is_transactional
+        }
+
+    def expect_shorter_batches(self) -> None:
+        """Batches may be stored without repeats from now on: see `ProducerTable.check`."""
+        self.has_shorter_batches = True
 
     def remove_aborted(self, marker_offsets: Collection[int]) -> None:
         """Forget the aborted transactions with these markers: compaction has removed all their records, and may remove
@@ -419,7 +416,6 @@ class ProducerHook(SnapshotSource):
 
     def _load_again(self) -> None:
         self._snapshots.unsaved_bytes = 0
-        self._staged.clear()
         self.table = ProducerTable(expiration_ms=self._expiration_ms)
         self.transactions = PartitionTransactions()
         self._load()

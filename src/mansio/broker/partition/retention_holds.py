@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from mansio.broker.partition.partition import Partition
-    from mansio.broker.partition.partition_hook import AppendResult
+    from mansio.broker.partition.partition_hook import AppendResult, Contents
     from mansio.ports import Background, Clock, Scheduler, Timer
     from mansio.storage.segment_list import SegmentInfo
     from mansio.wire.batch.record_batch import BatchHeader
@@ -359,7 +359,7 @@ class RetentionHoldHook:
 
     def before_append(self, header: BatchHeader) -> AppendResult | None: ...
 
-    def on_append(self, header: BatchHeader, base_offset: int) -> None: ...
+    def on_append(self, header: BatchHeader, base_offset: int, contents: Contents | None = None) -> None: ...
 
     def on_committed(self, high_watermark: int) -> None: ...
 

@@ -18,8 +18,10 @@ from __future__ import annotations
 import heapq
 import logging
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.partition.append import Following
 from mansio.errors import (
     CoordinatorLoadInProgress,
     DelaysNotEnabled,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.delayed_records import DelayedRecords
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_hook import Contents
     from mansio.wire.batch.record_batch import NewRecord
     from mansio.wire.batch.schedule_control_records import Schedule
 
@@ -212,15 +215,14 @@ class ScheduleManager:
         return schedule, end_offset
 
     def _append_states(self, schedules: Sequence[Schedule]) -> int:
-        def apply(base_offset: int) -> None:
-            for schedule in schedules:
-                self._view.schedules.put(schedule, base_offset)
+        return self._append_control(encode_scheduled(schedules), partial(self._put, schedules))
 
-        return self._append_control(encode_scheduled(schedules), apply)
+    def _put(self, schedules: Sequence[Schedule], base_offset: int) -> None:
+        for schedule in schedules:
+            self._view.schedules.put(schedule, base_offset)
 
     def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
-        self._replay.stage(read_header(control).crc, apply)
-        return self._partition.append_unchanged((control,))
+        return self._partition.append_unchanged((control,), ({self._view: apply},))
 
     def _find(self, name: str) -> Schedule:
         self._ensure_usable()
@@ -297,8 +299,8 @@ class ScheduleManager:
             batch = front + batch[len(front) :]
         batch_crc = read_header(batch).crc
         control = encode_fired(firings, batch_crc)
-        self._replay.stage(read_header(control).crc, self._view.firing(firings, batch_crc))
-        partition.append_unchanged((control, batch))
+        known: Contents = {self._view: self._view.firing(firings, batch_crc)}
+        partition.append_unchanged((control, batch), (known, None))
 
     def _postpone(self, schedule: Schedule, now_ms: int, error: MansioError) -> None:
         """Try a schedule again later whose next due time cannot be computed on this broker."""
@@ -323,9 +325,8 @@ class ScheduleManager:
 
     # Retention
 
-    def copy_below(self, offset: int) -> int | None:
-        """Append copies of schedules that are defined below an offset, some of them; return the end offset, None if
-        there are none. Raises the errors of `pause`."""
+    def copies_below(self, offset: int) -> Following | None:
+        """Return copies of schedules that are defined below an offset, some of them; None if there are none."""
         found = self._view.schedules.located_below(offset)
         if not found:
             return None
@@ -336,7 +337,7 @@ class ScheduleManager:
             if copied and size > COPIED_BYTES_MAX:
                 break
             copied.append(schedule)
-        return self._append_states(copied)
+        return Following((encode_scheduled(copied),), ({self._view: partial(self._put, copied)},))
 
 
 def not_enabled_error(topic: str) -> DelaysNotEnabled:

@@ -129,13 +129,13 @@ class IsrManager:
             self.apply_metadata(partition, state)
             return
         entry = self._leader_partitions[partition] = _LeaderPartition(partition, replica, state)
-        partition.on_isr_candidate = self._on_isr_candidate
+        partition.set_isr_listener(self._on_isr_candidate)
         self._start_change_if_due(entry)
 
     def remove(self, partition: Partition) -> None:
         """Stop managing the in-sync set of a partition that this broker does not lead any more."""
         entry = self._leader_partitions.pop(partition, None)
-        partition.on_isr_candidate = None
+        partition.set_isr_listener(None)
         if entry is not None:
             self._waiting.pop(entry, None)
 

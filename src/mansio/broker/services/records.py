@@ -283,8 +283,7 @@ class RecordService:
         """
         await self._wait_for_acknowledged((each.topic, each.partition) for each in deletions)
         await self._wait_for_markers(deletions)
-        await self._copy_pending_records(deletions)
-        await self._copy_deduplication_ids(deletions)
+        await self._copy_what_is_needed(deletions)
         pending: list[Promise[int] | MansioError] = []
         replicated: list[Promise[int]] = []
         turns = ItemTurns(self._scheduler)
@@ -318,37 +317,20 @@ class RecordService:
                 timer.cancel()
         return results
 
-    async def _copy_pending_records(self, deletions: Sequence[RecordsToDelete]) -> None:
-        """Copy the delayed records that are stored below the offsets to the ends of their logs: a deletion does not
-        concern records that are not due yet. If that fails, they keep what they need from being deleted."""
+    async def _copy_what_is_needed(self, deletions: Sequence[RecordsToDelete]) -> None:
+        """Copy what features need from below the offsets to the ends of the logs: a deletion does not concern records
+        that are not due yet, and a repeat of a deleted record is still one. If that fails, they keep what they need."""
         turns = ItemTurns(self._scheduler)
         for each in deletions:
             await turns.next()
             partition = self._partitions.get(each.topic, each.partition)
-            delays = None if partition is None else self._partitions.delay_manager(partition)
-            if partition is None or delays is None or delays.view.is_empty:
+            if partition is None:
                 continue
             before_offset = each.before_offset
             if before_offset == HIGH_WATERMARK:
                 before_offset = partition.high_watermark
             with contextlib.suppress(MansioError):
-                await delays.release_below(min(before_offset, partition.high_watermark))
-
-    async def _copy_deduplication_ids(self, deletions: Sequence[RecordsToDelete]) -> None:
-        """Copy the deduplication ids that are stored below the offsets to the ends of their logs: a repeat of a deleted
-        record is still one. If that fails, they keep what they need from being deleted."""
-        turns = ItemTurns(self._scheduler)
-        for each in deletions:
-            await turns.next()
-            partition = self._partitions.get(each.topic, each.partition)
-            deduplicator = None if partition is None else self._partitions.deduplicator(partition)
-            if partition is None or deduplicator is None:
-                continue
-            before_offset = each.before_offset
-            if before_offset == HIGH_WATERMARK:
-                before_offset = partition.high_watermark
-            with contextlib.suppress(MansioError):
-                await deduplicator.release_below(min(before_offset, partition.high_watermark))
+                await partition.release_below(min(before_offset, partition.high_watermark))
 
 
 class _CommitWait:

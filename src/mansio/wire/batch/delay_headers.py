@@ -13,12 +13,12 @@ from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.tracebacks import copied
 from mansio.wire.batch.delay_control_records import NOT_DELAYED_MS
 from mansio.wire.batch.record_batch import TimestampType
-from mansio.wire.batch.record_reader import check_header_count, decompress_batch, read_records, record_bounds
+from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.ports import Buffer
+    from mansio.wire.batch.inspection import InspectedBatch
     from mansio.wire.batch.record_batch import BatchHeader, Header, NewRecord
 
 DELIVER_AT_HEADER: Final = "mansio-deliver-at-ms"
@@ -37,7 +37,8 @@ RECORDS_MAX: Final = 10_000
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
 
-_COMMON_PREFIX: Final = b"mansio-de"
+_DELIVER_AT_NAME: Final = DELIVER_AT_HEADER.encode()
+_DELAY_NAME: Final = DELAY_HEADER.encode()
 _DIGITS_MAX: Final = 18
 
 
@@ -54,23 +55,23 @@ class DelayedBatch(NamedTuple):
     bounds: Sequence[int]
 
 
-def read_delays(batch: Buffer, name: str, now_ms: int) -> DelayedBatch | None:
+def read_delays(inspected: InspectedBatch, name: str, now_ms: int) -> DelayedBatch | None:
     """Return the due times of a producer's batch; None if none of its records is delayed.
 
     `name` of the partition is for errors, `now_ms` is the leader's time. A due time in the past is possible. All
     records are decoded if a header may be there, so that they can be decoded again later. Raises `InvalidRecord` with
     the indexes of the invalid records, `MessageTooLarge` for more than `RECORDS_MAX` records or too many
     headers."""
-    header, data = decompress_batch(batch)
-    if _COMMON_PREFIX not in data:
+    header, data = inspected.header, inspected.data
+    if _DELIVER_AT_NAME not in data and _DELAY_NAME not in data:
         return None
     if header.record_count > RECORDS_MAX:
         raise MessageTooLarge(
             f"{name}: a batch of {header.record_count} records; with delayed records it may have {RECORDS_MAX}"
         )
-    bounds = record_bounds(data, header.record_count)
-    check_header_count(data, bounds, name)
-    records = read_records(batch)
+    bounds = inspected.bounds
+    inspected.check_header_count(name)
+    records = read_records(inspected.batch, decompressed=data)
     due_ms = [NOT_DELAYED_MS] * len(records)
     errors: list[tuple[int, str | None]] = []
     for index, record in enumerate(records):

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.errors import InvalidRecord
 from mansio.tracebacks import copied
 from mansio.wire.batch.record_batch import read_varint, varint
-from mansio.wire.batch.record_reader import check_header_count, decompress_batch, header_bounds, record_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.ports import Buffer
+    from mansio.wire.batch.inspection import InspectedBatch
     from mansio.wire.batch.record_batch import BatchHeader
 
 PRIORITY_HEADER: Final = "mansio-priority"
@@ -39,8 +38,8 @@ PRIORITY_NAMES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low"
 REPORTED_RECORDS_MAX: Final = 1000
 """Maximum number of record errors in one response."""
 
-_NAME: Final = PRIORITY_HEADER.encode()
-_NAME_AND_LENGTH: Final = varint(len(_NAME)) + _NAME
+PRIORITY_NAME: Final = PRIORITY_HEADER.encode()
+_NAME_AND_LENGTH: Final = varint(len(PRIORITY_NAME)) + PRIORITY_NAME
 _VALUES: Final = {name.encode(): priority for name, priority in PRIORITY_NAMES.items()}
 
 
@@ -52,44 +51,44 @@ class PriorityRun(NamedTuple):
     priority: Priority
 
 
-def read_priorities(batch: Buffer, name: str, *, strict: bool) -> Sequence[PriorityRun]:
+def read_priorities(inspected: InspectedBatch, name: str, *, strict: bool) -> Sequence[PriorityRun]:
     """Return the records of a batch whose priority is not normal, in the order of their offsets.
 
     `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records whose headers are
     invalid, and `MessageTooLarge` for too many headers. Otherwise such records have normal priority.
     `name` of the partition is for errors."""
-    header, data = decompress_batch(batch)
-    found = data.find(_NAME)
-    if found < 0:
+    header, data = inspected.header, inspected.data
+    if PRIORITY_NAME not in data:
         return ()
-    bounds = record_bounds(data, header.record_count)
+    bounds = inspected.bounds
     if (uniform := _read_uniform(data, bounds, header)) is not None:
         return uniform
     if strict:
-        check_header_count(data, bounds, name)
-    runs: list[PriorityRun] = []
-    errors: list[tuple[int, str | None]] = []
-    for index in range(header.record_count):
-        end = bounds[index + 1]
-        if not 0 <= found < end:
-            continue
-        try:
-            priority = _read_priority(data, bounds[index], end)
-        except ValueError as error:
-            errors.append((index, str(error)))
-            priority = Priority.NORMAL
-        if priority is not Priority.NORMAL:
-            delta = _offset_delta(data, bounds[index])
-            last = runs[-1] if runs else None
-            if last is not None and last.last_delta + 1 == delta and last.priority is priority:
-                runs[-1] = PriorityRun(last.first_delta, delta, priority)
-            else:
-                runs.append(PriorityRun(delta, delta, priority))
-        found = data.find(_NAME, end)
+        inspected.check_header_count(name)
+    found: dict[int, Priority] = {}
+    errors: dict[int, str] = {}
+    for index, value in inspected.find(PRIORITY_NAME):
+        if index in found or index in errors:
+            errors.setdefault(index, f"a record has the header {PRIORITY_HEADER} once")
+        elif value is None or (priority := _VALUES.get(value)) is None:
+            errors[index] = f"{PRIORITY_HEADER} is high, normal or low"
+        else:
+            found[index] = priority
     if errors and strict:
-        rejection = InvalidRecord(f"{name}: {errors[0][1]} (record {errors[0][0]} of the batch)")
-        rejection.record_errors = tuple(errors[:REPORTED_RECORDS_MAX])
+        first, reason = next(iter(errors.items()))
+        rejection = InvalidRecord(f"{name}: {reason} (record {first} of the batch)")
+        rejection.record_errors = tuple(errors.items())[:REPORTED_RECORDS_MAX]
         raise copied(rejection)
+    runs: list[PriorityRun] = []
+    for index, priority in found.items():
+        if priority is Priority.NORMAL or index in errors:
+            continue
+        delta = _offset_delta(data, bounds[index])
+        last = runs[-1] if runs else None
+        if last is not None and last.last_delta + 1 == delta and last.priority is priority:
+            runs[-1] = PriorityRun(last.first_delta, delta, priority)
+        else:
+            runs.append(PriorityRun(delta, delta, priority))
     return runs
 
 
@@ -97,7 +96,7 @@ def _read_uniform(data: bytes, bounds: Sequence[int], header: BatchHeader) -> Se
     """Return the priority of a batch in which it is the last header of each record and the same one, as our client
     sends them; None if it is another batch. Takes a tenth of the time."""
     count = header.record_count
-    if header.last_offset_delta != count - 1 or data.count(_NAME) != count:
+    if header.last_offset_delta != count - 1 or data.count(PRIORITY_NAME) != count:
         return None
     for value, priority in _VALUES.items():
         tail = _NAME_AND_LENGTH + varint(len(value)) + value
@@ -107,21 +106,6 @@ def _read_uniform(data: bytes, bounds: Sequence[int], header: BatchHeader) -> Se
                 return None
             return () if priority is Priority.NORMAL else (PriorityRun(0, count - 1, priority),)
     return None
-
-
-def _read_priority(data: bytes, begin: int, end: int) -> Priority:
-    """Return the priority of the encoded record `data[begin:end]`.
-
-    Raises `ValueError` with a message for the producer, `InvalidRecord`."""
-    found: Priority | None = None
-    for name_begin, value_begin, value_end in header_bounds(data, begin, end):
-        if data.startswith(_NAME_AND_LENGTH, name_begin):
-            if found is not None:
-                raise ValueError(f"a record has the header {PRIORITY_HEADER} once")
-            found = None if value_begin < 0 else _VALUES.get(data[value_begin:value_end])
-            if found is None:
-                raise ValueError(f"{PRIORITY_HEADER} is high, normal or low")
-    return Priority.NORMAL if found is None else found
 
 
 def _offset_delta(data: bytes, begin: int) -> int:

@@ -162,15 +162,19 @@ def check_records(data: bytes, record_count: int) -> None:
         raise InvalidRecord(f"{record_count} records do not take the {len(data)} bytes of the batch")
 
 
-def read_records(batch: Buffer, *, output_bytes_max: int | None = None) -> list[Record]:
+def read_records(
+    batch: Buffer, *, output_bytes_max: int | None = None, decompressed: bytes | None = None
+) -> list[Record]:
     """All records of one complete batch, which take at most `output_bytes_max` decompressed (None: as in
-    `decompress_batch`). The CRC is not checked.
+    `decompress_batch`), or are `decompressed` already. The CRC is not checked.
 
     Raises `InvalidRecord` or `CorruptMessage`.
     """
-    rows = read_record_tuples(batch, tuple, "", 0, output_bytes_max=output_bytes_max)
+    slices = read_record_slices(
+        batch, tuple, "", 0, output_bytes_max=output_bytes_max, decompressed=decompressed
+    )
     new_record = tuple.__new__
-    return [new_record(Record, row[2:]) for row in rows]
+    return [new_record(Record, row[2:]) for rows in slices for row in rows]
 
 
 def read_record_tuples(
@@ -193,6 +197,7 @@ def read_record_slices(
     *,
     output_bytes_max: int | None = None,
     records_max: int = SLICE_RECORDS_MAX,
+    decompressed: bytes | None = None,
 ) -> Iterator[list[Row]]:
     """The rows of `read_record_tuples` in lists of at most `records_max`, or one run of uniform records: the memory of
     a batch of many small records is that of its decompressed bytes and of one list.
@@ -203,7 +208,10 @@ def read_record_slices(
     Raises, after the last record that can be read, `InvalidRecord` if the records are inconsistent or take more than
     `output_bytes_max`, or an error of `decompress_batch`.
     """
-    header, data = decompress_any_count(batch, output_bytes_max)
+    if decompressed is None:
+        header, data = decompress_any_count(batch, output_bytes_max)
+    else:
+        header, data = read_header(batch), decompressed
     size, remaining = len(data), header.record_count
     base_offset, last_delta_max = header.base_offset, header.last_offset_delta
     base_ms, is_fixed = header.base_timestamp_ms, False
