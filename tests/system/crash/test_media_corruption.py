@@ -78,9 +78,9 @@ def build(seed: int) -> Built:
         stored.append(as_written)
         if number % 9 == 5:
             log.sync()
-            hook.close()
+            hook.save()
     log.trim_to(read_header(stored[3]).base_offset + 1)
-    hook.close()
+    hook.save()
     log.close()
     disk.sync_all("/data")
     start, end = log.start_offset, log.end_offset

@@ -243,7 +243,7 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
         def retention_floor(self) -> int | None:
             return 7
 
-        def close(self) -> None: ...
+        def close(self, *, save: bool) -> None: ...
 
     bound = Bound()
     bench.partition.add_hook(bound)

@@ -73,7 +73,7 @@ def test_a_snapshot_that_knows_more_than_the_log_does_not_outlast_the_log_growin
     for sequence in range(3):
         bench.write(sequence)
     bench.log.sync()
-    bench.hook.close()
+    bench.hook.save()
     damaged = bytearray(disk.read_file(f"{DIRECTORY}/{0:020d}.log"))
     damaged[60] ^= 1
     disk.put_file(f"{DIRECTORY}/{0:020d}.log", bytes(damaged))
@@ -95,7 +95,7 @@ def test_batches_after_a_snapshot_are_known_from_the_log() -> None:
     bench = ProducerLog(disk)
     bench.write(0)
     bench.log.sync()
-    bench.hook.close()
+    bench.hook.save()
     for sequence in (1, 2):
         bench.write(sequence)
     bench.log.sync()
@@ -134,7 +134,7 @@ def test_a_clock_that_is_set_forward_makes_no_duplicate_possible_after_a_restart
     bench.write(0)
     bench.write(0, producer_id=8)
     bench.log.sync()
-    bench.hook.close()
+    bench.hook.save()
     again = ProducerLog(disk, expiration_ms=DAY_MS, wall_offset_ms=2 * DAY_MS)
     again.pass_time(EXPIRY_INTERVAL_MS)
     again.write(1, producer_id=8)

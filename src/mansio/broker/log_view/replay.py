@@ -157,9 +157,9 @@ class ViewReplay(Generic[View]):
             floors.append(self._retained_until[1])
         return min(floors, default=None)
 
-    def close(self) -> None:
+    def close(self, *, save: bool) -> None:
         self._closed = True
-        if self.view.is_whole:
+        if save and self.view.is_whole:
             self.snapshots.save_last(self.applied_end)
 
     # Application of the log

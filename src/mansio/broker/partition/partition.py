@@ -1428,9 +1428,8 @@ class Partition:
         if self.closed:
             return
         self.closed = self._rejects = True
-        if save:
-            for hook in self._hooks:
-                hook.close()
+        for hook in self._hooks:
+            hook.close(save=save)
         for feature, attached in self._attached.items():
             feature.detach(attached.feature)
         self._attached.clear()

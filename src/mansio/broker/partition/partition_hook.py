@@ -69,5 +69,5 @@ class PartitionHook(Protocol):
     def retention_floor(self) -> int | None:
         """Return the offset from which retention must keep records; None for no requirement."""
 
-    def close(self) -> None:
-        """Called before the partition is closed; the hook can write files that shorten the next start."""
+    def close(self, *, save: bool) -> None:
+        """Called before the partition is closed. With `save`, the hook can write files that shorten the next start."""

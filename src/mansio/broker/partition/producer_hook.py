@@ -247,9 +247,15 @@ class ProducerHook(SnapshotSource):
         """Return the last stable offset: no reader of committed records has had a chance to read what follows it."""
         return self.transactions.first_undecided_offset
 
-    def close(self) -> None:
+    def save(self) -> None:
+        """Write a snapshot, if the log is flushed and has changed. Raises `OSError`."""
         if not self.transactions.has_lost_ends:
             self._snapshots.save_last(self._log.end_offset)
+
+    def close(self, *, save: bool) -> None:
+        if save:
+            self.save()
+        del self._snapshots  # it refers to this object: both would keep files open until garbage collection
 
     # Transactions
 
