@@ -14,6 +14,7 @@ from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME
 from mansio.errors import ConfigError
 from mansio.host.disk import HostDisk
 from support.etcd import one_etcd
+from support.paths import free_port
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 def test_three_in_one_program_keep_copies_hand_over_and_come_back_one_after_the_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    listeners = {node_id: f"127.0.0.1:{free_port()}" for node_id in (1, 2, 3)}  # a client finds them again
     with one_etcd() as etcd, ExitStack() as stack, caplog.at_level(logging.WARNING):
 
         def broker(node_id: int) -> mansio.Broker:
             made = mansio.Broker(
                 tmp_path / str(node_id),
+                listeners=listeners[node_id],
                 etcd_endpoints=etcd.url,
                 node_id=node_id,
                 default_replication_factor=3,
