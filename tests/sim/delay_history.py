@@ -80,6 +80,8 @@ class _ScheduleState:
         """Offset behind its deletion."""
         self.firings = 0
         self.due_ms = 0
+        self.resumptions = 0
+        """Resumptions after which no due time has been repeated yet."""
 
 
 class ScheduleHistory:
@@ -94,6 +96,10 @@ class ScheduleHistory:
 
     def is_created(self, name: str) -> None:
         self._states[name].is_created = True
+
+    def resumes(self, name: str) -> None:
+        """A paused schedule is resumed: by a clock that was set back, it may be due at times at which it has fired."""
+        self._states[name].resumptions += 1
 
     def deletes(self, name: str) -> None:
         self._states[name].may_be_deleted = True
@@ -125,8 +131,12 @@ class ScheduleHistory:
             return
         if number != state.firings + 1:
             self._broken(f"{what} after firing {state.firings}")
-        if due_ms <= state.due_ms or delivered.record.timestamp_ms < due_ms:
-            self._broken(f"{what} and was due at {due_ms}, after {state.due_ms}")
+        if delivered.record.timestamp_ms < due_ms:
+            self._broken(f"{what} and was due at {due_ms}, after it was appended")
+        if due_ms <= state.due_ms:
+            if not state.resumptions:
+                self._broken(f"{what} and was due at {due_ms}, after {state.due_ms}")
+            state.resumptions -= 1
         if state.deleted_end is not None and delivered.offset >= state.deleted_end:
             self._broken(f"{what} and the schedule was deleted at {state.deleted_end}")
         state.firings, state.due_ms = number, due_ms

@@ -460,6 +460,9 @@ async def change_schedule(changer: Changer, manager: DelayManager) -> None:
     name, kind = changer.random.choice(known), changer.random.random()
     if kind < 0.5:
         change = schedules.pause if kind < 0.2 else schedules.resume
+        found = manager.view.schedules.find(name)
+        if kind >= 0.2 and found is not None and found.is_paused:
+            history.resumes(name)
         await manager.partition.commit_promise(change(name)[1])
         return
     history.deletes(name)

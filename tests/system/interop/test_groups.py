@@ -240,6 +240,8 @@ def test_commit_of_an_expelled_member_is_refused(
         metadata_max_age_ms=KAFKA_PYTHON_METADATA_MS,
         partition_assignment_strategy=[KafkaPythonRange],
     )
+    # A leader of kafka-python that joins before it has the metadata of the topic may never assign the partitions.
+    wait_until(lambda: first.partitions_for_topic(topic), 30, "the metadata are there")
     wait_until(lambda: first.poll(timeout_ms=50) is not None and len(first.assignment()) == 4, 30, "joined")
     generation = first.group_metadata()
     options = {"partition.assignment.strategy": "range", "enable.auto.commit": False}
