@@ -43,7 +43,7 @@ class RequestBudget:
 
     @contextlib.contextmanager
     def parsed(self, size_bytes: int) -> Iterator[None]:
-        """Count what is parsed from a body of this size, until the end of the context. Raises `TooManyRequests`."""
+        """Count the memory of parsing a body of this size, until the end of the context. Raises `TooManyRequests`."""
         self.take(size_bytes)
         try:
             yield

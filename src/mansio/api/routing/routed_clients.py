@@ -1,8 +1,8 @@
 """Clients of the broker itself, for the protocols whose clients may ask any broker: each acts for one caller.
 
-A client finds leaders and coordinators, follows moves and repeats what can be repeated, as every Mansio client does. A
-request to this broker is a call, one to another broker is forwarded, and both have the identity of the caller. A broker
-of version 0.1 does not know forwarded requests: it gets plain ones, without the identity of the caller.
+As every Mansio client, such a client finds leaders and coordinators, and retries after they have moved. A request to
+this broker is a function call, and one to another broker is forwarded, both with the identity of the caller. A broker
+of version 0.1 does not support forwarded requests: it gets plain ones, without the identity of the caller.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class RoutedClients:
         return Throttle(self._server.service.clock, self._server.service.scheduler)
 
     def client(self, caller: Caller, throttle: Throttle | None = None) -> Client:
-        """Return a client that acts for `caller`. It need not be closed, apart from what it creates. `throttle`: the
-        throttle times of its reads are added to it."""
+        """Return a client that acts for `caller`. It holds no resources of its own; consumers and producers that it
+        creates have to be closed. `throttle`: receives the throttle times of its reads."""
         return self._new_client(caller, caller.client_id, throttle or self.new_throttle())
 
     def publisher(self) -> Client:

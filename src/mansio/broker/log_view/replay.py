@@ -111,7 +111,8 @@ class ViewReplay(Generic[View]):
     def on_append(
         self, header: BatchHeader, base_offset: int, contents: Mapping[object, Any] | None = None
     ) -> None:
-        """Apply a batch that was appended. `contents`: what is known of it, by view; on a leader all, or None."""
+        """Apply a batch that was appended. `contents`: its decoded content for each view. A leader passes that of every
+        view that the batch concerns; None if it was not decoded."""
         if self._is_reading or base_offset < self.applied_end:
             return
         content = None if contents is None else contents.get(self.view)

@@ -100,7 +100,7 @@ class LogView(SnapshotSource, Generic[Content]):
 
     @property
     def keeps_log(self) -> bool:
-        """Whether retention must keep what the view needs, and what it has not applied."""
+        """Whether retention must keep the batches that the view needs, and those that it has not applied yet."""
         return True
 
     def lowest_location(self) -> int | None:

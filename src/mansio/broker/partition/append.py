@@ -111,7 +111,7 @@ class Draft:
         self.before.append(NewBatch(batch, read_header(batch), contents))
 
     def batches(self) -> list[NewBatch]:
-        """Return what is appended."""
+        """Return the batches to append, in order: those added by features, then the client's, if any of it is left."""
         if self.batch is None:
             return self.before
         return [*self.before, NewBatch(self.batch, self.header, self.contents, self.front)]
@@ -121,8 +121,8 @@ class AppendFeature(Protocol):
     """A feature that takes part in the appends of clients' batches."""
 
     def prepare(self, draft: Draft) -> Finish | None:
-        """Reject a batch by raising, or replace it. Nothing else changes. Return what is called when the batch is as it
-        will be stored, which may add batches before it."""
+        """Check a batch and raise an error to reject it, or replace it in the draft; change nothing else. Return a
+        function that is called when the batch has its final content and may add batches before it, or None."""
 
     def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
         """Return the result of a batch that an idempotent producer sends again, `known` from its sequence."""
@@ -138,8 +138,9 @@ class ReleasingFeature(Protocol):
     def replay(self) -> ViewReplay[Any]: ...
 
     def release_below(self, offset: int) -> Iterator[Following]:
-        """Yield what is still needed from below an offset, as batches to append before the next is taken, so that
-        retention can delete that part. What cannot be read stays where it is.
+        """Yield copies of the batches below an offset that the view still needs, so that retention can delete the
+        originals. The caller appends each item before it takes the next one. Batches that cannot be read are not
+        copied, and retention keeps them.
 
         Raises `NotLeaderOrFollower`, and `CoordinatorLoadInProgress` while the view is being read."""
 

@@ -265,8 +265,8 @@ class SharePartitionManager:
         return self._create_and_load(key, partition)
 
     async def _base_start(self, key: ShareKey) -> int:
-        """Return the start offset of the share partition `BASE`. Its records are not delivered before the other share
-        partitions are loaded, so they begin at the same offset."""
+        """Return the start offset of the share partition `BASE`, which the others begin at as well. It cannot move
+        before they are loaded, because no record of `BASE` is delivered earlier."""
         machine = await self.find_one(key._replace(number=BASE)).wait_until_loaded()
         return machine.ranges.start
 

@@ -212,7 +212,8 @@ class SharePartitions:
                 update = leader.call_machine(leader.acknowledge, member, part)
                 if update is not None:
                     updates.append((leader, update))
-        except MansioError:  # of a defect, because all were checked: what is applied has to be stored
+        except MansioError:
+            # All acknowledgements were checked, so this is a defect. The changes that were applied must be stored.
             for leader, update in updates:
                 leader.persist_in_background(update)
             raise
