@@ -22,13 +22,14 @@ from mansio.state.assignors.uniform import UniformAssignor
 from mansio.state.classic_group.types import Join, Protocol, Sync
 from mansio.state.consumer_group.types import ClassicSubscription, Heartbeat, Topics
 from mansio.wire.internal_records import consumer_protocol
-from mansio.wire.topic_partition import TopicPartition as NamedPartition
+from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mansio.state.assignors import Assignor
-    from mansio.state.consumer_group.types import HeartbeatResponse, TopicPartition
+    from mansio.state.consumer_group.types import HeartbeatResponse
+    from mansio.wire.topic_partition import TopicIdPartition
 
 ASSIGNORS: dict[str, Assignor] = {"uniform": UniformAssignor(), "range": RangeAssignor()}
 SESSION_MS = 6_000
@@ -46,7 +47,7 @@ class Codec:
         return consumer_protocol.decode_assignment(assignment).partitions
 
     def encode_assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
-        named = tuple(NamedPartition(*each) for each in partitions)
+        named = tuple(TopicPartition(*each) for each in partitions)
         return consumer_protocol.encode_assignment(consumer_protocol.Assignment(named))
 
 
@@ -91,10 +92,10 @@ class ModernClient:
         self.instance_id = instance_id
         self.incarnation = 0
         self.epoch = 0
-        self.owned: frozenset[TopicPartition] = frozenset()
-        self.to_give_up: frozenset[TopicPartition] = frozenset()
-        self.assigned: frozenset[TopicPartition] = frozenset()
-        self.reported: frozenset[TopicPartition] | None = None
+        self.owned: frozenset[TopicIdPartition] = frozenset()
+        self.to_give_up: frozenset[TopicIdPartition] = frozenset()
+        self.assigned: frozenset[TopicIdPartition] = frozenset()
+        self.reported: frozenset[TopicIdPartition] | None = None
         self.names: tuple[str, ...] | None = ("a", "b")
         self.regex: str | None = None
         self.assignor: str | None = None
@@ -178,7 +179,7 @@ class ClassicClient:
         self.member_id = ""
         self.generation = -1
         self.names: tuple[str, ...] = ("a", "b")
-        self.owned: frozenset[TopicPartition] = frozenset()
+        self.owned: frozenset[TopicIdPartition] = frozenset()
         self.must_join = True
 
     def join_request(self) -> Join:
@@ -187,7 +188,7 @@ class ClassicClient:
             self.owned = frozenset()
         ids = {topic_id: name for name, topic_id in self.world.ids.items()}
         self.owned = frozenset(each for each in self.owned if each[0] in ids)
-        owned = tuple(NamedPartition(ids[topic_id], index) for topic_id, index in sorted(self.owned))
+        owned = tuple(TopicPartition(ids[topic_id], index) for topic_id, index in sorted(self.owned))
         metadata = consumer_protocol.encode_subscription(consumer_protocol.Subscription(self.names, owned))
         name = "cooperative-sticky" if self.cooperative else "range"
         protocols = (Protocol(name, metadata), Protocol("both", metadata))

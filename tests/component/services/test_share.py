@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
-    from mansio.state.consumer_group.types import TopicPartition
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 def acknowledgements(room: ShareBench, *batches: tuple[int, int, int]) -> PartitionAcknowledgements:
@@ -48,7 +48,7 @@ async def receive(
     max_records: int = 10,
     max_wait_ms: int = 5_000,
     prepared: Sequence[AcknowledgeResult] = (),
-) -> tuple[dict[TopicPartition, ReceivedPartition], int]:
+) -> tuple[dict[TopicIdPartition, ReceivedPartition], int]:
     key = room.partition.topic_id.bytes, 0
     request = ReceiveOperation(
         room.service.share_service,

@@ -43,7 +43,8 @@ from support.tiers import examples
 
 if TYPE_CHECKING:
     from mansio.state.classic_group.group import ClassicGroup
-    from mansio.state.consumer_group.types import TopicPartition, Topics
+    from mansio.state.consumer_group.types import Topics
+    from mansio.wire.topic_partition import TopicIdPartition
 
 SETTINGS = ConsumerGroupSettings(SESSION_MS, 5_000, 7)
 HASTE_MS = 300
@@ -63,7 +64,7 @@ def new_group() -> ConsumerGroup:
     )
 
 
-def by_name(partitions: frozenset[TopicPartition]) -> frozenset[TopicPartition]:
+def by_name(partitions: frozenset[TopicIdPartition]) -> frozenset[TopicIdPartition]:
     """The ids of the model begin with the names."""
     return frozenset((topic[:4], index) for topic, index in partitions)
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-TopicPartition = tuple[bytes, int]
-"""A partition: the 16 bytes of the topic id, and the partition index."""
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 class MemberSpec(NamedTuple):
@@ -26,7 +25,7 @@ class MemberSpec(NamedTuple):
     member_id: str
     instance_id: str | None
     topics: tuple[bytes, ...]
-    assigned: frozenset[TopicPartition]
+    assigned: frozenset[TopicIdPartition]
 
 
 class Assignor(Protocol):
@@ -36,6 +35,6 @@ class Assignor(Protocol):
 
     def assign(
         self, members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
-    ) -> Mapping[str, Collection[TopicPartition]]:
+    ) -> Mapping[str, Collection[TopicIdPartition]]:
         """Return the target assignment of every member by member id. `members` may be in any order; `partitions`: topic
         id -> number of partitions."""

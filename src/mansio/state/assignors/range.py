@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.state.assignors import MemberSpec, TopicPartition
+    from mansio.state.assignors import MemberSpec
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 class RangeAssignor:
@@ -28,8 +29,8 @@ class RangeAssignor:
 
     def assign(
         self, members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
-    ) -> dict[str, list[TopicPartition]]:
-        targets: dict[str, list[TopicPartition]] = {each.member_id: [] for each in sorted(members)}
+    ) -> dict[str, list[TopicIdPartition]]:
+        targets: dict[str, list[TopicIdPartition]] = {each.member_id: [] for each in sorted(members)}
         subscribers: dict[bytes, list[MemberSpec]] = {}
         for member in sorted(members):
             for topic in set(member.topics):
@@ -82,7 +83,7 @@ def _unassigned_range_starts(members: list[MemberSpec], counts: Mapping[bytes, i
 
 
 def _assign_ranges(
-    targets: dict[str, list[TopicPartition]], order: list[str], topic: bytes, count: int
+    targets: dict[str, list[TopicIdPartition]], order: list[str], topic: bytes, count: int
 ) -> None:
     share, one_more = divmod(count, len(order))
     begin = 0

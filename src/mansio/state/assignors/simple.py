@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mansio.state.assignors import TopicPartition
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 def assign_simple(
     subscriptions: Mapping[str, frozenset[bytes]],
     partitions: Mapping[bytes, int],
-    before: Mapping[str, frozenset[TopicPartition]],
-) -> dict[str, frozenset[TopicPartition]]:
+    before: Mapping[str, frozenset[TopicIdPartition]],
+) -> dict[str, frozenset[TopicIdPartition]]:
     """Return the assigned partitions by member id. `subscriptions`: topic ids by member id. `partitions`: topic id ->
     number of partitions. `before`: previous assignment by member id."""
     members = sorted(subscriptions)
     wanted = sorted({topic for each in subscriptions.values() for topic in each})
     everything = [(topic, index) for topic in wanted for index in range(partitions.get(topic, 0))]
-    found: dict[str, set[TopicPartition]] = {member: set() for member in members}
+    found: dict[str, set[TopicIdPartition]] = {member: set() for member in members}
     _assign_every_partition(everything, members, subscriptions, before, found)
     idle = [member for member in members if not found[member]]
     _assign_every_idle_member(everything, idle, len(members), subscriptions, before, found)
@@ -38,16 +38,16 @@ def assign_simple(
 
 
 def _assign_every_partition(
-    everything: list[TopicPartition],
+    everything: list[TopicIdPartition],
     members: list[str],
     subscriptions: Mapping[str, frozenset[bytes]],
-    before: Mapping[str, frozenset[TopicPartition]],
-    found: dict[str, set[TopicPartition]],
+    before: Mapping[str, frozenset[TopicIdPartition]],
+    found: dict[str, set[TopicIdPartition]],
 ) -> None:
     """Assign each partition to one member: to a previous member unless that member has its even share already,
     otherwise to the subscribed member with the fewest partitions."""
     share, extra = divmod(len(everything), max(len(members), 1))
-    had: dict[TopicPartition, list[str]] = {}
+    had: dict[TopicIdPartition, list[str]] = {}
     for member in members:
         for partition in before.get(member, frozenset()):
             if partition[0] in subscriptions[member]:
@@ -73,7 +73,7 @@ def _assign_every_partition(
         heappush(heaps[topic], (len(found[member]), member))
 
 
-def _pop_least_loaded_member(heap: list[tuple[int, str]], found: Mapping[str, set[TopicPartition]]) -> str:
+def _pop_least_loaded_member(heap: list[tuple[int, str]], found: Mapping[str, set[TopicIdPartition]]) -> str:
     """Pop and return the member with the fewest partitions. Numbers in the heap may be outdated."""
     while True:
         load, member = heappop(heap)
@@ -83,12 +83,12 @@ def _pop_least_loaded_member(heap: list[tuple[int, str]], found: Mapping[str, se
 
 
 def _assign_every_idle_member(
-    everything: list[TopicPartition],
+    everything: list[TopicIdPartition],
     idle: list[str],
     members: int,
     subscriptions: Mapping[str, frozenset[bytes]],
-    before: Mapping[str, frozenset[TopicPartition]],
-    found: dict[str, set[TopicPartition]],
+    before: Mapping[str, frozenset[TopicIdPartition]],
+    found: dict[str, set[TopicIdPartition]],
 ) -> None:
     """Assign one partition to each member without any: a previous partition if that has fewer members than an even
     share, otherwise the subscribed partition with the fewest members."""
@@ -109,7 +109,7 @@ def _assign_every_idle_member(
                 counts[partition] += 1
                 found[member].add(partition)
                 break
-    heaps: dict[frozenset[bytes], list[tuple[int, TopicPartition]]] = {}
+    heaps: dict[frozenset[bytes], list[tuple[int, TopicIdPartition]]] = {}
     for member in idle:
         if found[member]:
             continue
@@ -124,16 +124,16 @@ def _assign_every_idle_member(
 
 
 def _partition_heap(
-    everything: Iterable[TopicPartition], topics: frozenset[bytes], counts: Mapping[TopicPartition, int]
-) -> list[tuple[int, TopicPartition]]:
+    everything: Iterable[TopicIdPartition], topics: frozenset[bytes], counts: Mapping[TopicIdPartition, int]
+) -> list[tuple[int, TopicIdPartition]]:
     heap = [(counts[each], each) for each in everything if each[0] in topics]
     heapify(heap)
     return heap
 
 
 def _pop_least_assigned_partition(
-    heap: list[tuple[int, TopicPartition]], counts: Mapping[TopicPartition, int]
-) -> TopicPartition:
+    heap: list[tuple[int, TopicIdPartition]], counts: Mapping[TopicIdPartition, int]
+) -> TopicIdPartition:
     while True:
         count, partition = heappop(heap)
         if count == counts[partition]:

@@ -19,7 +19,8 @@ from mansio.state.assignors.partition_sets import all_partitions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.state.assignors import MemberSpec, TopicPartition
+    from mansio.state.assignors import MemberSpec
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 class UniformAssignor:
@@ -29,7 +30,7 @@ class UniformAssignor:
 
     def assign(
         self, members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
-    ) -> dict[str, frozenset[TopicPartition]]:
+    ) -> dict[str, frozenset[TopicIdPartition]]:
         ordered = sorted(members)
         if not ordered:
             return {}
@@ -45,13 +46,13 @@ class UniformAssignor:
 
 def _keep_valid_partitions(
     members: Sequence[MemberSpec], partitions: Mapping[bytes, int], *, alike: bool
-) -> tuple[dict[str, frozenset[TopicPartition]], set[TopicPartition]]:
+) -> tuple[dict[str, frozenset[TopicIdPartition]], set[TopicIdPartition]]:
     """Return the partitions that each member keeps, by member id, and the set of unassigned partitions of all
     subscribed topics. A member keeps a partition that exists, to which it subscribes, and that no earlier member keeps.
     `alike`: all members have the same subscription."""
     wanted = {topic for member in (members[:1] if alike else members) for topic in member.topics}
     free = set(all_partitions(wanted, partitions))
-    kept: dict[str, frozenset[TopicPartition]] = {}
+    kept: dict[str, frozenset[TopicIdPartition]] = {}
     for member in members:
         own = member.assigned if member.assigned <= free else member.assigned & free
         if not alike:
@@ -63,8 +64,8 @@ def _keep_valid_partitions(
 
 
 def _balance_same_subscriptions(
-    kept: dict[str, frozenset[TopicPartition]], free: set[TopicPartition]
-) -> dict[str, frozenset[TopicPartition]]:
+    kept: dict[str, frozenset[TopicIdPartition]], free: set[TopicIdPartition]
+) -> dict[str, frozenset[TopicIdPartition]]:
     """Balance members with the same subscription: each gets its share and keeps as many partitions as possible. Visits
     only the partitions that move, because there may be many others."""
     unassigned = list(free)
@@ -80,7 +81,7 @@ def _balance_same_subscriptions(
     # distribute from the end of the list, lowest partition first, one per member and turn, so that each member gets
     # some partitions of each topic
     unassigned.sort(reverse=True)
-    added: dict[str, list[TopicPartition]] = {
+    added: dict[str, list[TopicIdPartition]] = {
         member: [] for member, owned in kept.items() if len(owned) < share
     }
     below_share = list(added)
@@ -98,7 +99,7 @@ class _HeterogeneousAssignment:
     """Assignment of members with different subscriptions. `_held`: member id -> topic id -> partition indexes.
     `_loads`: number of partitions by member id."""
 
-    def __init__(self, members: list[MemberSpec], kept: dict[str, frozenset[TopicPartition]]) -> None:
+    def __init__(self, members: list[MemberSpec], kept: dict[str, frozenset[TopicIdPartition]]) -> None:
         self._topics: dict[str, tuple[bytes, ...]] = {each.member_id: each.topics for each in members}
         self._subscribers: dict[bytes, list[str]] = {}
         for member in members:
@@ -110,7 +111,7 @@ class _HeterogeneousAssignment:
             for topic, index in sorted(owned):
                 self._held[holder].setdefault(topic, []).append(index)
 
-    def balance(self, unassigned: list[TopicPartition]) -> dict[str, frozenset[TopicPartition]]:
+    def balance(self, unassigned: list[TopicIdPartition]) -> dict[str, frozenset[TopicIdPartition]]:
         """Assign the unassigned partitions, move partitions until the result is balanced, and return the assignment."""
         self._assign_unassigned(unassigned)
         by_choice = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
@@ -126,7 +127,7 @@ class _HeterogeneousAssignment:
             for member, held in self._held.items()
         }
 
-    def _assign_unassigned(self, unassigned: list[TopicPartition]) -> None:
+    def _assign_unassigned(self, unassigned: list[TopicIdPartition]) -> None:
         """Assign each partition to the subscriber with the fewest partitions; topics with the fewest subscribers
         first."""
         by_topic: dict[bytes, list[int]] = {}

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from mansio.state.classic_group.types import Join
     from mansio.state.classic_group.types import Member as ClassicMember
     from mansio.state.consumer_group.stored_state import ConsumerMember
-    from mansio.state.consumer_group.types import ClassicCodec, ClassicSubscription, TopicPartition, Topics
+    from mansio.state.consumer_group.types import ClassicCodec, ClassicSubscription, Topics
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 def metadata_of_join(request: Join, subscription: ClassicSubscription) -> MemberMetadata:
@@ -102,7 +103,7 @@ def read_assignment(codec: ClassicCodec, assignment: bytes) -> frozenset[tuple[s
         raise InconsistentGroupProtocol(f"the assignment of a member is malformed: {error}") from error
 
 
-def encode_assignment(codec: ClassicCodec, partitions: Iterable[TopicPartition], topics: Topics) -> bytes:
+def encode_assignment(codec: ClassicCodec, partitions: Iterable[TopicIdPartition], topics: Topics) -> bytes:
     """Encode the assignment of a classic member; partitions of deleted topics are omitted."""
     names = {topic_id: name for name, topic_id in topics.ids.items()}
     return codec.encode_assignment(
@@ -110,6 +111,6 @@ def encode_assignment(codec: ClassicCodec, partitions: Iterable[TopicPartition],
     )
 
 
-def partitions_by_id(partitions: Iterable[tuple[str, int]], topics: Topics) -> frozenset[TopicPartition]:
+def partitions_by_id(partitions: Iterable[tuple[str, int]], topics: Topics) -> frozenset[TopicIdPartition]:
     """Convert partitions with topic names into partitions with topic ids; those of unknown topics are omitted."""
     return frozenset((topics.ids[name], index) for name, index in partitions if name in topics.ids)

@@ -107,10 +107,10 @@ if TYPE_CHECKING:
         ConsumerGroupState,
         Heartbeat,
         Records,
-        TopicPartition,
         Topics,
     )
     from mansio.wire.internal_records.consumer_group_records import GroupRecordKey
+    from mansio.wire.topic_partition import TopicIdPartition
 
     Subscriptions = Mapping[str, frozenset[bytes]]
     """Topic ids by member id."""
@@ -660,7 +660,7 @@ class ConsumerGroup:
         stored.set_assignment_epoch(stored.group_epoch)
 
     def _reconcile(
-        self, member: ConsumerMember, owned: frozenset[TopicPartition] | None, topics: Topics, now_ms: float
+        self, member: ConsumerMember, owned: frozenset[TopicIdPartition] | None, topics: Topics, now_ms: float
     ) -> None:
         """Change the current assignment of a member towards its target, as far as its owned partitions allow."""
         stored, before = self.stored, member.current
@@ -766,9 +766,9 @@ def _validate_targets(
     group_id: str,
     assignor: str,
     subscriptions: Subscriptions,
-    assignment: Mapping[str, Collection[TopicPartition]],
+    assignment: Mapping[str, Collection[TopicIdPartition]],
     topics: Topics,
-) -> dict[str, frozenset[TopicPartition]]:
+) -> dict[str, frozenset[TopicIdPartition]]:
     """Return the target assignments of an assignor after validation, because an assignor may be third-party code.
     Raises `AssertionError` for invalid ones."""
     topic_ids = _all_topic_ids(subscriptions)

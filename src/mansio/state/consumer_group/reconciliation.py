@@ -29,16 +29,16 @@ from mansio.wire.internal_records.consumer_group_records import CurrentAssignmen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.state.consumer_group.types import TopicPartition
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 def next_assignment(
     current: CurrentAssignment,
-    target: frozenset[TopicPartition],
+    target: frozenset[TopicIdPartition],
     assignment_epoch: int,
     topics: frozenset[bytes],
-    owned: frozenset[TopicPartition] | None,
-    is_owned: Callable[[TopicPartition], bool],
+    owned: frozenset[TopicIdPartition] | None,
+    is_owned: Callable[[TopicIdPartition], bool],
 ) -> CurrentAssignment:
     """Return the next current assignment of a member; `current` itself if nothing changes.
 
@@ -67,7 +67,7 @@ def next_assignment(
     return CurrentAssignment(assignment_epoch, current.epoch, state, kept | unowned)
 
 
-def _owns_any(owned: frozenset[TopicPartition] | None, partitions: frozenset[TopicPartition]) -> bool:
+def _owns_any(owned: frozenset[TopicIdPartition] | None, partitions: frozenset[TopicIdPartition]) -> bool:
     """Whether the member may still own one of these partitions. A member that does not send its owned partitions may
     own all."""
     return bool(partitions) if owned is None else not owned.isdisjoint(partitions)

@@ -50,7 +50,8 @@ from mansio.wire.internal_records.consumer_group_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mansio.state.consumer_group.types import ConsumerGroupSettings, Records, TopicPartition, Topics
+    from mansio.state.consumer_group.types import ConsumerGroupSettings, Records, Topics
+    from mansio.wire.topic_partition import TopicIdPartition
 
 JOINING = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
 """Current assignment of a member that has not received an assignment yet."""
@@ -71,7 +72,7 @@ class ConsumerMember:
     member_id: str
     metadata: MemberMetadata
     current: CurrentAssignment = JOINING
-    target: frozenset[TopicPartition] = NO_PARTITIONS
+    target: frozenset[TopicIdPartition] = NO_PARTITIONS
     session_deadline_ms: float = math.inf
     revoke_deadline_ms: float = math.inf
     rejoin_deadline_ms: float = math.inf
@@ -98,7 +99,7 @@ class ConsumerMember:
         """Return the time at which the member is removed if it does nothing before."""
         return min(self.session_deadline_ms, self.revoke_deadline_ms, self.rejoin_deadline_ms)
 
-    def owned_or_revoking(self) -> frozenset[TopicPartition]:
+    def owned_or_revoking(self) -> frozenset[TopicIdPartition]:
         """Return the partitions that cannot be assigned to other members, because this member may read them or has not
         confirmed their revocation."""
         return self.current.assigned | self.current.pending
@@ -128,7 +129,7 @@ class StoredGroup:
         self.members: dict[str, ConsumerMember] = {}
         self.static_members: dict[str, str] = {}  # instance id -> member id
         self.resolved_regexes: dict[str, ResolvedRegex] = {}
-        self.owners: dict[TopicPartition, str] = {}
+        self.owners: dict[TopicIdPartition, str] = {}
         self.version = 0
         self._has_old_metadata = False  # there is a record of kind 4, written by an older broker
         self._changes: dict[bytes, bytes | None] = {}
@@ -171,7 +172,7 @@ class StoredGroup:
             raise UnreleasedInstanceId(f"instance id {instance_id} is still used by another member")
         return static
 
-    def all_unowned(self, partitions: Iterable[TopicPartition]) -> bool:
+    def all_unowned(self, partitions: Iterable[TopicIdPartition]) -> bool:
         """Whether no member has any of these partitions assigned or pending revocation."""
         return not any(each in self.owners for each in partitions)
 
@@ -225,7 +226,7 @@ class StoredGroup:
             self.static_members[metadata.instance_id] = member.member_id
         self._put(CONSUMER_GROUP_MEMBER_METADATA, member.member_id, encode_member_metadata(metadata))
 
-    def set_target(self, member: ConsumerMember, target: frozenset[TopicPartition]) -> None:
+    def set_target(self, member: ConsumerMember, target: frozenset[TopicIdPartition]) -> None:
         member.target = target
         self._put(CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, member.member_id, encode_target_assignment(target))
 

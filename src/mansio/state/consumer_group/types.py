@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-TopicPartition = tuple[bytes, int]
-"""A partition: the 16 bytes of the topic id, and the partition index."""
+    from mansio.wire.topic_partition import TopicIdPartition
+
 
 Records = list[tuple[bytes, bytes | None]]
 """Keys and values (None deletes the key) to append to `__consumer_offsets`, all in one batch and in this order."""
 
-NO_PARTITIONS: Final[frozenset[TopicPartition]] = frozenset()
+NO_PARTITIONS: Final[frozenset[TopicIdPartition]] = frozenset()
 
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
@@ -94,7 +94,7 @@ class Heartbeat(NamedTuple):
     topic_names: tuple[str, ...] | None = None
     topic_regex: str | None = None
     assignor: str | None = None
-    owned: frozenset[TopicPartition] | None = None
+    owned: frozenset[TopicIdPartition] | None = None
 
 
 class HeartbeatResponse(NamedTuple):
@@ -104,7 +104,7 @@ class HeartbeatResponse(NamedTuple):
     member_id: str
     member_epoch: int
     heartbeat_interval_ms: int
-    assignment: tuple[TopicPartition, ...] | None
+    assignment: tuple[TopicIdPartition, ...] | None
 
 
 class ClassicSubscription(NamedTuple):

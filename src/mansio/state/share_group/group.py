@@ -78,7 +78,8 @@ from mansio.wire.internal_records.consumer_group_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mansio.state.consumer_group.types import Records, TopicPartition
+    from mansio.state.consumer_group.types import Records
+    from mansio.wire.topic_partition import TopicIdPartition
 
 _NO_STATE_PARTITIONS: Final = ShareStatePartitions((), (), ())
 _JOINING: Final = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
@@ -103,7 +104,7 @@ class ShareGroupMember:
     member_id: str
     metadata: ShareMember
     current: CurrentAssignment = _JOINING
-    target: frozenset[TopicPartition] = NO_PARTITIONS
+    target: frozenset[TopicIdPartition] = NO_PARTITIONS
     session_deadline_ms: float = math.inf
 
 
@@ -119,7 +120,7 @@ class ShareGroup:
         self.assignment_epoch = 0
         self.members: dict[str, ShareGroupMember] = {}
         self.state_partitions = _NO_STATE_PARTITIONS
-        self.added_partitions: list[TopicPartition] = []
+        self.added_partitions: list[TopicIdPartition] = []
         """Partitions that were added to topics which the group reads already. The caller takes them from this list and
         initializes their share state at offset 0, so that the group also reads their first records."""
         self._topics: Topics | None = None
@@ -363,7 +364,9 @@ class ShareGroup:
         )
         self._add_assigned_partitions(targets.values(), topics)
 
-    def _add_assigned_partitions(self, targets: Iterable[frozenset[TopicPartition]], topics: Topics) -> None:
+    def _add_assigned_partitions(
+        self, targets: Iterable[frozenset[TopicIdPartition]], topics: Topics
+    ) -> None:
         wanted: dict[bytes, set[int]] = {}
         for topic_id, index in {each for target in targets for each in target}:
             wanted.setdefault(topic_id, set()).add(index)

@@ -29,7 +29,7 @@ from mansio.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.state.consumer_group.types import TopicPartition
+    from mansio.wire.topic_partition import TopicIdPartition
 
 OPEN_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
@@ -72,14 +72,14 @@ class ShareSession:
         self.keeps_leases = keeps_leases
         self.is_disconnected = False
         """Whether the session has ended with its connection."""
-        self._partitions: dict[TopicPartition, None] = {}
+        self._partitions: dict[TopicIdPartition, None] = {}
         self._rotation = 0
 
     def __len__(self) -> int:
         """Return the number of partitions in the session."""
         return len(self._partitions)
 
-    def partitions(self) -> list[TopicPartition]:
+    def partitions(self) -> list[TopicIdPartition]:
         """Return the partitions, rotated by one with each call, so that no partition is always the last to be
         served."""
         found = list(self._partitions)
@@ -88,7 +88,7 @@ class ShareSession:
         self._rotation = (self._rotation + 1) % len(found)
         return found[self._rotation :] + found[: self._rotation]
 
-    def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    def missing(self, partitions: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
         """Return those of the given partitions that are not in the session."""
         return [each for each in partitions if each not in self._partitions]
 
@@ -97,7 +97,7 @@ class ShareSession:
         """Whether the end of this session releases the leases of its member."""
         return not (self.keeps_leases and self.is_disconnected)
 
-    def change(self, add: Iterable[TopicPartition], forget: Iterable[TopicPartition]) -> None:
+    def change(self, add: Iterable[TopicIdPartition], forget: Iterable[TopicIdPartition]) -> None:
         """Add partitions to the session, and remove others from it."""
         for partition in forget:
             self._partitions.pop(partition, None)
@@ -132,8 +132,8 @@ class ShareSessions:
         group: str,
         member: str,
         epoch: int,
-        add: Iterable[TopicPartition],
-        forget: Iterable[TopicPartition],
+        add: Iterable[TopicIdPartition],
+        forget: Iterable[TopicIdPartition],
         *,
         has_acks: bool,
         connection: Any,
@@ -210,7 +210,7 @@ class ShareSessions:
         self._partition_count -= len(session)
 
     def _change(
-        self, session: ShareSession, add: list[TopicPartition], forget: Iterable[TopicPartition]
+        self, session: ShareSession, add: list[TopicIdPartition], forget: Iterable[TopicIdPartition]
     ) -> None:
         before = len(session)
         session.change(add, forget)
@@ -225,7 +225,7 @@ class ShareSessions:
         return session
 
     def _check_limits(
-        self, session: ShareSession, add: list[TopicPartition], *, removed_count: int = 0
+        self, session: ShareSession, add: list[TopicIdPartition], *, removed_count: int = 0
     ) -> None:
         if len(session) + len(add) > self.partitions_max:
             raise InvalidRequest(f"a share session has at most {self.partitions_max} partitions")

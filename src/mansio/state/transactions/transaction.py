@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mansio.errors import MansioError
+    from mansio.wire.topic_partition import PartitionKey
 
 NO_ID: Final = -1
 NO_EPOCH: Final = -1
@@ -56,8 +57,6 @@ NO_TIME: Final = -1
 
 BUMPING_VERSION: Final = 2
 """Transaction version from which each end of a transaction bumps the epoch."""
-
-TopicPartition = tuple[str, int]
 
 
 class TransactionState(IntEnum):
@@ -97,7 +96,7 @@ class Transaction(NamedTuple):
     producer_epoch: int
     timeout_ms: int
     state: TransactionState = TransactionState.EMPTY
-    partitions: frozenset[TopicPartition] = frozenset()
+    partitions: frozenset[PartitionKey] = frozenset()
     updated_ms: int = NO_TIME
     started_ms: int = NO_TIME
     last_producer_epoch: int = NO_EPOCH
@@ -221,7 +220,7 @@ def add_partitions(
     known: Transaction | None,
     producer_id: int,
     producer_epoch: int,
-    partitions: Iterable[TopicPartition],
+    partitions: Iterable[PartitionKey],
     *,
     client_version: int,
     now_ms: int,
@@ -248,7 +247,7 @@ def add_partitions(
 
 
 def verify_partitions(
-    known: Transaction | None, producer_id: int, producer_epoch: int, partitions: Sequence[TopicPartition]
+    known: Transaction | None, producer_id: int, producer_epoch: int, partitions: Sequence[PartitionKey]
 ) -> list[MansioError | None]:
     """Return None for each partition that is in the ongoing transaction, `TransactionAbortable` for others.
 

@@ -34,8 +34,8 @@ from mansio.wire.internal_records.flexible_codec import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TopicPartition = tuple[bytes, int]
-"""A partition: the 16-byte topic id, and the partition index."""
+    from mansio.wire.topic_partition import TopicIdPartition
+
 
 CONSUMER_GROUP_METADATA: Final = 3
 CONSUMER_GROUP_PARTITION_METADATA: Final = 4  # read by its key only: brokers before 4.1 wrote it
@@ -135,8 +135,8 @@ class CurrentAssignment(NamedTuple):
     epoch: int
     previous_epoch: int
     state: int
-    assigned: frozenset[TopicPartition]
-    pending: frozenset[TopicPartition] = frozenset()
+    assigned: frozenset[TopicIdPartition]
+    pending: frozenset[TopicIdPartition] = frozenset()
 
 
 class ResolvedRegex(NamedTuple):
@@ -273,12 +273,12 @@ def decode_target_epoch(raw: bytes) -> TargetEpoch:
     return TargetEpoch(epoch, _tagged_integer(tagged.get(0)))
 
 
-def encode_target_assignment(partitions: Iterable[TopicPartition]) -> bytes:
+def encode_target_assignment(partitions: Iterable[TopicIdPartition]) -> bytes:
     """Encode a value of type 7 or 13: the partitions that a member should own."""
     return _VERSION + _partitions(partitions) + NO_TAGGED_FIELDS
 
 
-def decode_target_assignment(raw: bytes) -> frozenset[TopicPartition]:
+def decode_target_assignment(raw: bytes) -> frozenset[TopicIdPartition]:
     reader = _value(raw)
     partitions = _read_partitions(reader)
     reader.read_tagged_fields()
@@ -425,7 +425,7 @@ def _tagged_integer(raw: bytes | None) -> int:
     return 0 if raw is None else int.from_bytes(raw, "big", signed=True)
 
 
-def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+def _partitions(partitions: Iterable[TopicIdPartition]) -> bytes:
     by_topic: dict[bytes, list[int]] = {}
     for topic_id, index in partitions:
         by_topic.setdefault(topic_id, []).append(index)
@@ -435,8 +435,8 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
     )
 
 
-def _read_partitions(reader: Reader) -> frozenset[TopicPartition]:
-    def topic() -> list[TopicPartition]:
+def _read_partitions(reader: Reader) -> frozenset[TopicIdPartition]:
+    def topic() -> list[TopicIdPartition]:
         topic_id = reader.take(_ID_BYTES)
         found = [(topic_id, index) for index in reader.read_int32_array()]
         reader.read_tagged_fields()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.coordinator.group.group_inspection import AssignedTopic, DescribedConsumerMember
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.state.consumer_group.types import TopicPartition
     from mansio.wire.codec.messages import Struct
+    from mansio.wire.topic_partition import TopicIdPartition
 
 Fields = dict[str, Any]
 
@@ -60,7 +60,7 @@ def _heartbeat_request(service: BrokerServices, request: Struct, context: Reques
     )
 
 
-def _owned_partitions(topics: Iterable[Struct]) -> frozenset[TopicPartition]:
+def _owned_partitions(topics: Iterable[Struct]) -> frozenset[TopicIdPartition]:
     return frozenset((each.topic_id or bytes(16), index) for each in topics for index in each.partitions)
 
 

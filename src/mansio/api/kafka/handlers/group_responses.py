@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.errors import MansioError
-    from mansio.state.consumer_group.types import HeartbeatResponse, TopicPartition
+    from mansio.state.consumer_group.types import HeartbeatResponse
+    from mansio.wire.topic_partition import TopicIdPartition
 
 Fields = dict[str, Any]
 
@@ -47,7 +48,7 @@ def heartbeat_fields(answer: HeartbeatResponse) -> Fields:
     }
 
 
-def group_by_topic_id(partitions: Iterable[TopicPartition]) -> list[Fields]:
+def group_by_topic_id(partitions: Iterable[TopicIdPartition]) -> list[Fields]:
     """Group partitions by topic id, in the order of `partitions`."""
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in partitions:

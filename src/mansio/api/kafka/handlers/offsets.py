@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
+    from mansio.wire.topic_partition import PartitionKey
 
 ADDING_VERSION_MIN: Final = 5
 """Version from which TxnOffsetCommit adds the partition of the group to the transaction."""
@@ -39,7 +40,6 @@ INVALID_TXN_STATE: Final = 48
 TRANSACTION_ABORTABLE: Final = 120
 
 Fields = dict[str, Any]
-TopicPartition = tuple[str, int]
 
 
 async def offset_commit(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
@@ -144,8 +144,8 @@ async def _fetch(service: BrokerServices, request: Struct, version: int, *, requ
     if request.topics is not None:
         wanted = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
     code = 0
-    found: dict[TopicPartition, CommittedOffset] = {}
-    unstable: frozenset[TopicPartition] = frozenset()
+    found: dict[PartitionKey, CommittedOffset] = {}
+    unstable: frozenset[PartitionKey] = frozenset()
     try:
         member_id, member_epoch = "", -1
         if version >= 9:
@@ -194,7 +194,7 @@ async def offset_delete(service: BrokerServices, request: Struct, context: Reque
     return {"topics": _offset_topic_fields(wanted, [error_code(each) for each in results])}
 
 
-def _offset_topic_fields(partitions: Sequence[TopicPartition], codes: Sequence[int]) -> list[Fields]:
+def _offset_topic_fields(partitions: Sequence[PartitionKey], codes: Sequence[int]) -> list[Fields]:
     topics: dict[str, list[Fields]] = {}
     for (topic, partition), code in zip(partitions, codes, strict=True):
         topics.setdefault(topic, []).append({"partition_index": partition, "error_code": code})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.group.topic_resolver import TopicResolver
     from mansio.state.classic_group.types import Member
     from mansio.state.consumer_group.stored_state import ConsumerMember
-    from mansio.state.consumer_group.types import TopicPartition
+    from mansio.wire.topic_partition import TopicIdPartition
 
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
@@ -189,7 +189,7 @@ class GroupInspection:
             member.is_classic,
         )
 
-    def _group_by_topic(self, partitions: Iterable[TopicPartition]) -> tuple[AssignedTopic, ...]:
+    def _group_by_topic(self, partitions: Iterable[TopicIdPartition]) -> tuple[AssignedTopic, ...]:
         grouped: dict[bytes, list[int]] = {}
         for topic_id, index in sorted(partitions):
             grouped.setdefault(topic_id, []).append(index)

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.image import MetadataImage
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
-    from mansio.state.consumer_group.types import TopicPartition
     from mansio.state.share_partition.types import LoadedState
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 IN_FLIGHT_RANGES_MAX: Final = 20_000
@@ -159,7 +159,7 @@ class SharePartitionManager:
             self._on_end,
         )
         self._share_partitions: dict[ShareKey, SharePartitionLeader] = {}
-        self._found: dict[str, dict[TopicPartition, SharePartitions]] = {}
+        self._found: dict[str, dict[TopicIdPartition, SharePartitions]] = {}
         """By group and topic partition, what `find` has returned, as long as none of the leaders has ended."""
         self._by_group: dict[str, dict[ShareKey, SharePartitionLeader]] = {}
         self._by_partition: dict[tuple[bytes, int], dict[ShareKey, SharePartitionLeader]] = {}
@@ -179,7 +179,7 @@ class SharePartitionManager:
 
     # ------------------------------------------------------------------ lookup
 
-    def find(self, group: str, place: TopicPartition) -> SharePartitions:
+    def find(self, group: str, place: TopicIdPartition) -> SharePartitions:
         """Return the share partitions of a topic partition (topic id, index), created on first use; their states may
         still be loading. Raises the errors of `find_one`."""
         try:
@@ -203,7 +203,7 @@ class SharePartitionManager:
         found = self._found.setdefault(group, {})[place] = SharePartitions(leaders)
         return found
 
-    async def load(self, group: str, place: TopicPartition) -> SharePartitions:
+    async def load(self, group: str, place: TopicIdPartition) -> SharePartitions:
         """Return the share partitions of a topic partition after their states are loaded. Raises the errors of `find`,
         and those with which a share partition ends."""
         found = self.find(group, place)
@@ -211,7 +211,7 @@ class SharePartitionManager:
             await found.wait_until_loaded()
         return found
 
-    async def load_existing(self, group: str, place: TopicPartition) -> SharePartitions:
+    async def load_existing(self, group: str, place: TopicIdPartition) -> SharePartitions:
         """As `load`, but without creating a state. Raises `GroupIdNotFound` if there is none."""
         partition = self._find_partition(None, *place)
         partition.ensure_leader()
@@ -222,7 +222,7 @@ class SharePartitionManager:
             raise GroupIdNotFound(f"group {group} has read nothing of {partition.name}")
         return await self.load(group, place)
 
-    def find_loaded(self, group: str, place: TopicPartition) -> SharePartitions | None:
+    def find_loaded(self, group: str, place: TopicIdPartition) -> SharePartitions | None:
         """Return the share partitions of a topic partition if their states are loaded, otherwise None."""
         try:
             found = self._found[group][place]
@@ -233,7 +233,7 @@ class SharePartitionManager:
 
     def loaded_of(self, group: str) -> list[SharePartitions]:
         """Return those share partitions of a group whose states are loaded, together by topic partition."""
-        loaded: dict[TopicPartition, list[SharePartitionLeader]] = {}
+        loaded: dict[TopicIdPartition, list[SharePartitionLeader]] = {}
         for leader in self._by_group.get(group, {}).values():
             if leader.is_ready:
                 loaded.setdefault((leader.key.topic_id, leader.key.partition), []).append(leader)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mansio.broker.routing.routes import PartitionLeaders
     from mansio.ports import Peers, Promise, Scheduler
     from mansio.wire.batch.end_marker import EndMarker
+    from mansio.wire.topic_partition import PartitionKey
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +54,13 @@ RETRY_BACKOFF: Final = Backoff(20, 1_000, jitter=0)
 
 NO_LEADER: Final = -1
 
-TopicPartition = tuple[str, int]
 Outcomes = list["MansioError | None"]
 
 
 class MarkerWriter(Protocol):
     """Writes markers to partitions that this broker leads; implemented by `TransactionMarkerService`."""
 
-    async def write(self, marker: EndMarker, partitions: Sequence[TopicPartition]) -> Outcomes:
+    async def write(self, marker: EndMarker, partitions: Sequence[PartitionKey]) -> Outcomes:
         """Write a marker to each partition; return when it is committed, with None or an error for each."""
 
 
@@ -91,7 +91,7 @@ class MarkerSender:
         return self._leaders.leader_id(topic, index) is not None
 
     async def send(
-        self, marker: EndMarker, partitions: Sequence[TopicPartition], is_current: Callable[[], bool]
+        self, marker: EndMarker, partitions: Sequence[PartitionKey], is_current: Callable[[], bool]
     ) -> bool:
         """Return True when every partition has the marker or is deleted; False if `is_current()` has become false
         before, or a later coordinator has fenced this one."""
@@ -103,15 +103,15 @@ class MarkerSender:
             self.waiting_count -= len(missing)
 
     async def _send_all(
-        self, marker: EndMarker, missing: list[TopicPartition], is_current: Callable[[], bool]
+        self, marker: EndMarker, missing: list[PartitionKey], is_current: Callable[[], bool]
     ) -> bool:
         """Send the marker until `missing` is empty; partitions that have it are removed."""
         failures = 0
         while missing:
             if not is_current():
                 return False
-            by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
-            waiting: list[TopicPartition] = []
+            by_leader: dict[int, list[PartitionKey]] = defaultdict(list)
+            waiting: list[PartitionKey] = []
             for topic, index in missing:
                 leader = self._leaders.leader_id(topic, index)
                 if leader is None:
@@ -144,9 +144,7 @@ class MarkerSender:
         known = fields(topic=topic, partition=index, producer_id=marker.producer_id, reason=outcome.error)
         logger.warning("transaction_marker_refused", extra=known)
 
-    async def _send_once(
-        self, marker: EndMarker, by_leader: dict[int, list[TopicPartition]]
-    ) -> list[_Outcome]:
+    async def _send_once(self, marker: EndMarker, by_leader: dict[int, list[PartitionKey]]) -> list[_Outcome]:
         """Send the marker to each leader once, to all of them at the same time."""
         promises = [
             (partitions, self._start(leader, marker, partitions)) for leader, partitions in by_leader.items()
@@ -159,7 +157,7 @@ class MarkerSender:
             )
         return outcomes
 
-    def _start(self, leader: int, marker: EndMarker, partitions: list[TopicPartition]) -> Promise[Outcomes]:
+    def _start(self, leader: int, marker: EndMarker, partitions: list[PartitionKey]) -> Promise[Outcomes]:
         if leader != self._node_id and self._peers is not None:
             queue = self._queues.get(leader)
             if queue is None:
@@ -173,7 +171,7 @@ class MarkerSender:
         return promise
 
     async def _write_locally(
-        self, marker: EndMarker, partitions: list[TopicPartition], promise: Promise[Outcomes]
+        self, marker: EndMarker, partitions: list[PartitionKey], promise: Promise[Outcomes]
     ) -> None:
         errors: Outcomes = [ConnectionLost("interrupted")] * len(partitions)
         try:
@@ -186,13 +184,13 @@ class MarkerSender:
 
 
 class _Outcome(NamedTuple):
-    partition: TopicPartition
+    partition: PartitionKey
     error: MansioError | None
 
 
 class _Waiting(NamedTuple):
     marker: EndMarker
-    partitions: list[TopicPartition]
+    partitions: list[PartitionKey]
 
 
 class _BrokerQueue(CombiningQueue[_Waiting, Outcomes]):
@@ -242,7 +240,7 @@ class _BrokerQueue(CombiningQueue[_Waiting, Outcomes]):
         ]
 
 
-def _marker_fields(marker: EndMarker, partitions: Sequence[TopicPartition]) -> dict[str, Any]:
+def _marker_fields(marker: EndMarker, partitions: Sequence[PartitionKey]) -> dict[str, Any]:
     indexes: dict[str, list[int]] = defaultdict(list)
     for topic, index in partitions:
         indexes[topic].append(index)

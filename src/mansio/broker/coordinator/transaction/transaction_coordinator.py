@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from mansio.metadata.model import BrokerState
     from mansio.ports import Clock, Promise, Scheduler, Timer
     from mansio.state.transactions.transaction import Transaction
+    from mansio.wire.topic_partition import PartitionKey
 
     Transition = Callable[["Transaction | None"], Transaction]
 
@@ -73,8 +74,6 @@ EXPIRED_PER_BATCH: Final = 1_000
 """Maximum number of expired transactional ids that one iteration of the event loop deletes."""
 EXPIRY_PAUSE_S: Final = 1.0
 """Time between two such iterations, if there are more expired ids."""
-
-TopicPartition = tuple[str, int]
 
 
 class TransactionCounts:
@@ -222,7 +221,7 @@ class TransactionCoordinator:
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
         *,
         client_version: int,
     ) -> list[MansioError | None]:
@@ -264,7 +263,7 @@ class TransactionCoordinator:
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
     ) -> list[MansioError | None]:
         """Return None for each partition that is in the ongoing transaction, else `TransactionAbortable`.
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from mansio.broker.routing.routes import CoordinatorLookup
     from mansio.ports import Peers, Scheduler
+    from mansio.wire.topic_partition import PartitionKey
 
 CLIENT_ID: Final = "mansio-transaction-verifier"
 ADD_PARTITIONS_VERSION: Final = 5
 REQUEST_TIMEOUT_MS: Final = 5_000
 TRANSACTIONS_PER_REQUEST_MAX: Final = 1_000
 
-TopicPartition = tuple[str, int]
 Outcomes = list["MansioError | None"]
 
 
@@ -42,7 +42,7 @@ class LocalTransactions(Protocol):
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
         *,
         client_version: int,
     ) -> Outcomes: ...
@@ -52,7 +52,7 @@ class LocalTransactions(Protocol):
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
     ) -> Outcomes: ...
 
 
@@ -81,7 +81,7 @@ class RoutedVerifier:
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
         *,
         adds: bool,
     ) -> Outcomes:
@@ -110,7 +110,7 @@ class _Asked(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    partitions: tuple[TopicPartition, ...]
+    partitions: tuple[PartitionKey, ...]
     adds: bool
 
 

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from mansio.broker.services.share_groups.share import ReceivedPartition, ShareService
     from mansio.broker.topics.topics import TopicService
     from mansio.ports import Clock, Promise, Random, Scheduler
-    from mansio.state.consumer_group.types import TopicPartition
     from mansio.wire.batch.record_batch import BatchHeader
+    from mansio.wire.topic_partition import TopicIdPartition
 
 RECORDS_MAX: Final = 10_000
 """Maximum number of records in one call."""
@@ -255,10 +255,10 @@ class ReceiveService:
             promise.set_result(ReceiveResult(member_id, (), 0, {}))
         await self._share_partition_manager.release_leases(group_id, member_id)
 
-    def _find_led(self, topics: Collection[str]) -> list[TopicPartition]:
+    def _find_led(self, topics: Collection[str]) -> list[TopicIdPartition]:
         """Return the partitions of the topics that this broker leads, beginning with a random one. Raises
         `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if it leads none."""
-        led: list[TopicPartition] = []
+        led: list[TopicIdPartition] = []
         for topic in map(self._topics.find, topics):
             for index in range(len(topic.partitions)):
                 try:
@@ -284,7 +284,7 @@ class ReceiveService:
         group_id: str,
         member_id: str,
         names: Mapping[bytes, str],
-        received: Mapping[TopicPartition, ReceivedPartition],
+        received: Mapping[TopicIdPartition, ReceivedPartition],
         receive: ReceiveOperation,
         caller: Caller,
         decoder: _Decoder,

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from mansio.broker.services.quotas import QuotaService
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Promise, Scheduler
-    from mansio.state.consumer_group.types import TopicPartition
     from mansio.state.share_partition.types import (
         AcknowledgementBatch,
         AcquiredRange,
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
         Update,
     )
     from mansio.storage.log import LogSlice
+    from mansio.wire.topic_partition import TopicIdPartition
 
 PARTITIONS_MAX: Final = 10_000
 """Maximum number of partitions in one request without a share session."""
@@ -250,7 +250,7 @@ class ShareService:
     # ------------------------------------------------------------------ inspecting leases
 
     async def describe_leases(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None, *, ranges_max: int
+        self, group_id: str, partitions: Sequence[TopicIdPartition] | None, *, ranges_max: int
     ) -> list[SharePartitionDescription]:
         """Return record counts and leases of share partitions whose partitions this broker leads.
 
@@ -358,7 +358,7 @@ class ReceiveOperation:
         member_id: str,
         *,
         client_id: str | None,
-        partitions: Callable[[], list[TopicPartition]],
+        partitions: Callable[[], list[TopicIdPartition]],
         is_connected: Callable[[], bool],
         is_active: Callable[[], bool],
         max_records: int,
@@ -384,7 +384,7 @@ class ReceiveOperation:
         self._strict = strict
         self._lease_ms = lease_ms
         self._deadline_ms = self._now_ms() + max(0, min(max_wait_ms, service.settings.fetch_wait_ms_max))
-        self._candidates: list[TopicPartition] = []
+        self._candidates: list[TopicIdPartition] = []
         self._waiting: Promise[None] | None = None
         self._is_over = False
         self.lock_ms = 0
@@ -393,13 +393,15 @@ class ReceiveOperation:
     def _now_ms(self) -> float:
         return self._service.clock.monotonic() * 1000
 
-    async def run(self, acknowledged: Sequence[AcknowledgeResult]) -> dict[TopicPartition, ReceivedPartition]:
+    async def run(
+        self, acknowledged: Sequence[AcknowledgeResult]
+    ) -> dict[TopicIdPartition, ReceivedPartition]:
         """Lease records; store the leases together with `acknowledged`, results of `apply_acknowledgements`.
 
         Waits until records are available if there are none, but not if the request has acknowledgements, so that the
         client learns at once that they are stored. Errors are in the results.
         """
-        received: dict[TopicPartition, ReceivedPartition] = {}
+        received: dict[TopicIdPartition, ReceivedPartition] = {}
         to_store = acknowledged
         while True:
             # Do not lease to a closed connection: the member may have a new session on another connection, which would
@@ -420,7 +422,7 @@ class ReceiveOperation:
                     return received
 
     def _acquire(
-        self, received: dict[TopicPartition, ReceivedPartition]
+        self, received: dict[TopicIdPartition, ReceivedPartition]
     ) -> tuple[list[AcquiredRecords], bool]:
         """Lease available records of the partitions. Also return whether the share state of any partition was
         unavailable. Other errors are added to `received`."""
@@ -462,7 +464,7 @@ class ReceiveOperation:
         self,
         acknowledged: Sequence[AcknowledgeResult],
         found: list[AcquiredRecords],
-        received: dict[TopicPartition, ReceivedPartition],
+        received: dict[TopicIdPartition, ReceivedPartition],
     ) -> None:
         """Store leases and acknowledgements; those of one share partition are stored as one change."""
         changes: dict[SharePartitionLeader, _Change] = {}
@@ -494,7 +496,7 @@ class ReceiveOperation:
         self,
         acquired: AcquiredRecords,
         error: MansioError | None,
-        received: dict[TopicPartition, ReceivedPartition],
+        received: dict[TopicIdPartition, ReceivedPartition],
     ) -> None:
         """Add the leases of one share partition to `received`, or the error if they could not be stored."""
         leader = acquired.leader

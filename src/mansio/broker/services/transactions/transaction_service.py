@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from mansio.ports import Clock
     from mansio.state.transactions.batch_decision import TaskTransaction
     from mansio.state.transactions.transaction import Transaction
+    from mansio.wire.topic_partition import PartitionKey
 
 TITLES: Final = {state.title: state for state in TransactionState if state is not TransactionState.DEAD}
 """Kafka's names of the states."""
 
 NOT_BUMPING_VERSION: Final = 1
-
-TopicPartition = tuple[str, int]
 
 
 class DescribedTransaction(NamedTuple):
@@ -48,7 +47,7 @@ class DescribedTransaction(NamedTuple):
     started_ms: int
     producer_id: int
     producer_epoch: int
-    partitions: tuple[TopicPartition, ...]
+    partitions: tuple[PartitionKey, ...]
 
 
 class ListedTransaction(NamedTuple):
@@ -114,7 +113,7 @@ class TransactionService:
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
         *,
         client_version: int = NOT_BUMPING_VERSION,
     ) -> list[MansioError | None]:
@@ -132,7 +131,7 @@ class TransactionService:
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
     ) -> list[MansioError | None]:
         """Return None for each partition that is in the ongoing transaction, else `TransactionAbortable`.
 
@@ -230,7 +229,7 @@ class TransactionService:
             for each in found
         ]
 
-    def open_partitions(self) -> dict[int, frozenset[TopicPartition]]:
+    def open_partitions(self) -> dict[int, frozenset[PartitionKey]]:
         """Return the partitions of the open transactions of this coordinator by producer id."""
         return {each.transaction.producer_id: each.transaction.partitions for each in self._open()}
 

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
-    from mansio.state.consumer_group.types import TopicPartition
     from mansio.wire.apis.share_acknowledge import AckPartition
     from mansio.wire.apis.share_fetch import ShareFetchRequest
     from mansio.wire.headers import RequestHeader
+    from mansio.wire.topic_partition import TopicIdPartition
 
 
 def share_fetch(
@@ -146,7 +146,7 @@ class _ShareFetch:
         results = await share.apply_acknowledgements(
             group, member, parts, allows_renewal=request.is_renew_ack
         )
-        received: Mapping[TopicPartition, ReceivedPartition] = {}
+        received: Mapping[TopicIdPartition, ReceivedPartition] = {}
         if receive is not None:
             received = await receive.run(results)
         else:
@@ -181,7 +181,7 @@ class _ShareFetch:
 
     def _encode(
         self,
-        partitions: dict[TopicPartition, SharePartitionData],
+        partitions: dict[TopicIdPartition, SharePartitionData],
         leaders: LeaderHints,
         lock_ms: int,
         error: MansioError | None = None,
@@ -213,12 +213,12 @@ class _ShareFetch:
 
 
 def _merge_results(
-    received: Mapping[TopicPartition, ReceivedPartition],
+    received: Mapping[TopicIdPartition, ReceivedPartition],
     results: Sequence[AcknowledgeResult],
     leaders: LeaderHints,
-) -> dict[TopicPartition, SharePartitionData]:
+) -> dict[TopicIdPartition, SharePartitionData]:
     """Combine leased records and results of acknowledgements by partition."""
-    found: dict[TopicPartition, SharePartitionData] = {}
+    found: dict[TopicIdPartition, SharePartitionData] = {}
     for key, each in received.items():
         if each.error is None:
             found[key] = SharePartitionData(
