@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 PENDING: Final[dict[str, frozenset[str]]] = {
     "mansio/broker/partition/batch_verifier.py": frozenset({"on_check_due"}),
-    "mansio/broker/partition/delay_manager.py": frozenset({"on_reset"}),
-    "mansio/broker/partition/delayed_delivery.py": frozenset({"on_due_changed"}),
+    "mansio/broker/features/delays/delay_manager.py": frozenset({"on_reset"}),
+    "mansio/broker/features/delays/delayed_delivery.py": frozenset({"on_due_changed"}),
     "mansio/broker/partition/partition.py": frozenset({"on_damage", "on_durable", "on_failure"}),
 }
 """Assignments of partitions and their features that remain: path of the module below `src` -> names of attributes."""

@@ -2,7 +2,7 @@
 
 Features of a partition (`PartitionFeature`) are in other modules; the partition gets them by its constructor. They
 observe it as hooks (`PartitionHook`) and take part in appends (`AppendPipeline`). It knows its producers, who write
-transactions, and its priorities, which share groups read. On a single node the partition is the leader from the start,
+transactions. On a single node the partition is the leader from the start,
 and the methods for replication are not called.
 
 A follower receives all batches up to the end of the leader's log, flushed on the leader or not, so that all replicas
@@ -54,7 +54,6 @@ from mansio.broker.partition.append_validation import (
     reject_timestamps,
 )
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.priority_view import PriorityView
 from mansio.broker.partition.storage_health import UNKNOWN_OFFSET, StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
@@ -186,6 +185,9 @@ class PartitionFeature(ABC):
     def detach(self, feature: object) -> None:
         """Called with what services look up when the partition is closed."""
         del feature
+
+    def close(self) -> None:  # noqa: B027 - most features do nothing by themselves
+        """Called when the broker stops, before its partitions are closed. Nothing is done by itself from now on."""
 
 
 class Partition:
@@ -377,11 +379,6 @@ class Partition:
             if isinstance(attached.feature, kind):
                 return attached.feature
         return None
-
-    @property
-    def priorities(self) -> PriorityView | None:
-        """The priorities of the records; None if the topic has none."""
-        return self.find_feature(PriorityView)
 
     def apply_settings(self, settings: TopicSettings, rules: AppendRules) -> None:
         """Use changed settings of the topic, and attach the features that they need."""

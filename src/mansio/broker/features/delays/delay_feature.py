@@ -1,0 +1,48 @@
+"""Delayed records, with schedules, as a feature of partitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.broker.features.delays.delay_control_records import DelayControlType
+from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
+from mansio.broker.features.delays.delayed_records import DelayedRecords, has_delay_snapshot
+from mansio.broker.partition.partition import Attached, PartitionFeature
+from mansio.wire.batch.schedule_control_records import ScheduleControlType
+
+if TYPE_CHECKING:
+    from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.partition import Partition
+
+
+class DelayFeature(PartitionFeature):
+    """Delayed records and schedules."""
+
+    control_types = frozenset((*DelayControlType, *ScheduleControlType))
+
+    def __init__(self, ports: FeaturePorts) -> None:
+        self._ports = ports
+        self.delivery = DelayedDelivery(ports.clock, ports.scheduler)
+        """The delivery of what is due, of all partitions of this broker."""
+
+    def is_needed(self, partition: Partition) -> bool:
+        return partition.settings.accepts_delays or has_delay_snapshot(
+            self._ports.disk, partition.log.directory
+        )
+
+    def attach(self, partition: Partition, *, is_new: bool) -> Attached | None:
+        del is_new
+        replay = self._ports.replay(partition, DelayedRecords(partition.log))
+        if replay is None:
+            return None
+        manager = DelayManager(partition, replay)
+        self.delivery.attach(manager)
+        return Attached(manager, replay, appends=manager, releases=manager)
+
+    def detach(self, feature: object) -> None:
+        if isinstance(feature, DelayManager):
+            self.delivery.detach(feature)
+
+    def close(self) -> None:
+        self.delivery.close()
