@@ -68,7 +68,7 @@ DEFECTS = (
         "the leader counts what it has not synced",
         "broker/partition/partition.py",
         "self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))",
-        "self.group_commit.request_flush(self.log, urgent=True); self._on_flushed(self.log.end_offset)",
+        "self.group_commit.request_flush(self.log, urgent=True); self._on_durable(self.log.end_offset)",
     ),
     rule(
         0,

@@ -22,8 +22,8 @@ class FeaturePorts(NamedTuple):
     scheduler: Scheduler
     clock: Clock
 
-    def replay(self, partition: Partition, view: V) -> ViewReplay[V] | None:
-        """Keep a view of the log of a partition. Return None if it cannot be read; then the log has failed."""
+    def replay(self, partition: Partition, view: V) -> ViewReplay[V]:
+        """Keep a view of the log of a partition. Raises `StorageError` and fails the log, if it cannot be read."""
         log = partition.log
         try:
             return ViewReplay(
@@ -36,5 +36,4 @@ class FeaturePorts(NamedTuple):
                 on_damage=partition.report_damage,
             )
         except OSError as error:
-            log.fail(error, f"cannot read the {view.kind} of {log.directory}")
-            return None
+            raise log.fail(error, f"cannot read the {view.kind} of {log.directory}") from error

@@ -385,10 +385,10 @@ class PartitionSet:
             internal=topic.internal,
             storage_health=self.storage_health,
             producers=producers,
+            verifier=self.verifier,
             features=self._features,
             scratch=self._scratch,
         )
-        self.verifier.attach(log, partition.on_verified)
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:

@@ -22,13 +22,11 @@ class DeduplicationFeature(PartitionFeature):
     def is_needed(self, partition: Partition) -> bool:
         return partition.settings.dedup_ms > 0
 
-    def attach(self, partition: Partition, *, is_new: bool) -> Attached | None:
+    def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new
         disk, clock = self._ports.disk, self._ports.clock
         view = DeduplicationView(disk, clock, partition.log, window_ms=lambda: partition.settings.dedup_ms)
         replay = self._ports.replay(partition, view)
-        if replay is None:
-            return None
         if partition.producers is not None:
             partition.producers.expect_shorter_batches()
         deduplicator = Deduplicator(partition, replay)

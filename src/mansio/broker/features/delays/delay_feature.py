@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.delays.delay_control_records import DelayControlType
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
-from mansio.broker.features.delays.delayed_records import DelayedRecords, has_delay_snapshot
+from mansio.broker.features.delays.delayed_records import has_delay_snapshot
 from mansio.broker.partition.partition import Attached, PartitionFeature
 from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
@@ -31,14 +32,12 @@ class DelayFeature(PartitionFeature):
             self._ports.disk, partition.log.directory
         )
 
-    def attach(self, partition: Partition, *, is_new: bool) -> Attached | None:
+    def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new
-        replay = self._ports.replay(partition, DelayedRecords(partition.log))
-        if replay is None:
-            return None
-        manager = DelayManager(partition, replay)
-        self.delivery.attach(manager)
-        return Attached(manager, replay, appends=manager, releases=manager)
+        open_replay = partial(self._ports.replay, partition)
+        manager = DelayManager(partition, open_replay, self.delivery.on_due_changed)
+        self.delivery.on_due_changed(manager)
+        return Attached(manager, manager.replay, appends=manager, releases=manager)
 
     def detach(self, feature: object) -> None:
         if isinstance(feature, DelayManager):

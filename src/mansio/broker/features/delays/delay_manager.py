@@ -29,6 +29,7 @@ from mansio.broker.features.delays.delay_control_records import (
     encode_delivered,
     encode_moved,
 )
+from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.features.delays.pending_records import PendingRecord
 from mansio.broker.features.delays.schedule_manager import ScheduleManager
 from mansio.broker.partition.append import Following
@@ -55,7 +56,6 @@ from mansio.wire.batch.record_reader import decompress_batch, read_record_at, re
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mansio.broker.features.delays.delayed_records import DelayedRecords
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append import Draft
     from mansio.broker.partition.partition import Partition
@@ -92,6 +92,7 @@ class DelayManager:
         "_cached",
         "_cached_bytes",
         "_due_at_once",
+        "_on_due_changed",
         "has_fired",
         "partition",
         "replay",
@@ -100,12 +101,16 @@ class DelayManager:
         "view",
     )
 
-    def __init__(self, partition: Partition, replay: ViewReplay[DelayedRecords]) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        open_replay: Callable[[DelayedRecords], ViewReplay[DelayedRecords]],
+        on_due_changed: Callable[[DelayManager], object],
+    ) -> None:
+        """`open_replay` keeps a view of the partition's log; its `StorageError` is passed on. `on_due_changed` is
+        called with this object when the earliest due time may be earlier than before."""
         self.partition = partition
-        self.replay = replay
-        self.view = replay.view
-        self.view.on_reset = self._forget_stored
-        self.schedules = ScheduleManager(partition, replay)
+        self._on_due_changed = on_due_changed
         self._cached: dict[int, _StoredRecords] = {}
         self._cached_bytes = 0
         self._due_at_once: list[PendingRecord] = []
@@ -114,6 +119,19 @@ class DelayManager:
         """Whether the last slice was one of firings, whose duration says nothing about delayed records."""
         self.uncommitted_end = 0
         """End offset of the last delivery or firing."""
+        self.view = DelayedRecords(partition.log, self)
+        self.replay = open_replay(self.view)
+        self.schedules = ScheduleManager(partition, self.replay, self.on_due_changed)
+
+    def on_due_changed(self) -> None:
+        """Called when the earliest due time may be earlier than before."""
+        self._on_due_changed(self)
+
+    def on_truncated(self) -> None:
+        """Forget what was read from, or appended to, a part of the log that may be different now."""
+        self._cached.clear()
+        self._cached_bytes = 0
+        self.uncommitted_end = 0
 
     # Acceptance
 
@@ -173,7 +191,7 @@ class DelayManager:
             self._cache(base_offset, _StoredRecords(header.codec, base_timestamp_ms(header), delays.data))
             self._due_at_once = due
             view.has_taken_records = True
-        view.on_due_changed()
+        self.on_due_changed()
 
     def following(self) -> Following | None:
         """Return the delivery of the records that were due when they were accepted."""
@@ -181,7 +199,7 @@ class DelayManager:
         if not due:
             return None
         self.view.has_taken_records = False
-        return self._delivery(due, self.partition.clock.wall_ms(), self.view.on_due_changed)
+        return self._delivery(due, self.partition.clock.wall_ms(), self.on_due_changed)
 
     # Delivery
 
@@ -284,7 +302,7 @@ class DelayManager:
                 self.view.pending.remove(record_id)
 
         end_offset = self._append_control(encode_cancelled(known), apply)
-        self.view.on_due_changed()
+        self.on_due_changed()
         return known, end_offset
 
     def reschedule(self, ids: Iterable[int], due_ms: int) -> tuple[list[int], int]:
@@ -299,7 +317,7 @@ class DelayManager:
                 self.view.pending.replace(record._replace(due_ms=due_ms))
 
         end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)
-        self.view.on_due_changed()
+        self.on_due_changed()
         return known, end_offset
 
     def ensure_usable(self) -> None:
@@ -393,12 +411,6 @@ class DelayManager:
         self._cached_bytes += len(stored.data)
         while len(cached) > 1 and (len(cached) > CACHED_BATCHES_MAX or self._cached_bytes > CACHED_BYTES_MAX):
             self._cached_bytes -= len(cached.pop(next(iter(cached))).data)
-
-    def _forget_stored(self) -> None:
-        """Forget what was read from, or appended to, a part of the log that may be different now."""
-        self._cached.clear()
-        self._cached_bytes = 0
-        self.uncommitted_end = 0
 
 
 def _decode(batch: Buffer) -> _StoredRecords:

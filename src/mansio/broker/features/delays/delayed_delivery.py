@@ -64,11 +64,6 @@ class DelayedDelivery:
         self.delivered_count = 0
         """Number of delayed records and records of schedules delivered since the broker started."""
 
-    def attach(self, manager: DelayManager) -> None:
-        """Deliver the records of a partition from now on."""
-        manager.view.on_due_changed = partial(self._on_due_changed, manager)
-        self._on_due_changed(manager)
-
     def detach(self, manager: DelayManager) -> None:
         """Forget a partition that was closed."""
         self._wake_ms.pop(manager, None)
@@ -89,7 +84,9 @@ class DelayedDelivery:
         """When the next partition is looked at, or earlier, ms since the Unix epoch; None if nothing is pending."""
         return self._queue[0][0] if self._queue else None
 
-    def _on_due_changed(self, manager: DelayManager) -> None:
+    def on_due_changed(self, manager: DelayManager) -> None:
+        """Deliver the records of a partition when they are due. To be called when it is opened, when its earliest due
+        time may be earlier than before, and when its view has become complete."""
         due_ms = manager.view.next_wake_ms
         if due_ms is not None:
             self._wake_at(manager, due_ms)

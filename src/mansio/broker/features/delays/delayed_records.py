@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mansio.broker.features.delays.delay_control_records import (
     DelayControlType,
@@ -51,15 +51,24 @@ _END_OFFSET: Final = struct.Struct(">q")
 _SIZE: Final = struct.Struct(">I")  # of the schedules in a snapshot
 
 
+class DelayedRecordsListener(Protocol):
+    """What the view of delayed records calls."""
+
+    def on_due_changed(self) -> None:
+        """Called when the view has become complete, so that the earliest due time may be earlier than before."""
+
+    def on_truncated(self) -> None:
+        """Called when a part of the log was truncated."""
+
+
 class DelayedRecords(LogView["ApplyAt"]):
     """The pending records and schedules of a partition."""
 
     __slots__ = (
         "_expected",
+        "_listener",
         "_log",
         "has_taken_records",
-        "on_due_changed",
-        "on_reset",
         "pending",
         "schedules",
     )
@@ -67,15 +76,11 @@ class DelayedRecords(LogView["ApplyAt"]):
     kind = "delayed_records"
     suffix = SNAPSHOT_SUFFIX
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, listener: DelayedRecordsListener) -> None:
         self._log = log
+        self._listener = listener
         self._expected: tuple[int, int, Callable[[], object]] | None = None
         """Offset and CRC of the second batch of a delivery or of firings, and what applies them if it follows."""
-        self.on_due_changed: Callable[[], None] = _do_nothing
-        """Called when the earliest due time may be earlier than before, or when the view has become complete. See
-        `next_wake_ms`."""
-        self.on_reset: Callable[[], None] = _do_nothing
-        """Called when a part of the log was truncated."""
         self.has_taken_records = False
         """Whether accepted records are not in the view, because their delivery is appended next."""
         self.pending = PendingRecords()
@@ -167,11 +172,11 @@ class DelayedRecords(LogView["ApplyAt"]):
         self._expected = None
         self.pending = PendingRecords()
         self.schedules = Schedules()
-        self.on_reset()
+        self._listener.on_truncated()
         return False
 
     def on_complete(self) -> None:
-        self.on_due_changed()
+        self._listener.on_due_changed()
 
     def lowest_location(self) -> int | None:
         locations = (self.pending.lowest_location(), self.schedules.lowest_location())
@@ -241,7 +246,3 @@ def _locate_records(control: DelayControlRecord, location: int) -> list[PendingR
 def has_delay_snapshot(disk: Disk, directory: str) -> bool:
     """Return whether the directory of a partition has a snapshot, so that its log may have pending records."""
     return any(name.endswith(SNAPSHOT_SUFFIX) for name in disk.list_directory(directory))
-
-
-def _do_nothing() -> None:
-    """Default of the callbacks without arguments."""

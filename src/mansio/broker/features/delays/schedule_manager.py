@@ -95,9 +95,13 @@ SLICE_STEPS_MAX: Final = 128
 class ScheduleManager:
     """Schedules of a partition on its leader. All methods run on the broker's event loop."""
 
-    __slots__ = ("_errors", "_partition", "_replay", "_view")
+    __slots__ = ("_errors", "_on_due_changed", "_partition", "_replay", "_view")
 
-    def __init__(self, partition: Partition, replay: ViewReplay[DelayedRecords]) -> None:
+    def __init__(
+        self, partition: Partition, replay: ViewReplay[DelayedRecords], on_due_changed: Callable[[], object]
+    ) -> None:
+        """`on_due_changed` is called when the earliest due time may be earlier than before."""
+        self._on_due_changed = on_due_changed
         self._partition = partition
         self._replay = replay
         self._view = replay.view
@@ -211,7 +215,7 @@ class ScheduleManager:
         """Append a new state of a schedule."""
         end_offset = self._append_states([schedule])
         self._errors.pop(schedule.id, None)
-        self._view.on_due_changed()
+        self._on_due_changed()
         return schedule, end_offset
 
     def _append_states(self, schedules: Sequence[Schedule]) -> int:

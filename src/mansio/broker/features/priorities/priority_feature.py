@@ -21,9 +21,7 @@ class PriorityFeature(PartitionFeature):
     def is_needed(self, partition: Partition) -> bool:
         return partition.settings.has_priorities
 
-    def attach(self, partition: Partition, *, is_new: bool) -> Attached | None:
+    def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)
         replay = self._ports.replay(partition, view)
-        if replay is None:
-            return None
         return Attached(view, replay, appends=PriorityReader(view))

@@ -37,7 +37,6 @@ class _Manager:
         self.view: Any = self
         self.replay: Any = self
         self.is_complete = True
-        self.on_due_changed = lambda: None
 
     @property
     def next_wake_ms(self) -> int:
@@ -56,10 +55,10 @@ def test_wake_ups_before_a_distant_due_time_leave_nothing_behind() -> None:
     clock, scheduler = ManualClock(), ManualScheduler()
     delivery = DelayedDelivery(clock, cast("Any", scheduler))
     manager = _Manager(clock)
-    delivery.attach(cast("DelayManager", manager))
+    delivery.on_due_changed(cast("DelayManager", manager))
     for _ in range(2_000):
         manager.soon_ms = clock.wall_ms() + 10
-        manager.view.on_due_changed()
+        delivery.on_due_changed(cast("DelayManager", manager))
         clock.seconds += 0.02
         scheduler.fire()
     assert manager.delivered == 2_000
@@ -70,7 +69,7 @@ def test_a_closed_partition_is_forgotten() -> None:
     clock, scheduler = ManualClock(), ManualScheduler()
     delivery = DelayedDelivery(clock, cast("Any", scheduler))
     manager = _Manager(clock)
-    delivery.attach(cast("DelayManager", manager))
+    delivery.on_due_changed(cast("DelayManager", manager))
     delivery.detach(cast("DelayManager", manager))
     assert delivery._queue == []
 
@@ -83,7 +82,7 @@ def test_a_partition_that_is_tried_again_does_not_wait_for_a_clock_that_was_set_
     clock.seconds += DAY_S
     manager.partition.is_leader = False
     manager.soon_ms = clock.wall_ms() - 1_000 * DAY_S
-    delivery.attach(cast("DelayManager", manager))
+    delivery.on_due_changed(cast("DelayManager", manager))
     scheduler.fire()  # not the leader: it is tried again a second later
     clock.seconds -= DAY_S
     manager.partition.is_leader = True
@@ -105,11 +104,11 @@ def test_slices_of_firings_leave_the_number_of_delayed_records_per_slice() -> No
         return records_max
 
     manager.deliver_due = deliver_slowly
-    delivery.attach(cast("DelayManager", manager))
+    delivery.on_due_changed(cast("DelayManager", manager))
     for has_fired in (True, False):
         before = delivery._slice_records
         manager.has_fired = has_fired
         manager.soon_ms = clock.wall_ms()
-        manager.view.on_due_changed()
+        delivery.on_due_changed(cast("DelayManager", manager))
         scheduler.fire()
         assert (delivery._slice_records == before) is has_fired
