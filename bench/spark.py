@@ -37,7 +37,7 @@ from bench.spark_processes import Memory, processor_time
 from mansio.client import blocking
 from mansio.client.types import OutgoingRecord
 from mansio.spark import session
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.table_scan import ALL_RECORDS, selected_files
 from mansio.spark.jobs.archive import ArchiveJob, archive
 from mansio.spark.jobs.compact import compact
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from bench.servers import Server
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 PARTITIONS = 6
 TOPIC = "flights"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
 from mansio.spark.iceberg.table_format import BatchPlan
 

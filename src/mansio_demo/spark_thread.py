@@ -105,7 +105,7 @@ class SparkThread:
         """The query over archive and log as one table."""
         from pyspark.sql import functions
 
-        from mansio.spark.iceberg.catalog import open_table
+        from mansio.spark.iceberg.archive_table import open_table
         from mansio.spark.jobs.topic_table import read_topic_as_table
 
         table = open_table(None, self._warehouse, self._topic)
@@ -128,7 +128,7 @@ class SparkThread:
 
     def replay(self, target: str, from_ms: int, to_ms: int) -> int:
         """Replay archived records of that time to `target`; returns the number of records written."""
-        from mansio.spark.iceberg.catalog import open_table
+        from mansio.spark.iceberg.archive_table import open_table
         from mansio.spark.iceberg.table_scan import Selection
         from mansio.spark.jobs.replay import replay
 

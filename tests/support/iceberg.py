@@ -14,7 +14,7 @@ from mansio.spark.iceberg.table_format import BatchPlan
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.table_format import WrittenDataFile
 
 HOUR_US = 3_600_000_000

@@ -15,7 +15,7 @@ import signal
 import sys
 import uuid
 
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.table_format import BatchPlan
 from support.iceberg import write_parts
 

@@ -24,6 +24,7 @@ from mansio.spark.result_table.upsert_tasks import (
     parse_stage_report,
     stage_rows,
 )
+from mansio.spark.sink.result_schema import to_iceberg_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +44,7 @@ COLUMNS = spark_types.StructType(
 def open_result(
     warehouse: object, columns: spark_types.StructType = COLUMNS, name: str = "ns.t", **options: Any
 ) -> ResultTable:
-    return open_result_table(TableTarget(name, str(warehouse), **options), columns, {})
+    return open_result_table(TableTarget(name, str(warehouse), **options), to_iceberg_schema(columns), {})
 
 
 def rows(ids: Iterable[int], name: str = "x") -> pa.RecordBatch:

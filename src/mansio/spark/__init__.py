@@ -35,7 +35,7 @@ from mansio.spark.session import session
 from mansio.spark.session.java import JavaHome, JavaNotFound, find_java
 
 if TYPE_CHECKING:
-    from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+    from mansio.spark.iceberg.archive_table import ArchiveTable, open_table
     from mansio.spark.iceberg.table_scan import Selection
     from mansio.spark.iceberg.time_travel import SnapshotNotFound, TableVersion, find_version
     from mansio.spark.jobs.archive import ArchiveFailed, ArchiveJob, ArchiveResult, archive
@@ -88,7 +88,7 @@ _LAZY = {
     "ArchiveFailed": ("spark", "jobs.archive"),
     "ArchiveJob": ("spark", "jobs.archive"),
     "ArchiveResult": ("spark", "jobs.archive"),
-    "ArchiveTable": ("iceberg", "iceberg.catalog"),
+    "ArchiveTable": ("iceberg", "iceberg.archive_table"),
     "BatchProgress": ("spark", "jobs.pipeline_progress"),
     "MirrorJob": ("iceberg", "mirroring.mirror"),
     "MirrorResult": ("iceberg", "mirroring.mirror"),
@@ -100,7 +100,7 @@ _LAZY = {
     "archive": ("spark", "jobs.archive"),
     "find_version": ("iceberg", "iceberg.time_travel"),
     "mirror": ("iceberg", "mirroring.mirror"),
-    "open_table": ("iceberg", "iceberg.catalog"),
+    "open_table": ("iceberg", "iceberg.archive_table"),
     "read_topic_as_table": ("spark", "jobs.topic_table"),
     "register_topics": ("spark", "topic_views"),
     "replay": ("iceberg", "jobs.replay"),

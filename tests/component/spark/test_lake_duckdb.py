@@ -18,7 +18,7 @@ from support.documents import examples
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 COUNTS = {0: 30, 1: 12}
 

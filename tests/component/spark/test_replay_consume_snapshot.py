@@ -16,7 +16,7 @@ from support.paths import mansio_command
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 NO_BROKER = ("--bootstrap-servers", "127.0.0.1:1")
 

@@ -26,7 +26,7 @@ from support.web_ui import needs_java_and_maven
 from system.spark.topics import create, publish
 
 if TYPE_CHECKING:
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from support.process import ServedBroker
 
 JARS = ROOT / ".tools" / "spark-iceberg"

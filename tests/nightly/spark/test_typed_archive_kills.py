@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.jobs.archive import ArchiveJob, archive
 from mansio.spark.schemas.avro import AvroSchema
 from mansio.spark.schemas.registry import wire_format_header

@@ -9,7 +9,7 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import DataLoss
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.table_format import LostRange
 from mansio.spark.jobs import archive as archive_module
 from mansio.spark.jobs.archive import ArchiveJob, archive

@@ -10,7 +10,7 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnreadableRecords
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.table_format import LostRange
 from mansio.spark.iceberg.table_scan import scan

@@ -13,7 +13,7 @@ import mansio
 from mansio.cli.main import app
 from mansio.client.types import OutgoingRecord
 from mansio.errors import ConfigError, UnreadableRecords
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
 from mansio.spark.jobs.archive import ArchiveJob, archive
 from mansio.spark.jobs.topic_table import read_topic_as_table

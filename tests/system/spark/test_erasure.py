@@ -18,7 +18,7 @@ import pytest
 
 import mansio
 from mansio.client.types import OutgoingRecord
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.jobs.compact import compact
 from mansio.spark.jobs.topic_table import read_topic_as_table
 from support.machine import scaled

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mansio.client.types import Message
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from support.process import ServedBroker
 
 PARTITIONS = 3

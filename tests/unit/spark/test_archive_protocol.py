@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
 from mansio.spark.iceberg import commit
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.archive_table import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import BatchPlan
 from support.iceberg import checksum, expected, held, write_parts

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.exceptions import CommitStateUnknownException
 
-from mansio.spark.iceberg.catalog import ArchiveTable
+from mansio.spark.iceberg.archive_table import ArchiveTable
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA
 from mansio.spark.iceberg.task_files import write_files

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitStateUnknownException
 
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.archive_table import ArchiveTable, open_table
 from mansio.spark.iceberg.dead_letters import NAMESPACE, append_dead_letters, open_dead_letters
 from mansio.spark.iceberg.errors import NotAnArchiveTable
 from mansio.spark.iceberg.parquet_writer import PartitionFileWriter

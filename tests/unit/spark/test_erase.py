@@ -12,7 +12,7 @@ import pytest
 
 from mansio.errors import InvalidRequest
 from mansio.spark.iceberg import erase_keys, orphan_cleanup
-from mansio.spark.iceberg.catalog import ArchiveTable
+from mansio.spark.iceberg.archive_table import ArchiveTable
 from mansio.spark.iceberg.dead_letters import append_dead_letters, open_dead_letters
 from mansio.spark.iceberg.errors import CommitConflict
 from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
@@ -164,7 +164,7 @@ def test_killed_erasure_is_completed_by_the_next_one(
 
 def test_compacted_and_dead_letter_tables_are_erased_too(archive: Archive) -> None:
     source = archive.open()
-    latest = ArchiveTable(open_target_table(source, "flights-latest"), source.topic, source._catalog_location)
+    latest = ArchiveTable(open_target_table(source, "flights-latest"), source.topic, source._catalog_address)
     rows = pa.RecordBatch.from_pylist(batch(0, 0, 8, [5]), TABLE_SCHEMA)
     (written,) = write_files(latest.data_location, "compact", TABLE_SCHEMA, iter([rows]))
     replace_rows(latest, written.column("path").to_pylist(), {0: 8})

@@ -12,7 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from mansio.errors import ConfigError
 from mansio.spark.iceberg import catalog as catalogs
-from mansio.spark.iceberg.catalog import ICEBERG_SCHEMA, open_table
+from mansio.spark.iceberg.archive_table import ICEBERG_SCHEMA, open_table
 from mansio.spark.iceberg.errors import CatalogLocked, CatalogUnavailable, NotAnArchiveTable, TableNotFound
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA

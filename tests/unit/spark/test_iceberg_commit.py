@@ -9,9 +9,9 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.table.update import update_table_metadata
 
-from mansio.spark.iceberg import commit
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
-from mansio.spark.iceberg.commit import CommitDecision, decide_commit
+from mansio.spark.iceberg import archive_commit, commit
+from mansio.spark.iceberg.archive_commit import CommitDecision, decide_commit
+from mansio.spark.iceberg.archive_table import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import ArchiveGap, CommitConflict, ConcurrentArchive, InvalidDataFiles
 from mansio.spark.iceberg.table_format import Commit, LostRange, WrittenDataFile
 from support.iceberg import add, expected, held, plan, write_parts
@@ -78,13 +78,13 @@ def test_race_of_two_archives_inside_the_commit_adds_once(
     original = parquet_file_to_data_file
 
     def overtaken(*given: object, **named: object) -> object:
-        monkeypatch.setattr(commit, "parquet_file_to_data_file", original)
+        monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", original)
         assert add(table, plan(1, {0: 2}, {0: 5}))
         return original(*given, **named)  # type: ignore[arg-type]
 
     batch = plan(1, {0: 2}, {0: 5})
     parts = write_parts(second, batch)
-    monkeypatch.setattr(commit, "parquet_file_to_data_file", overtaken)
+    monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", overtaken)
     assert not second.commit(batch, parts).added
     assert held(second) == expected({0: 5})
 
@@ -124,7 +124,7 @@ def test_endless_conflicts_end_with_an_error(table: ArchiveTable, monkeypatch: p
     def refuse(*_: object) -> object:
         raise CommitFailedException("Requirement failed: branch main has changed")
 
-    monkeypatch.setattr(commit, "COMMIT_RETRY_BACKOFF_S", 0)
+    monkeypatch.setattr(archive_commit, "COMMIT_RETRY_BACKOFF_S", 0)
     monkeypatch.setattr(table.iceberg.catalog, "commit_table", refuse)
     with pytest.raises(CommitConflict, match="6 attempts"):
         add(table, plan(0, {0: 0}, {0: 1}))
@@ -230,7 +230,9 @@ def test_old_snapshots_go_with_the_commit_but_tagged_ones_and_offsets_stay(table
     table.iceberg.manage_snapshots().create_tag(tagged.snapshot_id, "first").commit()
     for batch in range(1, 9):
         batch_plan = plan(batch, {0: batch}, {0: batch + 1})
-        commit.commit_files(table.iceberg, batch_plan, write_parts(table, batch_plan), snapshots_max=5)
+        archive_commit.commit_files(
+            table.iceberg, batch_plan, write_parts(table, batch_plan), snapshots_max=5
+        )
         assert len(table.iceberg.metadata.snapshots) <= 6
     assert table.iceberg.metadata.snapshot_by_id(tagged.snapshot_id) is not None
     assert held(table) == expected({0: 9})
@@ -245,14 +247,14 @@ def test_maintenance_that_commits_between_does_not_disturb_a_batch(
     original: Callable[..., object] = parquet_file_to_data_file
 
     def between(*given: object, **named: object) -> object:
-        monkeypatch.setattr(commit, "parquet_file_to_data_file", original)
+        monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", original)
         with maintenance.transaction() as change:
             change.update_snapshot().merge_append().commit()
         return original(*given, **named)
 
     batch = plan(1, {0: 2}, {0: 5})
     parts = write_parts(table, batch)
-    monkeypatch.setattr(commit, "parquet_file_to_data_file", between)
+    monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", between)
     outcome = table.commit(batch, parts)
     assert (outcome.added, outcome.attempts) == (True, 2)
     assert held(table) == expected({0: 5})

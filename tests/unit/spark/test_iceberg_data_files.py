@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mansio.spark.iceberg import fanout_writer
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.errors import InvalidDataFiles
 from mansio.spark.iceberg.parquet_writer import PartitionFileWriter, to_table_rows
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA

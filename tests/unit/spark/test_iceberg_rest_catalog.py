@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.archive_table import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import CatalogUnavailable, ConcurrentArchive, TableNotFound
 from mansio.spark.jobs.compact import open_target_table, replace_rows
 from mansio.spark.jobs.maintain import maintain

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.archive_table import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import ArchiveGap, InvalidDataFiles
 from mansio.spark.iceberg.table_format import LostRange
 from mansio.spark.options import ERROR_COLUMN

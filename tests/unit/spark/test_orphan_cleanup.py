@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.table.update import SetLocationUpdate
 
-from mansio.spark.iceberg.commit import commit_files
+from mansio.spark.iceberg.archive_commit import commit_files
 from mansio.spark.iceberg.errors import ArchiveError
 from mansio.spark.iceberg.orphan_cleanup import UNREFERENCED_SINCE_FILE, expire_snapshots, remove_orphan_files
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
@@ -20,7 +20,7 @@ from support.present import present
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 GRACE_S = 3600
 NOW_MS = 1_800_000_000_000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
-from mansio.spark.iceberg.catalog import ArchiveTable
+from mansio.spark.iceberg.archive_table import ArchiveTable
 from mansio.spark.iceberg.errors import CommitConflict, InvalidDataFiles, StaleCheckpoint
 from mansio.spark.iceberg.orphan_cleanup import expire_snapshots
 from mansio.spark.result_table.commit import (

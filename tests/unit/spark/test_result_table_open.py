@@ -15,7 +15,8 @@ from mansio.spark.iceberg.open_elsewhere import open_elsewhere
 from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
 from mansio.spark.result_table.table import TableTarget, open_result_table
 from mansio.spark.result_table.table_name import TableName, parse_table_name, to_pyiceberg_properties
-from mansio.spark.result_table.table_schema import plan_changes, to_iceberg_schema, write_schema
+from mansio.spark.result_table.table_schema import plan_changes, write_schema
+from mansio.spark.sink.result_schema import to_iceberg_schema
 from support.result_tables import COLUMNS, open_result
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ def test_catalog_is_found_in_the_settings_of_spark_or_of_pyiceberg(
         "spark.sql.catalog.lab.uri": f"jdbc:sqlite:{tmp_path}/lab.db",
         "spark.sql.catalog.lab.warehouse": f"file://{tmp_path}/lab",
     }
-    made = open_result_table(TableTarget("lab.ns.t"), COLUMNS, by_spark)
+    made = open_result_table(TableTarget("lab.ns.t"), to_iceberg_schema(COLUMNS), by_spark)
     monkeypatch.setenv("PYICEBERG_CATALOG__LAB__TYPE", "sql")
     monkeypatch.setenv("PYICEBERG_CATALOG__LAB__URI", f"sqlite:///{tmp_path}/lab.db")
     monkeypatch.setenv("PYICEBERG_CATALOG__LAB__WAREHOUSE", f"file://{tmp_path}/lab")
-    found = open_result_table(TableTarget("lab.ns.t"), COLUMNS, {})
+    found = open_result_table(TableTarget("lab.ns.t"), to_iceberg_schema(COLUMNS), {})
     assert found.iceberg.metadata.table_uuid == made.iceberg.metadata.table_uuid
     assert str(found.name) == "lab.ns.t"
     assert made.iceberg.location().startswith(f"file://{tmp_path}/lab")
@@ -65,9 +66,9 @@ def test_catalog_that_is_not_configured_is_refused_with_the_ways_to_do_it(tmp_pa
     with pytest.raises(
         ConfigError, match=r"no catalog lab: configure it in \.pyiceberg\.yaml, by PYICEBERG_CATALOG__LAB"
     ):
-        open_result_table(TableTarget("lab.ns.t", str(tmp_path)), COLUMNS, {})
+        open_result_table(TableTarget("lab.ns.t", str(tmp_path)), to_iceberg_schema(COLUMNS), {})
     with pytest.raises(ConfigError, match="give --warehouse DIR"):
-        open_result_table(TableTarget("ns.t"), COLUMNS, {})
+        open_result_table(TableTarget("ns.t"), to_iceberg_schema(COLUMNS), {})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.rewrite_data_files import _MergedFile
 
 TARGET = 1 << 20

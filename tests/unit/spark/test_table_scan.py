@@ -22,7 +22,7 @@ from support.archive_tables import FIRST_US, STEP_US, Archive, row, rows_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 
 @pytest.fixture

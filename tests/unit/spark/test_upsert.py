@@ -15,7 +15,7 @@ from pyiceberg.manifest import ManifestFile
 from pyspark.sql import types as spark_types
 
 from mansio.errors import ConfigError
-from mansio.spark.iceberg.catalog import ArchiveTable
+from mansio.spark.iceberg.archive_table import ArchiveTable
 from mansio.spark.iceberg.errors import InvalidDataFiles, NullKey
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch

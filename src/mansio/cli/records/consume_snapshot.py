@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mansio.cli.support.formatting import RecordPrinter
     from mansio.client.types import Message
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.table_scan import Selection
 
 NO_TIMESTAMP_MS = -1

@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.table_scan import Selection
     from mansio.spark.iceberg.time_travel import TableVersion
 
@@ -44,7 +44,7 @@ def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTabl
     from mansio.host.extras import require_extra
 
     require_extra("iceberg")
-    from mansio.spark.iceberg.catalog import open_table
+    from mansio.spark.iceberg.archive_table import open_table
 
     return open_table(catalog, warehouse, topic)
 

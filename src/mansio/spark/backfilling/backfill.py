@@ -23,7 +23,7 @@ from pyspark.sql import functions
 
 from mansio.errors import ConfigError, DataLoss
 from mansio.spark.backfilling.backfilled_table import known_ranges
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.archive_table import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import TableNotFound
 from mansio.spark.iceberg.replace_files import replace_files
 from mansio.spark.iceberg.table_scan import Selection
@@ -43,6 +43,7 @@ from mansio.spark.result_table.backfill_ranges import (
 from mansio.spark.result_table.commit import to_data_file
 from mansio.spark.result_table.data_file_writer import REPORT_SCHEMA, parse_written_file, write_rows
 from mansio.spark.result_table.table import open_result_table
+from mansio.spark.sink.result_schema import to_iceberg_schema
 from mansio.spark.source.offsets import (
     earliest_offsets,
     find_partitions,
@@ -130,7 +131,7 @@ def _backfill_once(spark: SparkSession, job: BackfillJob) -> BackfillReport:
     wanted = BackfilledRange(job.name, tuple(sorted(inputs.sources)), job.times)
     settings = spark_settings(spark)
     update = with_range(known_ranges(job.table, settings), wanted, job.table.name, extends=job.extends)
-    table = open_result_table(job.table, result.schema, settings)
+    table = open_result_table(job.table, to_iceberg_schema(result.schema), settings)
     order = [
         functions.desc(one.column) if one.descending else functions.asc(one.column) for one in table.sort_by
     ]

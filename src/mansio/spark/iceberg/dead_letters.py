@@ -30,13 +30,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
-from mansio.spark.iceberg.commit import (
+from mansio.spark.iceberg.archive_commit import (
     COMMIT_RETRIES_MAX,
     COMMIT_RETRY_BACKOFF_S,
-    CachedMetadataTransaction,
     expirable_snapshots,
     to_data_file,
 )
+from mansio.spark.iceberg.commit import CachedMetadataTransaction
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
 from mansio.spark.iceberg.fanout_writer import file_system
 from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.table_format import BatchPlan, WrittenDataFile
 
 NAMESPACE: Final = "mansio_dead_letters"

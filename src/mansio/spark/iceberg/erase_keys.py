@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.manifest import DataFile
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
     RowFilter = Callable[[pa.Table], pa.ChunkedArray]
     """Returns for each row whether it is selected."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.catalog import CatalogTable
 
 DELETABLE_FILES: Final = (("data", (".parquet",)), ("metadata", (".avro", ".metadata.json")))
 """(directory of a table, suffixes of the files that may be deleted in it)."""
@@ -58,7 +58,7 @@ class CleanupReport:
 
 
 def remove_orphan_files(
-    table: ArchiveTable,
+    table: CatalogTable,
     *,
     snapshots_kept: int,
     grace_s: float,
@@ -83,7 +83,7 @@ def remove_orphan_files(
     return _delete_unreferenced(table, expired, int(grace_s * 1000), now, is_dry_run=is_dry_run)
 
 
-def expire_snapshots(table: ArchiveTable, snapshots_kept: int) -> int:
+def expire_snapshots(table: CatalogTable, snapshots_kept: int) -> int:
     """Remove all snapshots from the metadata except the newest `snapshots_kept` and those with a tag or branch. Returns
     the number of removed snapshots. Deletes no file.
 
@@ -112,7 +112,7 @@ def _expirable(metadata: TableMetadata, snapshots_kept: int) -> list[int]:
     return [one.snapshot_id for one in old if one.snapshot_id not in named]
 
 
-def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
+def retry_on_conflict(table: CatalogTable, attempt: Callable[[], int]) -> int:
     """Refresh the table and call `attempt`, again after each concurrent commit and after a commit of its own with an
     unknown outcome. Returns the result of `attempt`.
 
@@ -133,7 +133,7 @@ def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
 
 
 def _delete_unreferenced(
-    table: ArchiveTable, expired: int, grace_ms: int, now_ms: int, *, is_dry_run: bool
+    table: CatalogTable, expired: int, grace_ms: int, now_ms: int, *, is_dry_run: bool
 ) -> CleanupReport:
     filesystem, root = _location(table.iceberg)
     found = _list_files(filesystem, root)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.manifest import DataFile
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 
 def replace_files(

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.manifest import DataFile
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
+    from mansio.spark.iceberg.catalog import CatalogTable
     from mansio.spark.iceberg.table_format import LiveFile
     from mansio.spark.iceberg.table_scan import RecordPosition
 
@@ -132,7 +133,7 @@ def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTE
         OSError: The warehouse cannot be read or written.
     """
     table.refresh()
-    before = _manifest_count(table)
+    before = table.manifest_count()
     report = RewriteReport(manifests_before=before)
     pending: list[_MergedFile] = []
     for group in choose_groups(table.live_files(), target_bytes):
@@ -142,7 +143,7 @@ def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTE
     if pending:
         report = _replace_files(table, pending, report)
     merge_manifests(table)
-    return replace(report, manifests_after=_manifest_count(table))
+    return replace(report, manifests_after=table.manifest_count())
 
 
 def planned_rewrite(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTES) -> RewriteReport:
@@ -155,7 +156,7 @@ def planned_rewrite(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTES) 
         files_written=len(groups),
         rows=record_count(old),
         bytes_before=_size(old),
-        manifests_before=_manifest_count(table),
+        manifests_before=table.manifest_count(),
     )
 
 
@@ -251,7 +252,7 @@ def _commit(table: ArchiveTable, replaced: Sequence[_MergedFile], live: dict[str
             )
 
 
-def merge_manifests(table: ArchiveTable) -> None:
+def merge_manifests(table: CatalogTable) -> None:
     """Merge the manifests if there are more than `UNMERGED_MANIFESTS_MAX`. Rows and data files do not change.
 
     Raises:
@@ -259,7 +260,7 @@ def merge_manifests(table: ArchiveTable) -> None:
     """
 
     def attempt() -> int:
-        if _manifest_count(table) <= UNMERGED_MANIFESTS_MAX:
+        if table.manifest_count() <= UNMERGED_MANIFESTS_MAX:
             return 0
         configured = table.iceberg.properties.get(MERGE_COUNT_PROPERTY)
         with table.transaction() as transaction:
@@ -273,8 +274,3 @@ def merge_manifests(table: ArchiveTable) -> None:
         return 1
 
     retry_on_conflict(table, attempt)
-
-
-def _manifest_count(table: ArchiveTable) -> int:
-    snapshot = table.iceberg.current_snapshot()
-    return 0 if snapshot is None else len(snapshot.manifests(table.iceberg.io))

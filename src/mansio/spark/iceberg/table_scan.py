@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 RecordPosition = tuple[int, int]
 """(partition, offset)"""

@@ -22,7 +22,7 @@ from mansio.spark.iceberg.table_format import OFFSETS_PROPERTY, history_entry_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.table_scan import Selection
 
 SNAPSHOTS_SHOWN_MAX = 3

@@ -32,7 +32,7 @@ from mansio.logs import fields
 from mansio.net.offsets import READ_COMMITTED, commit_offsets, fetch_offsets
 from mansio.spark.cluster.problems import local_path
 from mansio.spark.iceberg import errors as archive_errors
-from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.archive_table import open_table
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import format_offsets
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
 
 logger = logging.getLogger(__name__)
 

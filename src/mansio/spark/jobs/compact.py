@@ -24,7 +24,7 @@ from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyspark.sql import Observation, functions
 
-from mansio.spark.iceberg.catalog import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
+from mansio.spark.iceberg.archive_table import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
 from mansio.spark.iceberg.errors import NotAnArchiveTable
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.iceberg.replace_files import replace_files

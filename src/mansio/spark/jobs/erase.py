@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mansio.errors import InvalidRequest
-from mansio.spark.iceberg.catalog import NAMESPACE, ArchiveTable
+from mansio.spark.iceberg.archive_table import NAMESPACE, ArchiveTable
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.erase_keys import (
     KEY_COLUMN,

@@ -26,7 +26,8 @@ from mansio.spark.iceberg.rewrite_data_files import (
 )
 
 if TYPE_CHECKING:
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
+    from mansio.spark.iceberg.catalog import CatalogTable
 
 SNAPSHOTS_RETAINED: Final = 10
 GRACE_S: Final = 3600.0
@@ -85,7 +86,7 @@ def maintain(
     )
 
 
-def tag_snapshot(table: ArchiveTable, name: str) -> int:
+def tag_snapshot(table: CatalogTable, name: str) -> int:
     """Tag the newest snapshot, so that it is retained, and return its id. Raises `InvalidRequest` for a name that
     exists or is reserved.
     """

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import TopicMetadata
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.table_format import LiveFile
     from mansio.spark.iceberg.time_travel import TableVersion
     from mansio.spark.sync_client import SyncClient

@@ -314,8 +314,9 @@ class _PipelineOutput:
         """The target as the checkpoint stores it."""
         if job.table is not None:
             from mansio.spark.result_table.table import open_result_table
+            from mansio.spark.sink.result_schema import to_iceberg_schema
 
-            self.table = open_result_table(job.table, result.schema, spark_settings(spark))
+            self.table = open_result_table(job.table, to_iceberg_schema(result.schema), spark_settings(spark))
             self.table.remove_orphan_files()
             self.target = f"table {self.table.name} ({self.table.iceberg.metadata.table_uuid})"
 

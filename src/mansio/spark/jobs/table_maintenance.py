@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from mansio.errors import ConfigError
-from mansio.spark.iceberg.catalog import ArchiveTable
 from mansio.spark.iceberg.commit import CachedMetadataTransaction
 from mansio.spark.iceberg.orphan_cleanup import MAINTENANCE_SUMMARY, remove_orphan_files, retry_on_conflict
 from mansio.spark.iceberg.rewrite_data_files import (
@@ -106,22 +105,19 @@ def maintain_table(
             f"table {table.name} was not created by `mansio pipeline run`, and other programs may write to it in their"
             " own ways: maintain it with its own engine"
         )
-    cleaned = ArchiveTable(table.iceberg, "", table.catalog.address)
     if tag is not None and not is_dry_run:
-        tag_snapshot(cleaned, tag)
+        tag_snapshot(table, tag)
     groups = plan_rewrite(table, target_bytes)
-    before = _manifest_count(table)
+    before = table.manifest_count()
     if is_dry_run:
         rewritten = _planned_report(groups)
     else:
-        rewritten = _rewrite(table, cleaned, groups, target_bytes, spark, progress)
-        merge_manifests(cleaned)
-    swept = remove_orphan_files(
-        cleaned, snapshots_kept=snapshots_kept, grace_s=grace_s, is_dry_run=is_dry_run
-    )
+        rewritten = _rewrite(table, groups, target_bytes, spark, progress)
+        merge_manifests(table)
+    swept = remove_orphan_files(table, snapshots_kept=snapshots_kept, grace_s=grace_s, is_dry_run=is_dry_run)
     files = list(table.files().data_files())
     return MaintenanceReport(
-        replace(rewritten, manifests_before=before, manifests_after=_manifest_count(table)),
+        replace(rewritten, manifests_before=before, manifests_after=table.manifest_count()),
         swept,
         files=len(files),
         bytes=sum(file.file_size_in_bytes for file in files),
@@ -163,7 +159,6 @@ def _planned_report(groups: Sequence[Sequence[LiveDataFile]]) -> RewriteReport:
 
 def _rewrite(
     table: ResultTable,
-    cleaned: ArchiveTable,
     groups: Sequence[Sequence[LiveDataFile]],
     target_bytes: int,
     spark: SparkSession | None,
@@ -182,7 +177,7 @@ def _rewrite(
             )
             for group in part
         ]
-        report = _replace_files(table, cleaned, part, rewrite(items), report)
+        report = _replace_files(table, part, rewrite(items), report)
         merged += sum(map(len, part))
         progress(merged, count)
     return report
@@ -222,7 +217,6 @@ def _rewrite_in_tasks(
 
 def _replace_files(
     table: ResultTable,
-    cleaned: ArchiveTable,
     groups: Sequence[Sequence[LiveDataFile]],
     new: Sequence[RewrittenFiles],
     report: RewriteReport,
@@ -247,7 +241,7 @@ def _replace_files(
             _commit(table, chosen, live)
         return len(chosen)
 
-    retry_on_conflict(cleaned, attempt)
+    retry_on_conflict(table, attempt)
     kept = [pair for pair, is_replaced in zip(pairs, replaced, strict=True) if is_replaced]
     for (_, merged), is_replaced in zip(pairs, replaced, strict=True):
         if not is_replaced:
@@ -292,8 +286,3 @@ def _delete(table: ResultTable, merged: RewrittenFiles) -> None:
     for file in merged.files:
         with suppress(OSError):
             table.iceberg.io.delete(file.path)
-
-
-def _manifest_count(table: ResultTable) -> int:
-    snapshot = table.iceberg.current_snapshot()
-    return 0 if snapshot is None else len(snapshot.manifests(table.iceberg.io))

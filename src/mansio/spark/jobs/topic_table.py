@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.source.read_plan import OffsetRange
 
 ARCHIVE_SCHEMA: Final = (

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.partitioning import PartitionField as IcebergPartitionField
 from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.table.sorting import SortField as IcebergSortField
 from pyiceberg.transforms import IdentityTransform, parse_transform
@@ -26,15 +27,15 @@ from pyiceberg.types import (
     DateType,
     IntegerType,
     LongType,
+    NestedField,
+    StringType,
     TimestampType,
     TimestamptzType,
 )
-from pyiceberg.types import StringType as IcebergStringType
-from pyspark.sql.types import StringType, StructField, StructType
 
 from mansio.errors import ConfigError
-from mansio.spark.iceberg.catalog import CATALOG_LOCK_ATTEMPTS_MAX, ArchiveTable, catalog_errors
-from mansio.spark.iceberg.errors import CatalogLocked, TableNotFound
+from mansio.spark.iceberg.catalog import CatalogTable, catalog_errors
+from mansio.spark.iceberg.errors import TableNotFound
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.iceberg.snapshot_files import SnapshotReader
 from mansio.spark.iceberg.table_format import COMMIT_RETRIES_PROPERTY
@@ -58,7 +59,6 @@ from mansio.spark.result_table.table_name import open_catalog, parse_table_name
 from mansio.spark.result_table.table_schema import (
     SchemaChanges,
     plan_changes,
-    to_iceberg_schema,
     write_schema,
 )
 from mansio.spark.result_table.upsert_plan import group_fields
@@ -67,7 +67,6 @@ from mansio.spark.result_table.upsert_tasks import DEAD_LETTER_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
     from mansio.spark.iceberg.snapshot_files import SnapshotFiles
@@ -82,7 +81,7 @@ KEY_TYPES: Final = (
     BooleanType,
     IntegerType,
     LongType,
-    IcebergStringType,
+    StringType,
     BinaryType,
     DateType,
     TimestampType,
@@ -124,21 +123,25 @@ class TableTarget:
     """Columns of the table to rename: old name to new name."""
 
 
-class ResultTable:
+class ResultTable(CatalogTable):
     """An open result table. Not thread-safe."""
 
     def __init__(self, table: Table, name: TableName, opened: OpenCatalog) -> None:
-        self.iceberg: Table = table
-        """The table as an object of pyiceberg."""
-        self.name = name
+        super().__init__(table, opened.address)
         self.catalog = opened
         self.changes = SchemaChanges({})
         """What was changed when the table was opened."""
+        self._table_name = name
         self._reader = SnapshotReader()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy in another process is opened again there."""
-        return _reopen_table, (self.name, self.catalog)
+        """Open the table again in another process."""
+        return _reopen_table, (self._table_name, self.catalog)
+
+    @property
+    def name(self) -> str:
+        """The table's name with its catalog, such as `lab.flights.delays`."""
+        return str(self._table_name)
 
     @property
     def partition_by(self) -> tuple[PartitionField, ...]:
@@ -161,11 +164,6 @@ class ResultTable:
         location = properties.get("write.data.path") or f"{self.iceberg.location().rstrip('/')}/data"
         return FileLayout(location.rstrip("/"), write_schema(self.iceberg.schema()), self.partition_by)
 
-    def refresh(self) -> None:
-        """Reload the table's metadata. Raises `CatalogLocked`, `CatalogUnavailable`."""
-        with catalog_errors(self.catalog.address):
-            self.iceberg.refresh()
-
     def files(self) -> SnapshotFiles:
         """The live files, as of the last `refresh` or `commit`. Each manifest is read once."""
         return self._reader.read(self.iceberg)
@@ -183,42 +181,31 @@ class ResultTable:
         *,
         is_sorted: bool = False,
     ) -> BatchCommit:
-        """Commit a batch exactly once; see `commit.commit_batch` for errors.
-
-        A locked catalog is retried `CATALOG_LOCK_ATTEMPTS_MAX` times; each time the committed state is read again.
-        """
-        attempt = partial(
-            commit_batch,
-            self.iceberg,
-            batch,
-            added,
-            replaced,
-            is_current,
-            is_sorted=is_sorted,
-            reader=self._reader,
+        """Commit a batch exactly once; see `commit.commit_batch` for errors."""
+        return self.retry_while_locked(
+            partial(
+                commit_batch,
+                self.iceberg,
+                batch,
+                added,
+                replaced,
+                is_current,
+                is_sorted=is_sorted,
+                reader=self._reader,
+            )
         )
-        for _ in range(CATALOG_LOCK_ATTEMPTS_MAX - 1):
-            try:
-                with catalog_errors(self.catalog.address):
-                    return attempt()
-            except CatalogLocked:
-                self.refresh()
-        with catalog_errors(self.catalog.address):
-            return attempt()
 
     def remove_orphan_files(self, grace_s: float = ORPHAN_GRACE_S) -> None:
         """Delete the files of failed attempts that have been unreferenced for the grace time (seconds). In a table that
         Mansio did not create, nothing is deleted.
         """
         if CREATED_PROPERTY in self.iceberg.properties:
-            table = ArchiveTable(self.iceberg, "", self.catalog.address)
-            remove_orphan_files(table, snapshots_kept=SNAPSHOTS_KEPT, grace_s=grace_s)
+            remove_orphan_files(self, snapshots_kept=SNAPSHOTS_KEPT, grace_s=grace_s)
 
 
-def open_result_table(
-    target: TableTarget, result: StructType, spark_settings: Mapping[str, str]
-) -> ResultTable:
-    """Open the table of a pipeline; create it, or change its columns, so that it takes the rows of the result.
+def open_result_table(target: TableTarget, columns: Schema, spark_settings: Mapping[str, str]) -> ResultTable:
+    """Open the table of a pipeline; create it, or change its columns, so that it takes rows with the columns
+    of the result. `columns`: these columns.
 
     Raises:
         ConfigError: The name, catalog, partition spec, sort order or key does not fit the table or the result.
@@ -226,19 +213,18 @@ def open_result_table(
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     name = parse_table_name(target.name)
-    wanted = to_iceberg_schema(result)
-    _check_columns(target, wanted)
+    _check_columns(target, columns)
     opened = open_catalog(name, target.warehouse, spark_settings)
     with catalog_errors(opened.address):
         try:
             table = opened.catalog.load_table(name.identifier)
         except NoSuchTableError:
-            table = _create_table(name, opened, target, wanted)
+            table = _create_table(name, opened, target, columns)
         found = ResultTable(table, name, opened)
         check_target(found, target)
-        found.changes = plan_changes(table.schema(), wanted, target.renames)
+        found.changes = plan_changes(table.schema(), columns, target.renames)
         if found.changes:
-            apply_changes(table, found.changes, wanted)
+            apply_changes(table, found.changes, columns)
         _check_partition_types(found)
         if target.key:
             _check_key_types(found, target.key)
@@ -273,7 +259,9 @@ def open_dead_letter_table(target: TableTarget, spark_settings: Mapping[str, str
     """Open or create the table for the rows without a key of a table: `TABLE_dead_letters`, with the columns `reason`
     and `row`, the row as JSON. Raises the errors of `open_result_table`.
     """
-    columns = StructType([StructField(name, StringType()) for name in DEAD_LETTER_COLUMNS])
+    columns = Schema(
+        *(NestedField(number, name, StringType()) for number, name in enumerate(DEAD_LETTER_COLUMNS, 1))
+    )
     return open_result_table(
         TableTarget(f"{target.name}{DEAD_LETTER_SUFFIX}", target.warehouse), columns, spark_settings
     )

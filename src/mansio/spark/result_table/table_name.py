@@ -21,10 +21,10 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
 from mansio.errors import ConfigError
+from mansio.spark.iceberg.archive_table import NAMESPACE
 from mansio.spark.iceberg.catalog import (
     CATALOG_NAME,
     FILE_IO_CLASS,
-    NAMESPACE,
     sqlite_address,
     warehouse_location,
 )

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.iceberg.table_format import WrittenDataFile
     from mansio.spark.source.read_plan import TaskRange
 
@@ -362,7 +362,7 @@ table takes longer than a commit.
 
 
 def _open_cached_table(options: Mapping[str, str]) -> ArchiveTable:
-    from mansio.spark.iceberg.catalog import open_table
+    from mansio.spark.iceberg.archive_table import open_table
 
     checkpoint = options[CHECKPOINT_OPTION.lower()]
     if checkpoint not in _tables:

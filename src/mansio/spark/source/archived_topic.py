@@ -46,7 +46,7 @@ from mansio.spark.sync_client import sync_client
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.archive_table import ArchiveTable
     from mansio.spark.options import SourceOptions
     from mansio.wire.topic_partition import TopicPartition
 
@@ -63,7 +63,7 @@ class PartitionShare(InputPartition):
 
 def open_archive(options: SourceOptions) -> ArchiveTable:
     """The archive of the topic of these options. Raises the errors of `open_table`."""
-    from mansio.spark.iceberg.catalog import open_table
+    from mansio.spark.iceberg.archive_table import open_table
 
     return open_table(options.catalog, options.warehouse, options.subscription.topics[0])
 
