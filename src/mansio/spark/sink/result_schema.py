@@ -24,7 +24,7 @@ from pyiceberg.types import (
 )
 from pyspark.sql import types as spark_types
 
-from mansio.spark.iceberg.errors import IncompatibleSchema
+from mansio.iceberg.errors import IncompatibleSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
