@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from mansio.broker.features.deduplication.deduplication_view import DeduplicationView
 from mansio.broker.features.deduplication.deduplicator import Deduplicator
+from mansio.broker.log_view.snapshots import remove_snapshots_above
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
     from mansio.broker.partition.partition import Partition
+    from mansio.storage.log import Log
 
 
 class DeduplicationFeature(PartitionFeature):
@@ -21,6 +23,9 @@ class DeduplicationFeature(PartitionFeature):
 
     def is_needed(self, partition: Partition) -> bool:
         return partition.settings.dedup_ms > 0
+
+    def truncate(self, log: Log) -> None:
+        remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, DeduplicationView.suffix)
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from mansio.broker.features.delays.delay_control_records import DelayControlType
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
-from mansio.broker.features.delays.delayed_records import has_delay_snapshot
+from mansio.broker.features.delays.delayed_records import DelayedRecords
+from mansio.broker.log_view.snapshots import snapshot_names
 from mansio.broker.partition.partition import Attached, PartitionFeature
 from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
     from mansio.broker.partition.partition import Partition
+    from mansio.storage.log import Log
 
 
 class DelayFeature(PartitionFeature):
@@ -28,9 +30,10 @@ class DelayFeature(PartitionFeature):
         """The delivery of what is due, of all partitions of this broker."""
 
     def is_needed(self, partition: Partition) -> bool:
-        return partition.settings.accepts_delays or has_delay_snapshot(
-            self._ports.disk, partition.log.directory
-        )
+        return partition.settings.accepts_delays
+
+    def is_stored(self, log: Log) -> bool:
+        return bool(snapshot_names(self._ports.disk, log.directory, DelayedRecords.suffix))
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new
