@@ -36,12 +36,12 @@ from bench.servers import create_topic, start_mansio
 from bench.spark_processes import Memory, processor_time
 from mansio.client import blocking
 from mansio.client.types import OutgoingRecord
+from mansio.iceberg.archive.table import open_table
+from mansio.iceberg.archive.table_scan import ALL_RECORDS, selected_files
+from mansio.pipelines.archive import ArchiveJob, archive
+from mansio.pipelines.compact import compact
 from mansio.spark import session
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.iceberg.table_scan import ALL_RECORDS, selected_files
-from mansio.spark.jobs.archive import ArchiveJob, archive
-from mansio.spark.jobs.compact import compact
-from mansio.spark.jobs.topic_table import ARCHIVE_COLUMN_NAMES, read_topic_as_table
+from mansio.spark.topic_table import ARCHIVE_COLUMN_NAMES, read_topic_as_table
 from mansio_demo.flights import load_flights
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from bench.servers import Server
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.iceberg.archive.table import ArchiveTable
 
 PARTITIONS = 6
 TOPIC = "flights"

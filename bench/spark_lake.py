@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
-from mansio.spark.iceberg.table_format import BatchPlan
+from mansio.iceberg.archive.parquet_writer import PartitionFileWriter
+from mansio.iceberg.archive.table import open_table
+from mansio.iceberg.archive.table_format import BatchPlan
 
 ROWS = 100
 PARTITIONS = 2

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEPT = {
     "mansio/client/tasks.py": "the end of a client is logged with its traceback, and its calls raise it as their cause",
     "mansio/client/transactions/processor.py": "the error of the caller's handler is raised with its own traceback",
-    "mansio/spark/jobs/cluster_check.py": "of one command, which ends",
+    "mansio/pipelines/cluster_check.py": "of one command, which ends",
     "mansio/testing/": "a defect in a test is raised with its traceback",
     "mansio/tracebacks.py": "the helpers",
     "mansio_demo/": "it ends with the error",

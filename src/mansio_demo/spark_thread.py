@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.pipeline_progress import BatchProgress
+    from mansio.pipelines.pipeline_progress import BatchProgress
 
 TRIGGER_S = 1.0
 LOG_LINES_SHOWN = 15
@@ -84,7 +84,7 @@ class SparkThread:
         """Archive until `archived`, called with the number of records of each batch, returns true. Returns the number
         of batches.
         """
-        from mansio.spark.jobs.archive import ArchiveJob, archive
+        from mansio.pipelines.archive import ArchiveJob, archive
 
         batches = 0
 
@@ -105,8 +105,8 @@ class SparkThread:
         """The query over archive and log as one table."""
         from pyspark.sql import functions
 
-        from mansio.spark.iceberg.catalog import open_table
-        from mansio.spark.jobs.topic_table import read_topic_as_table
+        from mansio.iceberg.archive.table import open_table
+        from mansio.spark.topic_table import read_topic_as_table
 
         table = open_table(None, self._warehouse, self._topic)
         rows = read_topic_as_table(
@@ -128,9 +128,9 @@ class SparkThread:
 
     def replay(self, target: str, from_ms: int, to_ms: int) -> int:
         """Replay archived records of that time to `target`; returns the number of records written."""
-        from mansio.spark.iceberg.catalog import open_table
-        from mansio.spark.iceberg.table_scan import Selection
-        from mansio.spark.jobs.replay import replay
+        from mansio.iceberg.archive.table import open_table
+        from mansio.iceberg.archive.table_scan import Selection
+        from mansio.pipelines.replay import replay
 
         table = open_table(None, self._warehouse, self._topic)
         selection = Selection(from_us=from_ms * 1000, to_us=to_ms * 1000)

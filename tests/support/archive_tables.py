@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
-from mansio.spark.iceberg.table_format import TABLE_SCHEMA, BatchPlan, WrittenDataFile
+from mansio.iceberg.archive.table import ArchiveTable, open_table
+from mansio.iceberg.archive.table_format import TABLE_SCHEMA, BatchPlan, WrittenDataFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

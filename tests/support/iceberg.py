@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
-from mansio.spark.iceberg.table_format import BatchPlan
+from mansio.iceberg.archive.parquet_writer import PartitionFileWriter
+from mansio.iceberg.archive.table_format import BatchPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
-    from mansio.spark.iceberg.table_format import WrittenDataFile
+    from mansio.iceberg.archive.table import ArchiveTable
+    from mansio.iceberg.archive.table_format import WrittenDataFile
 
 HOUR_US = 3_600_000_000
 

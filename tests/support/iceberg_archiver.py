@@ -15,8 +15,8 @@ import signal
 import sys
 import uuid
 
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.iceberg.table_format import BatchPlan
+from mansio.iceberg.archive.table import open_table
+from mansio.iceberg.archive.table_format import BatchPlan
 from support.iceberg import write_parts
 
 TOPIC = "t"
@@ -24,7 +24,7 @@ PARTITIONS = 2
 BATCH_OFFSETS = 10
 
 IMPORTED_AT_FIRST_USE = (
-    "mansio.spark.iceberg.fsync_io",
+    "mansio.iceberg.fsync_io",
     "pyiceberg.catalog.sql",
     "pyiceberg.expressions.parser",
     "pyiceberg.table.locations",

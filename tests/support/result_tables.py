@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import types as spark_types
 
-from mansio.spark.result_table.data_file_writer import DataFileWriter, to_schema
-from mansio.spark.result_table.table import ResultTable, TableTarget, open_result_table
-from mansio.spark.result_table.upsert_plan import group_fields, keyed_files, plan_merge
-from mansio.spark.result_table.upsert_tasks import (
+from mansio.iceberg.result_table.data_file_writer import DataFileWriter, to_schema
+from mansio.iceberg.result_table.table import ResultTable, TableTarget, open_result_table
+from mansio.iceberg.result_table.upsert_plan import group_fields, keyed_files, plan_merge
+from mansio.iceberg.result_table.upsert_tasks import (
     DELETE_COLUMN,
     GROUP_COLUMN,
     POSITION_COLUMN,
@@ -24,12 +24,13 @@ from mansio.spark.result_table.upsert_tasks import (
     parse_stage_report,
     stage_rows,
 )
+from mansio.spark.sink.result_schema import to_iceberg_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mansio.spark.result_table.commit import QueryBatch
-    from mansio.spark.result_table.data_file_writer import WrittenFile
+    from mansio.iceberg.result_table.commit import QueryBatch
+    from mansio.iceberg.result_table.data_file_writer import WrittenFile
 
 COLUMNS = spark_types.StructType(
     [
@@ -43,7 +44,7 @@ COLUMNS = spark_types.StructType(
 def open_result(
     warehouse: object, columns: spark_types.StructType = COLUMNS, name: str = "ns.t", **options: Any
 ) -> ResultTable:
-    return open_result_table(TableTarget(name, str(warehouse), **options), columns, {})
+    return open_result_table(TableTarget(name, str(warehouse), **options), to_iceberg_schema(columns), {})
 
 
 def rows(ids: Iterable[int], name: str = "x") -> pa.RecordBatch:

@@ -6,7 +6,8 @@
 >>> flights = spark.readStream.format("mansio").options(**options).load()
 
 Invariants:
-* Importing this module needs neither pyspark nor Java. The module of a job is imported when the job is first used.
+* Importing this module needs neither pyspark nor Java. Jobs (`mansio.pipelines`) are imported when they are first used,
+  because their modules import those of this package. Type checkers find all names in `__init__.pyi`.
 * A name whose extra is missing raises `MissingExtra`, an `ImportError`, for `import` as for an attribute, so `hasattr`
   raises it, too. As an `AttributeError` it would become "cannot import name", without the command that installs it.
 """
@@ -14,10 +15,10 @@ Invariants:
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mansio.host.extras import require_extra
-from mansio.spark.iceberg.errors import (
+from mansio.iceberg.errors import (
     ArchiveError,
     CatalogLocked,
     CatalogUnavailable,
@@ -25,7 +26,7 @@ from mansio.spark.iceberg.errors import (
     NotAnArchiveTable,
     TableNotFound,
 )
-from mansio.spark.schemas.errors import (
+from mansio.schemas.errors import (
     MalformedValue,
     SchemaNotFound,
     SchemaRegistryError,
@@ -33,18 +34,6 @@ from mansio.spark.schemas.errors import (
 )
 from mansio.spark.session import session
 from mansio.spark.session.java import JavaHome, JavaNotFound, find_java
-
-if TYPE_CHECKING:
-    from mansio.spark.iceberg.catalog import ArchiveTable, open_table
-    from mansio.spark.iceberg.table_scan import Selection
-    from mansio.spark.iceberg.time_travel import SnapshotNotFound, TableVersion, find_version
-    from mansio.spark.jobs.archive import ArchiveFailed, ArchiveJob, ArchiveResult, archive
-    from mansio.spark.jobs.pipeline_progress import BatchProgress
-    from mansio.spark.jobs.replay import PartitionReplay, ReplayReport, replay
-    from mansio.spark.jobs.topic_table import read_topic_as_table
-    from mansio.spark.mirroring.mirror import MirrorJob, MirrorResult, mirror, translate_offsets
-    from mansio.spark.spark_versions import start_available_now
-    from mansio.spark.topic_views import register_topics
 
 __all__ = [
     "ArchiveError",
@@ -85,30 +74,29 @@ __all__ = [
 ]
 
 _LAZY = {
-    "ArchiveFailed": ("spark", "jobs.archive"),
-    "ArchiveJob": ("spark", "jobs.archive"),
-    "ArchiveResult": ("spark", "jobs.archive"),
-    "ArchiveTable": ("iceberg", "iceberg.catalog"),
-    "BatchProgress": ("spark", "jobs.pipeline_progress"),
-    "MirrorJob": ("iceberg", "mirroring.mirror"),
-    "MirrorResult": ("iceberg", "mirroring.mirror"),
-    "PartitionReplay": ("iceberg", "jobs.replay"),
-    "ReplayReport": ("iceberg", "jobs.replay"),
-    "Selection": ("iceberg", "iceberg.table_scan"),
-    "SnapshotNotFound": ("iceberg", "iceberg.time_travel"),
-    "TableVersion": ("iceberg", "iceberg.time_travel"),
-    "archive": ("spark", "jobs.archive"),
-    "find_version": ("iceberg", "iceberg.time_travel"),
-    "mirror": ("iceberg", "mirroring.mirror"),
-    "open_table": ("iceberg", "iceberg.catalog"),
-    "read_topic_as_table": ("spark", "jobs.topic_table"),
-    "register_topics": ("spark", "topic_views"),
-    "replay": ("iceberg", "jobs.replay"),
-    "start_available_now": ("spark", "spark_versions"),
-    "translate_offsets": ("iceberg", "mirroring.mirror"),
+    "ArchiveFailed": ("spark", "mansio.pipelines.archive"),
+    "ArchiveJob": ("spark", "mansio.pipelines.archive"),
+    "ArchiveResult": ("spark", "mansio.pipelines.archive"),
+    "ArchiveTable": ("iceberg", "mansio.iceberg.archive.table"),
+    "BatchProgress": ("spark", "mansio.pipelines.pipeline_progress"),
+    "MirrorJob": ("iceberg", "mansio.pipelines.mirroring.mirror"),
+    "MirrorResult": ("iceberg", "mansio.pipelines.mirroring.mirror"),
+    "PartitionReplay": ("iceberg", "mansio.pipelines.replay"),
+    "ReplayReport": ("iceberg", "mansio.pipelines.replay"),
+    "Selection": ("iceberg", "mansio.iceberg.archive.table_scan"),
+    "SnapshotNotFound": ("iceberg", "mansio.iceberg.archive.time_travel"),
+    "TableVersion": ("iceberg", "mansio.iceberg.archive.time_travel"),
+    "archive": ("spark", "mansio.pipelines.archive"),
+    "find_version": ("iceberg", "mansio.iceberg.archive.time_travel"),
+    "mirror": ("iceberg", "mansio.pipelines.mirroring.mirror"),
+    "open_table": ("iceberg", "mansio.iceberg.archive.table"),
+    "read_topic_as_table": ("spark", "mansio.spark.topic_table"),
+    "register_topics": ("spark", "mansio.spark.topic_views"),
+    "replay": ("iceberg", "mansio.pipelines.replay"),
+    "start_available_now": ("spark", "mansio.spark.spark_versions"),
+    "translate_offsets": ("iceberg", "mansio.pipelines.mirroring.mirror"),
 }
-"""The extra that each name needs, and the module in `mansio.spark` that defines it. Replays and mirrors work without
-Spark."""
+"""The extra that each name needs, and the module that defines it. Replays and mirrors work without Spark."""
 
 
 def __getattr__(name: str) -> Any:
@@ -116,7 +104,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     extra, module = _LAZY[name]
     require_extra(extra)
-    return getattr(import_module(f".{module}", __name__), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

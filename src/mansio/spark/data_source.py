@@ -42,9 +42,9 @@ class MansioSource(DataSource):
 
     def schema(self) -> str:
         """The Spark schema of the columns that the options select."""
+        from mansio.schemas.column_types import spark_type
         from mansio.spark.arrow.schema import spark_schema
         from mansio.spark.options import DECODED_COLUMNS, ERROR_COLUMN, selected_columns
-        from mansio.spark.schemas.column_types import spark_type
 
         types = self._decoded_types()
         texts = []
@@ -88,8 +88,8 @@ class MansioSource(DataSource):
 
     def _decoded_types(self) -> dict[str, pa.DataType]:
         """The types of the decoded columns now: those of the schemas, and of the archive if it is read, too."""
+        from mansio.schemas.formats import open_decoder
         from mansio.spark.options import decoded_columns
-        from mansio.spark.schemas.formats import open_decoder
 
         if not decoded_columns(self.options):
             return {}
@@ -112,7 +112,7 @@ def with_decoded_types(options: SourceOptions, schema: StructType) -> SourceOpti
         return options
     from dataclasses import replace
 
-    from mansio.spark.schemas.column_types import arrow_type
+    from mansio.schemas.column_types import arrow_type
 
     found = []
     for one in options.decoded:

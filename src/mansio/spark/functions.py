@@ -5,7 +5,7 @@
 
 Parameters have the names of `pyspark.sql.avro.functions`, `pyspark.sql.protobuf.functions` and of Databricks, so that a
 query can change between them by its import. The functions are Arrow UDFs (Spark 4.1 or newer); Mansio must be installed
-for the Python workers of Spark. `mansio.spark.schemas` documents the types of the columns.
+for the Python workers of Spark. `mansio.schemas` documents the types of the columns.
 
 A malformed value ends the query (`mode` FAILFAST, the default), or becomes null (`mode` PERMISSIVE).
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
-    from mansio.spark.schemas.formats import ColumnFormat
-    from mansio.spark.schemas.registry import RegistryCredentials, SchemaRegistry
+    from mansio.schemas.formats import ColumnFormat
+    from mansio.schemas.registry import RegistryCredentials, SchemaRegistry
 
 __all__ = ["from_avro", "from_json_schema", "from_protobuf", "to_avro"]
 
@@ -97,8 +97,8 @@ def to_avro(
     Raises `ConfigError` (`UnsupportedSchema`), `SchemaRegistryError` (also if the registry refuses the schema as
     incompatible) and `MissingExtra`.
     """
-    from mansio.spark.schemas.formats import AVRO_FORMAT, latest_reader_schema
-    from mansio.spark.schemas.registry import wire_format_header
+    from mansio.schemas.formats import AVRO_FORMAT, latest_reader_schema
+    from mansio.schemas.registry import wire_format_header
 
     require_extra("avro")
     chosen = _Options(options, ())
@@ -212,7 +212,7 @@ class _Options:
         return mode == PERMISSIVE
 
     def credentials(self) -> RegistryCredentials | None:
-        from mansio.spark.schemas.registry import RegistryCredentials
+        from mansio.schemas.registry import RegistryCredentials
 
         user_info = self._texts.get(USER_INFO_OPTION)
         if user_info is None:
@@ -230,14 +230,14 @@ def _required_subject(subject: str | None) -> str:
 
 
 def _registry(address: str, options: _Options) -> SchemaRegistry:
-    from mansio.spark.schemas.registry import SchemaRegistry
+    from mansio.schemas.registry import SchemaRegistry
 
     return SchemaRegistry(address, options.credentials())
 
 
 def _latest(address: str, subject: str | None, options: _Options, name: str) -> tuple[str, tuple[str, ...]]:
     """The latest version of a subject: text and references."""
-    from mansio.spark.schemas.formats import latest_reader_schema
+    from mansio.schemas.formats import latest_reader_schema
 
     if name in ("avro", "protobuf"):
         require_extra(name)
@@ -246,8 +246,8 @@ def _latest(address: str, subject: str | None, options: _Options, name: str) -> 
 
 def _decode(data: Column | str, options: _Options, name: str, **format_fields: Any) -> Column:
     """The column that decodes `data`. The schema is checked here; tasks get the description of the format."""
-    from mansio.spark.schemas.column_types import spark_type
-    from mansio.spark.schemas.formats import ColumnFormat, open_decoder
+    from mansio.schemas.column_types import spark_type
+    from mansio.schemas.formats import ColumnFormat, open_decoder
 
     credentials = options.credentials() if format_fields.get("registry") else None
     column = ColumnFormat(name, credentials=credentials, **format_fields)
@@ -280,8 +280,8 @@ def _arrow_udf(function: Any, kind: str, name: str) -> Callable[[Column | str], 
 
 def decode_array(array: pa.Array, column: ColumnFormat, is_permissive: bool) -> pa.Array:
     """Decode a column in a task. Raises `MalformedValue` unless `is_permissive`."""
-    from mansio.spark.schemas.errors import MalformedValue
-    from mansio.spark.schemas.formats import cached_decoder
+    from mansio.schemas.errors import MalformedValue
+    from mansio.schemas.formats import cached_decoder
 
     values = [one.encode() if isinstance(one, str) else one for one in array.to_pylist()]
     found = cached_decoder(column).decode(values)
@@ -298,7 +298,7 @@ def encode_array(array: pa.Array, text: str, references: tuple[str, ...], header
     """
     import pyarrow as pa
 
-    from mansio.spark.schemas.avro import schema_of_type
+    from mansio.schemas.avro import schema_of_type
 
     encode = _avro_schema(text or schema_of_type(array.type), references).encode
     values = [None if one is None else header + encode(one) for one in array.to_pylist()]
@@ -307,6 +307,6 @@ def encode_array(array: pa.Array, text: str, references: tuple[str, ...], header
 
 @lru_cache(maxsize=32)
 def _avro_schema(text: str, references: tuple[str, ...]) -> Any:
-    from mansio.spark.schemas.avro import AvroSchema
+    from mansio.schemas.avro import AvroSchema
 
     return AvroSchema(text, references)

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.errors import ConfigError
 from mansio.net.addresses import parse_addresses
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from mansio.schemas.formats import FORMATS, ColumnFormat
+from mansio.schemas.registry import RegistryCredentials, checked_url
 from mansio.spark.arrow.schema import select_columns
-from mansio.spark.schemas.formats import FORMATS, ColumnFormat
-from mansio.spark.schemas.registry import RegistryCredentials, checked_url
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:

@@ -65,6 +65,6 @@ def register_topics(
 
 
 def _location(warehouse: str) -> str:
-    from mansio.spark.iceberg.catalog import warehouse_location
+    from mansio.iceberg.catalog import warehouse_location
 
     return warehouse_location(warehouse)

@@ -19,7 +19,7 @@ def test_the_package_needs_no_spark_and_gives_its_jobs_when_they_are_named() -> 
     assert not light & {"pyspark", "pyarrow", "numpy", "pyiceberg", "asyncio"}
     names = "from mansio.spark import archive, read_topic_as_table, replay, session"
     check = "assert all(map(callable, (archive, read_topic_as_table, replay, session)))"
-    assert "mansio.spark.jobs.archive" in loaded_by(f"{names}; {check}")
+    assert "mansio.pipelines.archive" in loaded_by(f"{names}; {check}")
 
 
 def test_spark_finds_the_source_and_its_import_is_light() -> None:
@@ -37,9 +37,9 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
         "mansio.spark.session.java",
         "mansio.spark.session.temp_dirs",
         "mansio.spark.data_source",
-        "mansio.spark.iceberg",
-        "mansio.spark.iceberg.errors",
-        "mansio.spark.schemas",
-        "mansio.spark.schemas.errors",
+        "mansio.iceberg",
+        "mansio.iceberg.errors",
+        "mansio.schemas",
+        "mansio.schemas.errors",
         "mansio.version",
     }

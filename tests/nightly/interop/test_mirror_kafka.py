@@ -15,8 +15,8 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import MansioError
-from mansio.spark.mirroring.mirror import MirrorJob, mirror, translate_offsets
-from mansio.spark.mirroring.passed_clusters import CLUSTER_HEADER
+from mansio.pipelines.mirroring.mirror import MirrorJob, mirror, translate_offsets
+from mansio.pipelines.mirroring.passed_clusters import CLUSTER_HEADER
 from mansio.spark.sync_client import close_sync_clients
 from nightly.interop.java_client import QUICK_JVM, fetched
 from support.machine import scaled

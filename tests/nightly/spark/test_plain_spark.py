@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.iceberg.open_elsewhere import SPARK_RUNTIME_PACKAGE, SQLITE_DRIVER_PACKAGE, open_elsewhere
+from mansio.iceberg.archive.open_elsewhere import SPARK_RUNTIME_PACKAGE, SQLITE_DRIVER_PACKAGE, open_elsewhere
 from mansio.spark.session.java import find_java
 from support.archive_tables import Archive
 from support.machine import scaled
@@ -26,7 +26,7 @@ from support.web_ui import needs_java_and_maven
 from system.spark.topics import create, publish
 
 if TYPE_CHECKING:
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.iceberg.archive.table import ArchiveTable
     from support.process import ServedBroker
 
 JARS = ROOT / ".tools" / "spark-iceberg"

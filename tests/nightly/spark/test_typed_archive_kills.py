@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.jobs.archive import ArchiveJob, archive
-from mansio.spark.schemas.avro import AvroSchema
-from mansio.spark.schemas.registry import wire_format_header
+from mansio.iceberg.archive.table import open_table
+from mansio.pipelines.archive import ArchiveJob, archive
+from mansio.schemas.avro import AvroSchema
+from mansio.schemas.registry import wire_format_header
 from nightly.spark.test_kills import NIGHTLY_KILLS, NIGHTLY_TIMEOUT_S, kill_at_random
 from support.iceberg import checksum
 from support.schema_registry import RegistryServer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.jobs.archive import ArchiveJob, ArchiveResult, archive
+from mansio.iceberg.archive.table import open_table
+from mansio.pipelines.archive import ArchiveJob, ArchiveResult, archive
 from system.spark.topics import contents
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.pipeline_progress import BatchProgress
+    from mansio.pipelines.pipeline_progress import BatchProgress
     from support.process import ServedBroker
 
 

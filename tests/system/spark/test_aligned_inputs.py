@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.spark.jobs.progress_listener import offsets_in
+from mansio.pipelines.progress_listener import offsets_in
 from mansio.spark.options import SourceOptions, format_aligned_inputs
 from mansio.spark.source.offsets import OTHER_INPUTS, offsets_from_json
 from mansio.spark.spark_versions import ReadMaxRows

@@ -9,11 +9,11 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import DataLoss
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.iceberg.table_format import LostRange
-from mansio.spark.jobs import archive as archive_module
-from mansio.spark.jobs.archive import ArchiveJob, archive
-from mansio.spark.jobs.lag import pipeline_lag
+from mansio.iceberg.archive.table import open_table
+from mansio.iceberg.archive.table_format import LostRange
+from mansio.pipelines import archive as archive_module
+from mansio.pipelines.archive import ArchiveJob, archive
+from mansio.pipelines.lag import pipeline_lag
 from mansio.spark.sync_client import sync_client
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.archive_tables import Archive
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.pipeline_progress import BatchProgress
+    from mansio.pipelines.pipeline_progress import BatchProgress
     from support.process import ServedBroker
 
 

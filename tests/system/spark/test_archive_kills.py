@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.iceberg.catalog import open_table
+from mansio.iceberg.archive.table import open_table
 from support import iceberg_archiver
 from support.iceberg import checksum, expected, held
 

@@ -8,10 +8,10 @@ import pytest
 
 import mansio
 from mansio.errors import ConfigError, DataLoss
-from mansio.spark.iceberg.errors import NotAnArchiveTable
-from mansio.spark.iceberg.table_format import LostRange
-from mansio.spark.jobs import archive as archives
-from mansio.spark.jobs.archive import ArchiveJob
+from mansio.iceberg.archive.table_format import LostRange
+from mansio.iceberg.errors import NotAnArchiveTable
+from mansio.pipelines import archive as archives
+from mansio.pipelines.archive import ArchiveJob
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.archive_tables import Archive
 from system.spark.topics import create, publish

@@ -10,7 +10,7 @@ import pytest
 from pyspark import TaskContext
 
 from mansio.errors import TopicRecreated
-from mansio.spark.iceberg.catalog import open_table
+from mansio.iceberg.archive.table import open_table
 from mansio.spark.sink import iceberg_sink
 from mansio.spark.sink.iceberg_sink import IcebergStreamWriter, sink_options
 from mansio.spark.source.readers import RangeSource, range_to_row, ranges_from_rows

@@ -10,11 +10,11 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnreadableRecords
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.iceberg.dead_letters import open_dead_letters
-from mansio.spark.iceberg.table_format import LostRange
-from mansio.spark.iceberg.table_scan import scan
-from mansio.spark.jobs.archive import ArchiveJob, archive
+from mansio.iceberg.archive.dead_letters import open_dead_letters
+from mansio.iceberg.archive.table import open_table
+from mansio.iceberg.archive.table_format import LostRange
+from mansio.iceberg.archive.table_scan import scan
+from mansio.pipelines.archive import ArchiveJob, archive
 from support.spark_source import Topic
 
 if TYPE_CHECKING:

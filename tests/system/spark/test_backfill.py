@@ -9,12 +9,12 @@ from pyiceberg.catalog import load_catalog
 
 import mansio
 from mansio.errors import DataLoss, InvalidRequest
-from mansio.spark.backfilling import backfill as job_module
-from mansio.spark.backfilling.backfill import BackfillJob, backfill
-from mansio.spark.iceberg.errors import NotAnArchiveTable
-from mansio.spark.jobs.run import PipelineFailed
-from mansio.spark.result_table.backfill_ranges import TimeRange
-from mansio.spark.result_table.table import TableTarget
+from mansio.iceberg.errors import NotAnArchiveTable
+from mansio.iceberg.result_table.backfill_ranges import TimeRange
+from mansio.iceberg.result_table.table import TableTarget
+from mansio.pipelines.backfilling import backfill as job_module
+from mansio.pipelines.backfilling.backfill import BackfillJob, backfill
+from mansio.pipelines.run import PipelineFailed
 from system.spark.archives import archive_once
 from system.spark.topics import create, publish
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from mansio.spark.jobs.restarts import WORKER_START_TIMEOUT_TEXT
+from mansio.pipelines.restarts import WORKER_START_TIMEOUT_TEXT
 from support.iceberg import checksum
 from support.machine import scaled
 from support.paths import ROOT
@@ -210,7 +210,7 @@ def run_driver(cluster: SparkCluster, place: Path, code: str, *arguments: str, *
 CHECKS = """
 import json, os, sys
 from mansio.spark import session
-from mansio.spark.jobs.cluster_check import check_cluster
+from mansio.pipelines.cluster_check import check_cluster
 from mansio.spark.cluster.problems import SharedDirectory
 
 settings, servers, place = sys.argv[2:]

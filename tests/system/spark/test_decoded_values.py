@@ -13,13 +13,13 @@ import mansio
 from mansio.cli.main import app
 from mansio.client.types import OutgoingRecord
 from mansio.errors import ConfigError, UnreadableRecords
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
-from mansio.spark.jobs.archive import ArchiveJob, archive
-from mansio.spark.jobs.topic_table import read_topic_as_table
-from mansio.spark.schemas.avro import AvroSchema
-from mansio.spark.schemas.errors import UnsupportedSchema
-from mansio.spark.schemas.registry import wire_format_header
+from mansio.iceberg.archive.rewrite_data_files import rewrite_data_files
+from mansio.iceberg.archive.table import open_table
+from mansio.pipelines.archive import ArchiveJob, archive
+from mansio.schemas.avro import AvroSchema
+from mansio.schemas.errors import UnsupportedSchema
+from mansio.schemas.registry import wire_format_header
+from mansio.spark.topic_table import read_topic_as_table
 from support.schema_registry import RegistryServer
 from system.spark.topics import contents
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from mansio.spark.jobs.archive import ArchiveResult
-    from mansio.spark.jobs.pipeline_progress import BatchProgress
+    from mansio.pipelines.archive import ArchiveResult
+    from mansio.pipelines.pipeline_progress import BatchProgress
     from support.process import ServedBroker
 
 Rows = list[dict[str, Any]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.spark.jobs.dlq import DeadLetterAnalysis, UnknownCause
+from mansio.pipelines.dlq import DeadLetterAnalysis, UnknownCause
 from support.machine import scaled
 from support.pipeline_process import PipelineProcess
 from support.waiting import wait_until

@@ -18,9 +18,9 @@ import pytest
 
 import mansio
 from mansio.client.types import OutgoingRecord
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.jobs.compact import compact
-from mansio.spark.jobs.topic_table import read_topic_as_table
+from mansio.iceberg.archive.table import open_table
+from mansio.pipelines.compact import compact
+from mansio.spark.topic_table import read_topic_as_table
 from support.machine import scaled
 from support.paths import mansio_command
 from support.process import ServedBroker

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.spark.jobs.run import PipelineJob, run_pipeline
+from mansio.pipelines.run import PipelineJob, run_pipeline
 from support.paths import ROOT
 from system.spark.flights import flights, records, weather
 from system.spark.topics import contents, create, publish

@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
+from mansio.schemas.avro import AvroSchema
+from mansio.schemas.registry import wire_format_header
 from mansio.spark.functions import from_avro, from_json_schema, from_protobuf, to_avro
-from mansio.spark.schemas.avro import AvroSchema
-from mansio.spark.schemas.registry import wire_format_header
 from support.protobuf_files import FLIGHT_PROTO, descriptor_set, flight_class, serialized_file
 from support.schema_registry import RegistryServer
 

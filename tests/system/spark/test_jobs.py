@@ -12,11 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import mansio
-from mansio.spark.iceberg.table_format import OFFSET_COLUMN, PARTITION_COLUMN, TABLE_SCHEMA, TIMESTAMP_COLUMN
-from mansio.spark.iceberg.table_scan import scan
-from mansio.spark.jobs.compact import compact
-from mansio.spark.jobs.hot_keys import assess_skew, count_topic
-from mansio.spark.jobs.schema_check import ORIGIN_HEADER, REASON_HEADER, check_topic
+from mansio.iceberg.archive.table_format import (
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    TABLE_SCHEMA,
+    TIMESTAMP_COLUMN,
+)
+from mansio.iceberg.archive.table_scan import scan
+from mansio.pipelines.compact import compact
+from mansio.pipelines.hot_keys import assess_skew, count_topic
+from mansio.pipelines.schema_check import ORIGIN_HEADER, REASON_HEADER, check_topic
 from support.archive_tables import FIRST_US, STEP_US, Archive, row, rows_of
 from system.spark.topics import contents, create, publish
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.jobs.run import PipelineJob, run_pipeline
+from mansio.iceberg.archive.table import open_table
+from mansio.pipelines.run import PipelineJob, run_pipeline
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.pipeline_process import PipelineProcess
 from system.spark.archives import archive_once, assert_archived

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.jobs.pipeline_progress import PipelineProgress
-from mansio.spark.jobs.progress_listener import OffsetPublisher
+from mansio.pipelines.pipeline_progress import PipelineProgress
+from mansio.pipelines.progress_listener import OffsetPublisher
 from mansio.wire.topic_partition import TopicPartition
 from support.forked_serve import run_command
 from system.spark.topics import create, publish

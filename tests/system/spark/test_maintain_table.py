@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.jobs.run import run_pipeline
-from mansio.spark.jobs.table_maintenance import maintain_table
-from mansio.spark.result_table.partition_spec import parse_partition_by
-from mansio.spark.result_table.table import open_existing_table
+from mansio.iceberg.result_table.partition_spec import parse_partition_by
+from mansio.iceberg.result_table.table import open_existing_table
+from mansio.pipelines.run import run_pipeline
+from mansio.pipelines.table_maintenance import maintain_table
 from support.machine import scaled
 from support.paths import mansio_command
 from support.waiting import wait_until
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.pipeline_progress import BatchProgress
-    from mansio.spark.result_table.table import ResultTable
+    from mansio.iceberg.result_table.table import ResultTable
+    from mansio.pipelines.pipeline_progress import BatchProgress
     from support.process import ServedBroker
 
 RECORDS = 900

@@ -12,9 +12,9 @@ import pytest
 
 from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
 from mansio.net.offsets import commit_offsets, delete_records
-from mansio.spark.jobs.lag import pipeline_lag
-from mansio.spark.jobs.pipeline_progress import PipelineProgress
-from mansio.spark.jobs.progress_listener import OffsetPublisher
+from mansio.pipelines.lag import pipeline_lag
+from mansio.pipelines.pipeline_progress import PipelineProgress
+from mansio.pipelines.progress_listener import OffsetPublisher
 from mansio.spark.options import SourceOptions
 from mansio.spark.source import readers
 from mansio.spark.source.offsets import offsets_from_json, offsets_to_json, resolve_ranges

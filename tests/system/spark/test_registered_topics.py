@@ -15,7 +15,7 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import ConfigError
-from mansio.spark.jobs.archive import ArchiveJob, archive
+from mansio.pipelines.archive import ArchiveJob, archive
 from mansio.spark.topic_views import register_topics
 from support.machine import scaled
 from support.present import present

@@ -13,11 +13,11 @@ import mansio
 from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import ConcurrentTransactions, InvalidRequest, PolicyViolation
-from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
-from mansio.spark.iceberg.table_scan import Selection
-from mansio.spark.iceberg.time_travel import TableVersion, version_at
-from mansio.spark.jobs import replay as replaying
-from mansio.spark.jobs.replay import count_present, replay
+from mansio.iceberg.archive.rewrite_data_files import rewrite_data_files
+from mansio.iceberg.archive.table_scan import Selection
+from mansio.iceberg.archive.time_travel import TableVersion, version_at
+from mansio.pipelines import replay as replaying
+from mansio.pipelines.replay import count_present, replay
 from mansio.spark.options import SinkOptions
 from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mansio.client.types import Message
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.iceberg.archive.table import ArchiveTable
     from support.process import ServedBroker
 
 PARTITIONS = 3

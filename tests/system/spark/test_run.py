@@ -13,18 +13,18 @@ import pytest
 
 import mansio
 from mansio.errors import TopicRecreated
-from mansio.spark.jobs import progress_listener, run
-from mansio.spark.jobs.checkpoint import (
+from mansio.pipelines import progress_listener, run
+from mansio.pipelines.checkpoint import (
     CheckpointBinding,
     CheckpointMismatch,
     HadoopDirectory,
     bind_checkpoint,
 )
-from mansio.spark.jobs.lag import pipeline_lag
-from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
-from mansio.spark.jobs.pipeline_progress import NO_BATCH, BatchProgress
-from mansio.spark.jobs.progress_listener import OffsetPublisher
-from mansio.spark.jobs.run import PipelineFailed, PipelineJob, run_pipeline
+from mansio.pipelines.lag import pipeline_lag
+from mansio.pipelines.pipeline_metrics import PipelineMetrics
+from mansio.pipelines.pipeline_progress import NO_BATCH, BatchProgress
+from mansio.pipelines.progress_listener import OffsetPublisher
+from mansio.pipelines.run import PipelineFailed, PipelineJob, run_pipeline
 from mansio.spark.sync_client import sync_client
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.pipeline_progress import PipelineProgress
+    from mansio.pipelines.pipeline_progress import PipelineProgress
     from support.process import ServedBroker
 
     TopicName = Callable[[str], str]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from mansio.spark.iceberg.errors import IncompatibleSchema
-from mansio.spark.jobs.checkpoint import CheckpointMismatch
-from mansio.spark.jobs.run import PipelineFailed, PipelineJob, run_pipeline
-from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
-from mansio.spark.result_table.table import TableTarget
+from mansio.iceberg.errors import IncompatibleSchema
+from mansio.iceberg.result_table.partition_spec import parse_partition_by, parse_sort_by
+from mansio.iceberg.result_table.table import TableTarget
+from mansio.pipelines.checkpoint import CheckpointMismatch
+from mansio.pipelines.run import PipelineFailed, PipelineJob, run_pipeline
 from system.spark.topics import create, publish
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.jobs.run import PipelineJob, run_pipeline
-from mansio.spark.result_table.table import TableTarget
+from mansio.iceberg.result_table.table import TableTarget
+from mansio.pipelines.run import PipelineJob, run_pipeline
 from support.iceberg import checksum
 from system.spark.test_kills import TIMEOUT_S, Job
 from system.spark.test_run_table import table_of

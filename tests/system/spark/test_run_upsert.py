@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.iceberg.result_table.table import TableTarget
+from mansio.pipelines.run import PipelineFailed, PipelineJob, run_pipeline
 from mansio.spark import session
-from mansio.spark.jobs.run import PipelineFailed, PipelineJob, run_pipeline
-from mansio.spark.result_table.table import TableTarget
 from system.spark.test_run_table import forget_last_batch, table_of
 from system.spark.topics import contents, create, publish
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.jobs.compact import compact
-from mansio.spark.jobs.dlq import DeadLetterAnalysis
-from mansio.spark.jobs.hot_keys import assess_skew, count_topic
-from mansio.spark.jobs.run import PipelineJob, run_pipeline
-from mansio.spark.jobs.schema_check import check_topic
+from mansio.pipelines.compact import compact
+from mansio.pipelines.dlq import DeadLetterAnalysis
+from mansio.pipelines.hot_keys import assess_skew, count_topic
+from mansio.pipelines.run import PipelineJob, run_pipeline
+from mansio.pipelines.schema_check import check_topic
 from support.archive_tables import Archive, row
 from system.spark.test_dlq import GOOD, TEMPLATES, plant
 from system.spark.topics import contents, create, publish

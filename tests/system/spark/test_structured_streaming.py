@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions
 
+from mansio.pipelines.run import PipelineJob, run_pipeline
 from mansio.spark import start_available_now
-from mansio.spark.jobs.run import PipelineJob, run_pipeline
 from mansio.spark.spark_versions import SUPPORTED_VERSIONS
 from support.machine import scaled
 from support.paths import ROOT

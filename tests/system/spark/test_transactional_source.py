@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from mansio.spark.iceberg.catalog import open_table
+from mansio.iceberg.archive.table import open_table
 from mansio.spark.options import SinkOptions
 from mansio.spark.sink.sink_transaction import DirectTransaction
 from mansio.spark.sink.task_sender import TaskSender

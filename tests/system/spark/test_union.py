@@ -10,13 +10,13 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
+from mansio.iceberg.archive.rewrite_data_files import rewrite_data_files
+from mansio.iceberg.archive.table_scan import Selection, scan
 from mansio.net.offsets import LATEST
-from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
-from mansio.spark.iceberg.table_scan import Selection, scan
-from mansio.spark.jobs.topic_table import read_topic_as_table
 from mansio.spark.options import SourceOptions
 from mansio.spark.source.archived_topic import unarchived_ranges
 from mansio.spark.sync_client import SyncClient
+from mansio.spark.topic_table import read_topic_as_table
 from support.archive_tables import Archive, archived
 from system.spark.test_transactional_source import write_transactions
 

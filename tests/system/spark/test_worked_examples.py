@@ -13,11 +13,11 @@ from pyiceberg.catalog import load_catalog
 
 import mansio
 from mansio.client.types import OutgoingRecord
-from mansio.spark.backfilling.backfill import BackfillJob, backfill
-from mansio.spark.jobs.lag import pipeline_lag
-from mansio.spark.jobs.run import PipelineJob, run_pipeline
-from mansio.spark.result_table.backfill_ranges import TimeRange
-from mansio.spark.result_table.table import TableTarget
+from mansio.iceberg.result_table.backfill_ranges import TimeRange
+from mansio.iceberg.result_table.table import TableTarget
+from mansio.pipelines.backfilling.backfill import BackfillJob, backfill
+from mansio.pipelines.lag import pipeline_lag
+from mansio.pipelines.run import PipelineJob, run_pipeline
 from mansio.spark.sync_client import sync_client
 from support.paths import ROOT
 from system.spark.topics import create, publish
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.pipeline_progress import PipelineProgress
-    from mansio.spark.jobs.run import PipelineResult
+    from mansio.pipelines.pipeline_progress import PipelineProgress
+    from mansio.pipelines.run import PipelineResult
     from support.process import ServedBroker
 
     TopicName = Callable[[str], str]

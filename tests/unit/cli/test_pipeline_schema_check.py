@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mansio.cli.pipeline import schema_check
 
-SCHEMAS = Path(__file__).parents[1] / "spark" / "schemas"
+SCHEMAS = Path(__file__).parents[1] / "pipelines" / "schemas"
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.spark.iceberg.catalog import ArchiveTable, open_table
-from mansio.spark.iceberg.errors import ArchiveGap, InvalidDataFiles
-from mansio.spark.iceberg.table_format import LostRange
+from mansio.iceberg.archive.table import ArchiveTable, open_table
+from mansio.iceberg.archive.table_format import LostRange
+from mansio.iceberg.errors import ArchiveGap, InvalidDataFiles
 from mansio.spark.options import ERROR_COLUMN
 from mansio.spark.sink.iceberg_sink import (
     IcebergSink,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.datasource import WriterCommitMessage
 
-    from mansio.spark.iceberg.table_format import BatchPlan
+    from mansio.iceberg.archive.table_format import BatchPlan
 
 QUERY = "0c5a"
 

@@ -392,8 +392,8 @@ def check_spark(
 
     if (master is None) == (remote is None):
         usage_error("give one of them with --spark", "--master / --remote")
+    from mansio.pipelines.cluster_check import check_cluster
     from mansio.spark.cluster.problems import SharedDirectory
-    from mansio.spark.jobs.cluster_check import check_cluster
     from mansio.spark.session import session
 
     running = session(master, "mansio doctor", remote=remote)

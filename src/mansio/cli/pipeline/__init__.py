@@ -105,8 +105,8 @@ def start_session(
 def _require_cluster(
     spark: SparkSession, bootstrap_servers: str | None, directories: Sequence[SharedDirectory]
 ) -> None:
+    from mansio.pipelines.cluster_check import require_cluster
     from mansio.spark.cluster.problems import ClusterNotReady
-    from mansio.spark.jobs.cluster_check import require_cluster
     from mansio.spark.session.addresses import is_remote
 
     if not is_remote(spark):

@@ -36,8 +36,8 @@ from mansio.cli.support.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.archive import ArchiveResult
-    from mansio.spark.jobs.pipeline_progress import BatchProgress, PipelineProgress
+    from mansio.pipelines.archive import ArchiveResult
+    from mansio.pipelines.pipeline_progress import BatchProgress, PipelineProgress
 
 
 class OnUnreadable(StrEnum):
@@ -108,9 +108,9 @@ def archive(
     from mansio.host.extras import require_extra
 
     require_extra("spark")
+    from mansio.pipelines.archive import ArchiveJob
+    from mansio.pipelines.archive import archive as run_archive
     from mansio.spark.cluster.problems import SharedDirectory
-    from mansio.spark.jobs.archive import ArchiveJob
-    from mansio.spark.jobs.archive import archive as run_archive
 
     decode = decoding_options(
         (topic,),
@@ -176,7 +176,7 @@ def _show(done: ArchiveResult, output: Output) -> None:
 def _as_pipeline_progress(progress: BatchProgress) -> PipelineProgress:
     import time
 
-    from mansio.spark.jobs.pipeline_progress import PipelineProgress
+    from mansio.pipelines.pipeline_progress import PipelineProgress
 
     rate = progress.records / progress.seconds if progress.seconds else 0.0
     return PipelineProgress(

@@ -43,7 +43,7 @@ from mansio.cli.support.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from mansio.spark.backfilling.backfill import BackfillReport
+    from mansio.pipelines.backfilling.backfill import BackfillReport
 
 
 def register(app: typer.Typer) -> None:
@@ -145,14 +145,14 @@ def backfill(
         key_message=key_message,
         schema_registry=schema_registry,
     )
+    from mansio.pipelines.pipeline_file import load_pipeline_file
     from mansio.spark.cluster.problems import SharedDirectory
-    from mansio.spark.jobs.pipeline_file import load_pipeline_file
 
     load_pipeline_file(file)  # report errors of the file and of the options before Spark starts
     table = table_target(to_table, warehouse, partition_by, sort_by)
     called = name or Path(file).stem
-    from mansio.spark.backfilling.backfilled_table import check_backfill
-    from mansio.spark.result_table.backfill_ranges import TimeRange
+    from mansio.iceberg.result_table.backfill_ranges import TimeRange
+    from mansio.pipelines.backfilling.backfilled_table import check_backfill
 
     times = TimeRange(from_ms, to_ms)
     settings = dict(parse_name_values(conf or (), "--conf"))
@@ -166,8 +166,8 @@ def backfill(
         skip_check=skip_check,
         conf=conf,
     )
-    from mansio.spark.backfilling.backfill import BackfillJob
-    from mansio.spark.backfilling.backfill import backfill as run_backfill
+    from mansio.pipelines.backfilling.backfill import BackfillJob
+    from mansio.pipelines.backfilling.backfill import backfill as run_backfill
 
     job = BackfillJob(
         file=file,

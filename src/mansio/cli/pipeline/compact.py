@@ -53,7 +53,7 @@ def compact(
         skip_check=skip_check,
         conf=conf,
     )
-    from mansio.spark.jobs.compact import compact as run_compaction
+    from mansio.pipelines.compact import compact as run_compaction
 
     report = run_compaction(spark, archive, to or f"{topic}-latest")
     print_open_elsewhere(archive.iceberg.catalog.load_table(tuple(report.table.split(".", 1))))

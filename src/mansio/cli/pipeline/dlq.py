@@ -36,7 +36,7 @@ from mansio.cli.support.formatting import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.spark.jobs.dlq import CauseReport, DeadLetterReport, DeadLetterSample, SharePartitionRedrive
+    from mansio.pipelines.dlq import CauseReport, DeadLetterReport, DeadLetterSample, SharePartitionRedrive
 
 CAUSE_COLUMNS = ("cause", "group", "topic", "dead_letters", "deliveries", "first", "last", "reason")
 SAMPLE_COLUMNS = ("cause", "position", "source", "key", "reason")
@@ -139,7 +139,7 @@ def dlq(
         skip_check=skip_check,
         conf=conf,
     )
-    from mansio.spark.jobs.dlq import DeadLetterAnalysis
+    from mansio.pipelines.dlq import DeadLetterAnalysis
 
     name = (redrive_id or _new_id()) if redrive else None
     redriven: Sequence[SharePartitionRedrive] = ()

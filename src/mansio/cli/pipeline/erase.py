@@ -85,7 +85,7 @@ def erase(
             "--grace",
         )
     archive = open_archive(topic, warehouse, catalog)
-    from mansio.spark.jobs.erase import erase as run_erasure
+    from mansio.pipelines.erase import erase as run_erasure
 
     report = run_erasure(
         archive,

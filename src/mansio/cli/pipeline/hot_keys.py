@@ -16,7 +16,7 @@ from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServer
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table, text_or_base64
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.hot_keys import HotKeys, SkewAssessment
+    from mansio.pipelines.hot_keys import HotKeys, SkewAssessment
 
 
 def register(app: typer.Typer) -> None:
@@ -61,7 +61,7 @@ def hot_keys(
         skip_check=skip_check,
         conf=conf,
     )
-    from mansio.spark.jobs.hot_keys import assess_skew, count_topic, hot_key_charts, render_svg
+    from mansio.pipelines.hot_keys import assess_skew, count_topic, hot_key_charts, render_svg
 
     found = count_topic(spark, topic, bootstrap_servers, partition_count, top=top, measures_bytes=by_bytes)
     assessment = assess_skew(found)
@@ -93,7 +93,7 @@ def _as_json(topic: str, found: HotKeys, assessment: SkewAssessment) -> dict[str
 
 
 def _show(found: HotKeys, assessment: SkewAssessment, top: int) -> None:
-    from mansio.spark.jobs.hot_keys import hot_key_charts, render_text
+    from mansio.pipelines.hot_keys import hot_key_charts, render_text
 
     for chart in hot_key_charts(found, assessment, top):
         print("\n".join(render_text(chart)))

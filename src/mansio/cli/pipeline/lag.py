@@ -18,8 +18,8 @@ from mansio.cli.support.formatting import Output, OutputOption, format_cell, sho
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.spark.jobs.lag import PartitionLag
-    from mansio.spark.jobs.pipeline_progress import PipelineProgress
+    from mansio.pipelines.lag import PartitionLag
+    from mansio.pipelines.pipeline_progress import PipelineProgress
 
 LAG_COLUMNS = ("pipeline", "topic", "partition", "committed", "end", "lag")
 NO_REPORT = "no report"
@@ -48,7 +48,7 @@ def lag(
     long a pipeline has not reported: a running one does every 15 seconds, a killed one does not. `mansio group describe
     mansio.pipeline.NAME` shows the same lag.
     """
-    from mansio.spark.jobs.lag import pipeline_lag
+    from mansio.pipelines.lag import pipeline_lag
     from mansio.spark.sync_client import close_sync_clients, sync_client
 
     try:

@@ -15,7 +15,7 @@ from mansio.cli.support.common import parse_duration_s, parse_name_values, usage
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.maintain import MaintenanceReport
+    from mansio.pipelines.maintain import MaintenanceReport
 
 SIZE_PATTERN = re.compile(r"(\d+)\s*(|K|M|G)i?B?", re.IGNORECASE)
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -113,7 +113,7 @@ def maintain(
         if warehouse is None:
             usage_error("an archive has one", "--warehouse")
         archive = open_archive(topic, warehouse, catalog)
-        from mansio.spark.jobs.maintain import maintain as run_maintenance
+        from mansio.pipelines.maintain import maintain as run_maintenance
 
         name = archive.name
         report = run_maintenance(
@@ -155,9 +155,9 @@ def _maintain_table(
     from mansio.host.extras import require_extra
 
     require_extra("spark")
+    from mansio.iceberg.result_table.table import open_existing_table
+    from mansio.pipelines.table_maintenance import maintain_table
     from mansio.spark.cluster.problems import SharedDirectory
-    from mansio.spark.jobs.table_maintenance import maintain_table
-    from mansio.spark.result_table.table import open_existing_table
 
     table = open_existing_table(name, warehouse, dict(parse_name_values(session.conf, "--conf")))
     spark = None

@@ -13,7 +13,7 @@ from mansio.cli.support.pipeline_options import lag_text, print_batch
 from mansio.cli.support.signals import StopSignals
 
 if TYPE_CHECKING:
-    from mansio.spark.mirroring.mirror import MirrorJob, MirrorResult
+    from mansio.pipelines.mirroring.mirror import MirrorJob, MirrorResult
     from mansio.wire.topic_partition import TopicPartition
 
 TRANSLATED_COLUMNS = ("topic", "partition", "offset", "target", "translated")
@@ -114,7 +114,7 @@ def mirror(
     from mansio.host.extras import require_extra
 
     require_extra("iceberg")
-    from mansio.spark.mirroring.mirror import MirrorJob, run_mirror
+    from mansio.pipelines.mirroring.mirror import MirrorJob, run_mirror
     from mansio.wire.batch.compression import Codec
 
     if no_groups and group:
@@ -165,7 +165,7 @@ def _show(done: MirrorResult, output: Output) -> None:
 
 
 def _show_translated(job: MirrorJob, texts: list[str], output: Output) -> None:
-    from mansio.spark.mirroring.mirror import target_topics, translate_offsets
+    from mansio.pipelines.mirroring.mirror import target_topics, translate_offsets
 
     offsets = dict(map(_parse_offset, texts))
     names = target_topics(job, {place.topic for place in offsets})

@@ -79,7 +79,7 @@ def replay(
             "--from-snapshot",
         )
     table = open_archive(topic, warehouse, catalog)
-    from mansio.spark.jobs.replay import replay as run_replay
+    from mansio.pipelines.replay import replay as run_replay
 
     report = run_replay(
         table,

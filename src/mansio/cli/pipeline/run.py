@@ -49,7 +49,7 @@ from mansio.cli.support.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.run import PipelineResult
+    from mansio.pipelines.run import PipelineResult
 
 
 TRIGGER_INTERVAL_S: Final = 1.0
@@ -243,8 +243,8 @@ def run(
     called = name or Path(file).stem
     renames = dict(parse_name_values(rename_column or (), "--rename-column"))
 
+    from mansio.pipelines.pipeline_file import load_pipeline_file
     from mansio.spark.cluster.problems import SharedDirectory
-    from mansio.spark.jobs.pipeline_file import load_pipeline_file
 
     load_pipeline_file(file)  # report errors of the file and of the options before Spark starts
     location = checkpoint or os.path.join(os.getcwd(), "checkpoints", called)
@@ -278,7 +278,7 @@ def run(
         )
         stop_signals.install()
 
-        from mansio.spark.jobs import run as job
+        from mansio.pipelines import run as job
 
         wanted = job.PipelineJob(
             file=file,

@@ -18,12 +18,12 @@ import typer
 from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows, show_table
-from mansio.spark.jobs.schema_compatibility import Compatibility, breaking_changes
+from mansio.pipelines.schema_compatibility import Compatibility, breaking_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.schema_check import CheckReport
+    from mansio.pipelines.schema_check import CheckReport
 
 CHANGE_COLUMNS = ("from", "to", "path", "breaks", "change")
 GROUP_COLUMNS = ("records", "place", "rule", "partition", "offset", "reason")
@@ -144,7 +144,7 @@ def _check_records(
     output: Output,
     bootstrap_servers: str,
 ) -> None:
-    from mansio.spark.jobs.schema_check import check_topic
+    from mansio.pipelines.schema_check import check_topic
 
     report = check_topic(spark, topic, bootstrap_servers, schema, quarantine=quarantine)
     if output is Output.JSON:

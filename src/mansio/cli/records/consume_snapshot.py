@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from mansio.cli.support.formatting import RecordPrinter
     from mansio.client.types import Message
-    from mansio.spark.iceberg.catalog import ArchiveTable
-    from mansio.spark.iceberg.table_scan import Selection
+    from mansio.iceberg.archive.table import ArchiveTable
+    from mansio.iceberg.archive.table_scan import Selection
 
 NO_TIMESTAMP_MS = -1
 LIMITED_BATCH_ROWS_MAX = 1024
@@ -70,7 +70,7 @@ async def _exclude_deleted_records(
     exist.
     """
     from mansio.client.types import TopicPartition
-    from mansio.spark.iceberg.time_travel import is_archive_of
+    from mansio.iceberg.archive.time_travel import is_archive_of
 
     async with connect(bootstrap_servers) as client:
         view = await client.admin.describe_topic(table.topic)
@@ -86,7 +86,7 @@ def _messages(
 ) -> Iterator[list[Message]]:
     """Read the selected records as messages of the client, in batches."""
     from mansio.client.types import Message
-    from mansio.spark.iceberg.table_scan import BATCH_ROWS, scan
+    from mansio.iceberg.archive.table_scan import BATCH_ROWS, scan
 
     size = BATCH_ROWS if limit is None else max(1, min(limit, LIMITED_BATCH_ROWS_MAX))
     if limit == 0:

@@ -16,9 +16,9 @@ import typer
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
-    from mansio.spark.iceberg.table_scan import Selection
-    from mansio.spark.iceberg.time_travel import TableVersion
+    from mansio.iceberg.archive.table import ArchiveTable
+    from mansio.iceberg.archive.table_scan import Selection
+    from mansio.iceberg.archive.time_travel import TableVersion
 
 WarehouseOption = Annotated[
     str,
@@ -44,14 +44,14 @@ def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTabl
     from mansio.host.extras import require_extra
 
     require_extra("iceberg")
-    from mansio.spark.iceberg.catalog import open_table
+    from mansio.iceberg.archive.table import open_table
 
     return open_table(catalog, warehouse, topic)
 
 
 def print_open_elsewhere(table: Table) -> None:
     """Print how other engines open a table, to standard error."""
-    from mansio.spark.iceberg.open_elsewhere import open_elsewhere
+    from mansio.iceberg.archive.open_elsewhere import open_elsewhere
 
     print("Open the table elsewhere:", *open_elsewhere(table), sep="\n  ", file=sys.stderr)
 
@@ -61,7 +61,7 @@ def parse_version_option(table: ArchiveTable, text: str, name: str) -> TableVers
     the version was found by time, prints its time to standard error.
     """
     from mansio.cli.support.common import parse_time, usage_error
-    from mansio.spark.iceberg.time_travel import find_version
+    from mansio.iceberg.archive.time_travel import find_version
 
     try:
         version = find_version(table, text, parse_time)
@@ -79,7 +79,7 @@ def select_records(
     partitions: list[int] | None, from_ms: int | None = None, to_ms: int | None = None
 ) -> Selection:
     """Select the records of these partitions (all if none are given) with timestamps in [`from_ms`, `to_ms`)."""
-    from mansio.spark.iceberg.table_scan import Selection
+    from mansio.iceberg.archive.table_scan import Selection
 
     return Selection(
         partitions=frozenset(partitions) if partitions else None,

@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
+    from mansio.pipelines.pipeline_metrics import PipelineMetrics
 
 MetricsOption = Annotated[
     str | None,
@@ -36,7 +36,7 @@ def serve_metrics(address: str | None, pipeline: str) -> Iterator[PipelineMetric
         yield None
         return
     from mansio.cli.support.common import usage_error
-    from mansio.spark.jobs.pipeline_metrics import MetricsEndpoint, PipelineMetrics, parse_metrics_address
+    from mansio.pipelines.pipeline_metrics import MetricsEndpoint, PipelineMetrics, parse_metrics_address
 
     try:
         host, port = parse_metrics_address(address)

@@ -16,8 +16,8 @@ from mansio.cli.support.formatting import count_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.spark.jobs.pipeline_progress import BatchProgress
-    from mansio.spark.result_table.table import TableTarget
+    from mansio.iceberg.result_table.table import TableTarget
+    from mansio.pipelines.pipeline_progress import BatchProgress
 
 PipelineFileArgument = Annotated[
     str,
@@ -67,9 +67,9 @@ def table_target(
     from mansio.host.extras import require_extra
 
     require_extra("spark")
-    from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
-    from mansio.spark.result_table.table import TableTarget
-    from mansio.spark.result_table.table_name import NO_CATALOG, parse_table_name
+    from mansio.iceberg.result_table.partition_spec import parse_partition_by, parse_sort_by
+    from mansio.iceberg.result_table.table import TableTarget
+    from mansio.iceberg.result_table.table_name import NO_CATALOG, parse_table_name
 
     catalog = parse_table_name(name).catalog
     target = TableTarget(

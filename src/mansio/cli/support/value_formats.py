@@ -106,7 +106,7 @@ def decoding_options(
 
 def _read_schema(path: str, kind: ValueFormat | None) -> str:
     from mansio.errors import ConfigError
-    from mansio.spark.schemas.formats import encode_schema_file
+    from mansio.schemas.formats import encode_schema_file
 
     try:
         with open(path, "rb") as file:
@@ -116,8 +116,8 @@ def _read_schema(path: str, kind: ValueFormat | None) -> str:
 
 
 def _check(topics: Iterable[str], options: dict[str, str]) -> None:
+    from mansio.schemas.formats import open_decoder
     from mansio.spark.options import decoded_columns
-    from mansio.spark.schemas.formats import open_decoder
 
     for topic in topics:
         for column in decoded_columns({**options, "subscribe": topic}):

@@ -95,7 +95,7 @@ def examine_directory(directory: "dict[str, str]") -> "dict[str, Any]":
 
 def read_remote_directory(location: str) -> None:
     """Request the status of an address such as `s3://...` as tasks do. Raises any error of the file system."""
-    writer = importlib.import_module("mansio.spark.iceberg.fanout_writer")
+    writer = importlib.import_module("mansio.iceberg.fanout_writer")
     system, path = writer.file_system(location)
     system.get_file_info(path)
 

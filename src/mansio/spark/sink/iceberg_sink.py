@@ -28,17 +28,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from mansio.errors import DAMAGED_BATCH, ConfigError
-from mansio.spark.iceberg.decoded_schema import (
+from mansio.iceberg.archive.decoded_schema import (
     NO_DECODED_COLUMNS,
     archive_schema,
     decode_schema,
     encode_schema,
     merge_decoded,
 )
-from mansio.spark.iceberg.errors import InvalidDataFiles
-from mansio.spark.iceberg.fanout_writer import file_system
-from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter
-from mansio.spark.iceberg.table_format import (
+from mansio.iceberg.archive.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter
+from mansio.iceberg.archive.table_format import (
     DEAD_LETTER_SCHEMA,
     DECODED_COLUMNS,
     LOST_RANGES_MAX,
@@ -47,6 +45,8 @@ from mansio.spark.iceberg.table_format import (
     format_offsets,
     parse_offsets,
 )
+from mansio.iceberg.errors import InvalidDataFiles
+from mansio.iceberg.fanout_writer import file_system
 from mansio.spark.options import ERROR_COLUMN, SourceOptions, selected_columns
 from mansio.spark.source.error_column import parse_error_offsets, parse_error_reason
 from mansio.spark.source.readers import ranges_from_rows
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
-    from mansio.spark.iceberg.table_format import WrittenDataFile
+    from mansio.iceberg.archive.table import ArchiveTable
+    from mansio.iceberg.archive.table_format import WrittenDataFile
     from mansio.spark.source.read_plan import TaskRange
 
 TABLE_OPTION: Final = "table"
@@ -197,7 +197,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         check_read_ranges(plan, read)
         table = _open_cached_table(self._options)
         if dead_letters:
-            from mansio.spark.iceberg.dead_letters import append_dead_letters, open_dead_letters
+            from mansio.iceberg.archive.dead_letters import append_dead_letters, open_dead_letters
 
             dead_letter_table = open_dead_letters(table, create=True)
             assert dead_letter_table is not None
@@ -362,7 +362,7 @@ table takes longer than a commit.
 
 
 def _open_cached_table(options: Mapping[str, str]) -> ArchiveTable:
-    from mansio.spark.iceberg.catalog import open_table
+    from mansio.iceberg.archive.table import open_table
 
     checkpoint = options[CHECKPOINT_OPTION.lower()]
     if checkpoint not in _tables:
@@ -389,7 +389,7 @@ def sink_options(
     options of `format("mansio")` with which tasks read. `dead_letters`: the table for unreadable records, if they are
     stored. `decoded`: the decoded columns with the types that are known now.
     """
-    from mansio.spark.iceberg.catalog import warehouse_location
+    from mansio.iceberg.catalog import warehouse_location
 
     return {
         TABLE_OPTION: table.topic,

@@ -22,17 +22,17 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from mansio.errors import ConfigError, TopicRecreated
+from mansio.iceberg.archive.parquet_writer import SOURCE_COLUMN_NAMES
+from mansio.iceberg.archive.table_format import OFFSET_COLUMN
+from mansio.iceberg.archive.table_scan import Selection, selected_files
+from mansio.iceberg.archive.time_travel import is_archive_of
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, LATEST
+from mansio.schemas.column_types import check_readable, conform
+from mansio.schemas.errors import UnsupportedSchema
+from mansio.schemas.formats import open_decoder
 from mansio.spark.arrow.schema import RECORD_SCHEMA
-from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES
-from mansio.spark.iceberg.table_format import OFFSET_COLUMN
-from mansio.spark.iceberg.table_scan import Selection, selected_files
-from mansio.spark.iceberg.time_travel import is_archive_of
 from mansio.spark.options import DECODED_COLUMNS, OffsetSpec, Subscription
-from mansio.spark.schemas.column_types import check_readable, conform
-from mansio.spark.schemas.errors import UnsupportedSchema
-from mansio.spark.schemas.formats import open_decoder
 from mansio.spark.source.offsets import (
     earliest_offsets,
     find_partitions,
@@ -46,7 +46,7 @@ from mansio.spark.sync_client import sync_client
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.iceberg.archive.table import ArchiveTable
     from mansio.spark.options import SourceOptions
     from mansio.wire.topic_partition import TopicPartition
 
@@ -63,7 +63,7 @@ class PartitionShare(InputPartition):
 
 def open_archive(options: SourceOptions) -> ArchiveTable:
     """The archive of the topic of these options. Raises the errors of `open_table`."""
-    from mansio.spark.iceberg.catalog import open_table
+    from mansio.iceberg.archive.table import open_table
 
     return open_table(options.catalog, options.warehouse, options.subscription.topics[0])
 

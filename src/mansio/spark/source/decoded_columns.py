@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mansio.errors import UnreadableRecords
+from mansio.schemas.formats import cached_decoder
 from mansio.spark.options import (
     DECODED_COLUMNS,
     ERROR_COLUMN,
@@ -25,7 +26,6 @@ from mansio.spark.options import (
     ON_UNREADABLE_HINT,
     ON_UNREADABLE_SUSPEND,
 )
-from mansio.spark.schemas.formats import cached_decoder
 from mansio.spark.source.error_column import unreadable_offsets_text
 
 if TYPE_CHECKING:

@@ -1,0 +1,6 @@
+"""Archives: Iceberg tables with the records of a topic.
+
+>>> from mansio.iceberg.archive.table import open_table
+>>> table = open_table(None, "/data/warehouse", "flights")
+>>> table.last_commit().offsets
+"""

@@ -1,0 +1,162 @@
+"""Iceberg catalogs and the tables in them: opening a catalog, its errors, and what all tables have.
+
+A catalog is given by its address. None: a SQLite file in the warehouse, which is sufficient for one machine.
+`http(s)://...`: an Iceberg REST catalog. Other SQLAlchemy addresses work as in pyiceberg. Credentials come from
+pyiceberg's configuration (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__MANSIO__TOKEN`), never from a command line.
+
+Invariants:
+* A commit waits for the lock of a SQLite catalog for at most `CATALOG_LOCK_ATTEMPTS_MAX` times
+  `CATALOG_LOCK_TIMEOUT_S`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import RESTError
+
+from mansio.errors import ConfigError
+from mansio.iceberg.commit import CachedMetadataTransaction
+from mansio.iceberg.errors import CatalogLocked, CatalogUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+CATALOG_NAME = "mansio"
+CATALOG_FILE_NAME = "catalog.db"
+FILE_IO_CLASS = "mansio.iceberg.fsync_io.DurableFileIO"
+RESERVED_URI_CHARACTERS = "#?%"
+CATALOG_LOCK_TIMEOUT_S = 5
+CATALOG_LOCK_ATTEMPTS_MAX = 3
+
+Result = TypeVar("Result")
+
+
+class CatalogTable:
+    """A table and the address of its catalog: what commits and maintenance of every kind of table need. Not
+    thread-safe.
+    """
+
+    def __init__(self, table: Table, catalog_address: str) -> None:
+        self.iceberg: Table = table
+        """The table as an object of pyiceberg."""
+        self._catalog_address = catalog_address
+
+    @property
+    def name(self) -> str:
+        """The table's name in the catalog, such as `mansio.flights`."""
+        return ".".join(self.iceberg.name())
+
+    def refresh(self) -> None:
+        """Reload the table's metadata. Raises `CatalogLocked`, `CatalogUnavailable`."""
+        with self.catalog_errors():
+            self.iceberg.refresh()
+
+    def transaction(self) -> CachedMetadataTransaction:
+        """A transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
+
+        A concurrent commit makes it fail with pyiceberg's CommitFailedException: `refresh` and try again.
+        """
+        return CachedMetadataTransaction(self.iceberg)
+
+    def manifest_count(self) -> int:
+        """The number of manifests of the current snapshot."""
+        snapshot = self.iceberg.current_snapshot()
+        return 0 if snapshot is None else len(snapshot.manifests(self.iceberg.io))
+
+    def retry_while_locked(self, commit: Callable[[], Result]) -> Result:
+        """Return the result of `commit`. A locked catalog is retried `CATALOG_LOCK_ATTEMPTS_MAX` times; each time the
+        committed state is read again.
+        """
+        for _ in range(CATALOG_LOCK_ATTEMPTS_MAX - 1):
+            try:
+                with self.catalog_errors():
+                    return commit()
+            except CatalogLocked:
+                with suppress(CatalogLocked):
+                    self.refresh()
+        with self.catalog_errors():
+            return commit()
+
+    @contextmanager
+    def catalog_errors(self) -> Iterator[None]:
+        """Context manager that converts errors of the catalog. See the function `catalog_errors`."""
+        with catalog_errors(self._catalog_address):
+            yield
+
+
+def warehouse_location(warehouse: str) -> str:
+    """The warehouse as an address: a plain path becomes absolute with `file://`.
+
+    Raises:
+        ConfigError: The path contains a character of `RESERVED_URI_CHARACTERS`, which readers and writers would
+        interpret differently.
+    """
+    if "://" in warehouse:
+        return warehouse.rstrip("/")
+    path = os.path.abspath(os.path.expanduser(warehouse))
+    reserved = next((one for one in path if one in RESERVED_URI_CHARACTERS), None)
+    if reserved is not None:
+        raise ConfigError(f"the warehouse {path} has a {reserved} in its name: choose another directory")
+    return f"file://{path}"
+
+
+@contextmanager
+def catalog_errors(address: str) -> Iterator[None]:
+    """Context manager that converts errors of the catalog: a lock that another program holds to `CatalogLocked`, other
+    errors to `CatalogUnavailable`. `address`: the catalog, for the message.
+    """
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+    try:
+        yield
+    except OperationalError as error:
+        if "locked" in str(error.orig):
+            raise CatalogLocked(
+                f"the catalog {_display_address(address)} is locked by another program: "
+                f"wait for it or stop it, then try again"
+            ) from error
+        raise CatalogUnavailable(
+            f"the catalog {_display_address(address)} does not work: {error.orig}"
+        ) from error
+    except (SQLAlchemyError, RESTError, RequestException) as error:
+        line = str(error).partition("\n")[0]
+        raise CatalogUnavailable(f"the catalog {_display_address(address)} does not work: {line}") from error
+
+
+def open_catalog(address: str, location: str, *, create: bool) -> Catalog | None:
+    """Open the catalog; None if its SQLite file does not exist and `create` is false."""
+    if address.startswith("sqlite:"):
+        path = urlsplit(address).path[1:]
+        if not create and not os.path.exists(path):
+            return None
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    kind = "rest" if address.startswith(("http://", "https://")) else "sql"
+    durable = {"py-io-impl": FILE_IO_CLASS} if location.startswith("file://") else {}
+    return load_catalog(CATALOG_NAME, type=kind, uri=address, warehouse=location, **durable)
+
+
+def sqlite_address(location: str) -> str:
+    """The address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local directory."""
+    parts = urlsplit(location)
+    if parts.scheme != "file":
+        raise CatalogUnavailable(
+            f"the warehouse {location} is not a directory of this machine: name a catalog"
+        )
+    return f"sqlite:///{unquote(parts.path)}/{CATALOG_FILE_NAME}?timeout={CATALOG_LOCK_TIMEOUT_S}"
+
+
+def _display_address(address: str) -> str:
+    """A catalog's address for messages: the path of a SQLite file, or the address without user and password."""
+    parts = urlsplit(address)
+    if parts.scheme.startswith("sqlite"):
+        return parts.path[1:]
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -1,0 +1,94 @@
+"""Lag of pipelines: end offsets of the topics minus the offsets that the pipelines have committed.
+
+A pipeline commits its offsets after every micro-batch, so the lag is exact within one trigger interval. The lag is
+computed from requests to the brokers, without Spark.
+
+Invariants:
+* A pipeline is a group `mansio.pipeline.<name>`. A pipeline without committed offsets, as after `mansio pipeline
+  release`, is not shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import GroupIdNotFound
+from mansio.net.offsets import LATEST, READ_COMMITTED, fetch_offsets, list_offsets
+from mansio.net.retry import raise_for_code
+from mansio.pipelines.pipeline_progress import newest_progress
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.internal_records.hold_metadata import (
+    parse_hold_metadata,
+    pipeline_group_id,
+    pipeline_name_of,
+)
+
+if TYPE_CHECKING:
+    from mansio.net.cluster import Cluster
+    from mansio.pipelines.pipeline_progress import PipelineProgress
+    from mansio.spark.sync_client import SyncClient
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """Lag of a pipeline in one partition. `committed`: next offset that the pipeline will read. `end`: end offset of
+    the partition. `has_retention_hold`: whether the broker retains unread records for the pipeline. `progress`: the
+    progress of the pipeline as of its last commit; None if an earlier version of Mansio committed it.
+    """
+
+    pipeline: str
+    topic: str
+    partition: int
+    committed: int
+    end: int
+    has_retention_hold: bool
+    progress: PipelineProgress | None = None
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.end - self.committed)
+
+
+def pipeline_lag(client: SyncClient, name: str | None = None) -> list[PartitionLag]:
+    """The lag of the pipeline `name`, or of all pipelines, sorted by pipeline, topic and partition. Raises
+    `GroupIdNotFound` for an unknown pipeline.
+    """
+    return client.run(_pipeline_lag(client.cluster, name))
+
+
+async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag]:
+    known = await _pipelines(cluster)
+    if name is not None and name not in known:
+        there = f"; there are {', '.join(known[:20])}" if known else ""
+        raise GroupIdNotFound(f"there is no pipeline {name!r}{there}")
+    found = []
+    for pipeline in known if name is None else [name]:
+        committed = await fetch_offsets(cluster, pipeline_group_id(pipeline))
+        ends = await list_offsets(cluster, dict.fromkeys(committed, LATEST), isolation_level=READ_COMMITTED)
+        progress = newest_progress(offset.metadata for offset in committed.values())
+        for place, offset in sorted(committed.items()):
+            has_retention_hold = parse_hold_metadata(offset.metadata) is not None
+            found.append(
+                PartitionLag(
+                    pipeline, *place, offset.offset, ends[place].offset, has_retention_hold, progress
+                )
+            )
+    return found
+
+
+async def _pipelines(cluster: Cluster) -> list[str]:
+    """The names of all pipelines that have committed offsets."""
+    await cluster.retry(lambda: cluster.refresh_metadata(()))
+    names: set[str] = set()
+    for node_id in list(cluster.nodes):
+        answer: Any = await cluster.request(
+            ApiKey.LIST_GROUPS,
+            {"states_filter": [], "types_filter": []},
+            node_id=node_id,
+            check=lambda answer: raise_for_code(answer.error_code),
+        )
+        names.update(
+            found for group in answer.groups if (found := pipeline_name_of(group.group_id)) is not None
+        )
+    return sorted(names)
