@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.deduplication.deduplication_view import DeduplicationView
-from mansio.broker.features.deduplication.deduplicator import Deduplicator
+from mansio.broker.features.deduplication.deduplicator import ID_READER, Deduplicator
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
+    from mansio.config.topic_config import TopicSettings
 
 
 class DeduplicationFeature(PartitionFeature):
@@ -21,6 +23,9 @@ class DeduplicationFeature(PartitionFeature):
 
     def is_needed(self, partition: Partition) -> bool:
         return partition.settings.dedup_ms > 0
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        return ID_READER if settings.dedup_ms > 0 else None
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new

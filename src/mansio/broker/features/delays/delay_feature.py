@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.delays.delay_control_records import DelayControlType
-from mansio.broker.features.delays.delay_manager import DelayManager, StoredRecordsCache
+from mansio.broker.features.delays.delay_manager import DELAY_READER, DelayManager, StoredRecordsCache
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
 from mansio.broker.features.delays.delayed_records import DelayedRecords, has_delay_snapshot
 from mansio.broker.partition.partition import Attached, PartitionFeature
@@ -14,7 +14,9 @@ from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
+    from mansio.config.topic_config import TopicSettings
 
 
 class DelayFeature(PartitionFeature):
@@ -31,6 +33,9 @@ class DelayFeature(PartitionFeature):
         return partition.settings.accepts_delays or has_delay_snapshot(
             self._ports.disk, partition.log.directory
         )
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        return DELAY_READER if settings.accepts_delays else None
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.broker.features.priorities.priority_view import PriorityReader, PriorityView
+from mansio.broker.features.priorities.priority_view import PRIORITY_READER, PriorityReader, PriorityView
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
+    from mansio.config.topic_config import TopicSettings
 
 
 class PriorityFeature(PartitionFeature):
@@ -20,6 +22,9 @@ class PriorityFeature(PartitionFeature):
 
     def is_needed(self, partition: Partition) -> bool:
         return partition.settings.has_priorities
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        return PRIORITY_READER if settings.has_priorities else None
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)
