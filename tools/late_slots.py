@@ -16,18 +16,10 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-PENDING: Final[dict[str, frozenset[str]]] = {
-    "mansio/broker/partition/batch_verifier.py": frozenset({"on_check_due"}),
-    "mansio/broker/partition/delay_manager.py": frozenset({"on_reset"}),
-    "mansio/broker/partition/delayed_delivery.py": frozenset({"on_due_changed"}),
-    "mansio/broker/partition/partition.py": frozenset({"on_damage", "on_durable", "on_failure"}),
-}
-"""Assignments of partitions and their features that remain: path of the module below `src` -> names of attributes."""
 
 CALLBACK, MISSING, VALUE = "callback", "part", "value"
 
@@ -102,7 +94,7 @@ def _is_own(node: ast.AST) -> bool:
 
 
 def late_slots(trees: Mapping[str, ast.Module]) -> list[str]:
-    """Assignments to a callback or part of an object of another module's class, except those in `PENDING`."""
+    """Assignments to a callback or part of an object of another module's class."""
     declared = declarations(trees)
     late = {name for name, found in declared.items() if any(each.kind != VALUE for each in found)}
     found = []
@@ -117,7 +109,7 @@ def late_slots(trees: Mapping[str, ast.Module]) -> list[str]:
             for method, node in stores:
                 owner_name = _class_of(node.value, shared | _types(method))
                 kind = _kind(declared[node.attr], owner_name, path)
-                if kind != VALUE and node.attr not in PENDING.get(path, ()):
+                if kind != VALUE:
                     found.append(f"{path}:{node.lineno} sets the {kind} {ast.unparse(node)}")
     return sorted(set(found))
 

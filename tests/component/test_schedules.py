@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import mansio
-from mansio.broker.partition import schedule_manager
+from mansio.broker.features.delays import schedule_manager
 from mansio.errors import (
     DelaysNotEnabled,
     InvalidSchedule,

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.features.deduplication import deduplicator
+from mansio.broker.features.deduplication import window as window_module
+from mansio.broker.features.deduplication.dedup_control_records import (
+    AcceptedIds,
+    CopiedIds,
+    decode_dedup_control,
+)
+from mansio.broker.features.deduplication.deduplicator import Deduplicator
 from mansio.broker.log_view import replay as log_replay
 from mansio.broker.log_view import snapshots
-from mansio.broker.partition import deduplicator
-from mansio.state.deduplication import window as window_module
-from mansio.wire.batch.dedup_control_records import AcceptedIds, CopiedIds, decode_dedup_control
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.batch.record_reader import read_records
@@ -27,7 +32,6 @@ from sim.feature import Feature, FeatureProducer, UnreadBatches, Until, ViewScen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.broker.partition.deduplicator import Deduplicator
     from mansio.broker.partition.partition import Partition
     from sim.brokers import SimulatedBroker
     from sim.world import World
@@ -200,7 +204,7 @@ class Deduplication(ViewScene):
         world.readers = [DelayedReader(world, f"r{index}", index) for index in range(PARTITIONS)]
 
     def find_manager(self, broker: SimulatedBroker, partition: Partition) -> Deduplicator | None:
-        return broker.core.partitions.deduplicator(partition)
+        return partition.find_feature(Deduplicator)
 
     def drain(self, until: Until) -> None:
         until(lambda: not any(self.reasons()), DRAIN_MS_MAX, "rest of views")

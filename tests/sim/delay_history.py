@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
-from mansio.wire.batch.delay_control_records import DelayControlType, decode_delay_control
+from mansio.broker.features.delays.delay_control_records import DelayControlType, decode_delay_control
+from mansio.broker.features.delays.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.wire.batch.delay_headers import DELAYED_ID_HEADER, DUE_AT_HEADER
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.batch.record_reader import read_records

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from unittest.mock import patch
 from uuid import NAMESPACE_OID, uuid5
 
+from mansio.broker.features.delays import delay_manager, delayed_delivery, pending_records
+from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.delays.schedule_manager import FIRING_HEADER
 from mansio.broker.log_view import replay, snapshots
-from mansio.broker.partition import delay_manager, delayed_delivery
 from mansio.broker.partition.partition import Partition
-from mansio.broker.partition.schedule_manager import FIRING_HEADER
 from mansio.errors import MansioError
-from mansio.state.delays import pending_records
 from mansio.wire.apis import fetch as fetch_wire
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.record_batch import iterate_batches
@@ -41,7 +41,6 @@ from support.present import present
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from mansio.broker.partition.delay_manager import DelayManager
     from mansio.broker.partition.partition_hook import Contents
     from sim.brokers import SimulatedBroker
     from sim.world import World
@@ -161,7 +160,7 @@ class Delays(ViewScene):
     # Brokers
 
     def find_manager(self, broker: SimulatedBroker, partition: Partition) -> DelayManager | None:
-        return broker.core.partitions.delay_manager(partition)
+        return partition.find_feature(DelayManager)
 
     def reasons_of(self, manager: DelayManager) -> Iterator[str]:
         """Also records that should have been delivered."""

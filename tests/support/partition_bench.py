@@ -9,19 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from mansio.broker.features.deduplication.deduplication_feature import DeduplicationFeature
+from mansio.broker.features.deduplication.deduplicator import Deduplicator
+from mansio.broker.features.delays.delay_feature import DelayFeature
+from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.feature_ports import FeaturePorts
+from mansio.broker.features.known_features import create_features
+from mansio.broker.features.priorities.priority_feature import PriorityFeature
+from mansio.broker.features.priorities.priority_view import PriorityView
 from mansio.broker.partition.append_validation import AppendRules
-from mansio.broker.partition.deduplicator import Deduplicator
-from mansio.broker.partition.delay_manager import DelayManager
-from mansio.broker.partition.features import (
-    DeduplicationFeature,
-    DelayFeature,
-    FeaturePorts,
-    PriorityFeature,
-    partition_features,
-)
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.broker.partition.retention_holds import RetentionHolds
 from mansio.config import topic_config
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.settings import LogSettings
@@ -32,11 +30,10 @@ from support.logs import LogBench
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from mansio.broker.features.deduplication.deduplication_view import DeduplicationView
+    from mansio.broker.features.delays.delayed_records import DelayedRecords
     from mansio.broker.log_view.replay import ViewReplay
-    from mansio.broker.partition.deduplication_view import DeduplicationView
-    from mansio.broker.partition.delayed_records import DelayedRecords
     from mansio.broker.partition.partition import PartitionFeature
-    from mansio.broker.partition.priority_view import PriorityView
     from mansio.storage.log import Log
     from mansio.testing.disk import SimulatedDisk
     from mansio.wire.batch.record_reader import Record
@@ -139,8 +136,8 @@ class PartitionBench(LogBench):
         )
         self.partitions.append(partition)
         ports = FeaturePorts(self.disk, self.background, self.scheduler, self.clock)
-        known = partition_features(ports, RetentionHolds(), None)
-        for kind in known:
+        for kind in create_features(ports):
+            kind.close()  # what is due is delivered where the test delivers it
             for feature in self.features:
                 if feature.kind is type(kind):
                     partition.attach(kind, is_new=feature.is_new)
@@ -157,7 +154,7 @@ class PartitionBench(LogBench):
             self.deduplicator, self.deduplication = deduplicator, deduplicator.replay
         if (manager := partition.find_feature(DelayManager)) is not None:
             self.delay_manager, self.delayed_records = manager, manager.replay
-        if (priorities := partition.priorities) is not None:
+        if (priorities := partition.find_feature(PriorityView)) is not None:
             self.priorities = priorities
 
     def _new_producers(self, log: Log) -> ProducerHook:
@@ -213,7 +210,7 @@ def deduplicated(
 
 
 class Feature(NamedTuple):
-    """A feature of partitions: its class, if it is one of `mansio.broker.partition.features`, and what it changes in
+    """A feature of partitions: its class, if it is one of `KNOWN_FEATURES`, and what it changes in
     the rules and settings of a partition."""
 
     kind: type[PartitionFeature]

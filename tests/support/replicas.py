@@ -297,9 +297,10 @@ class Node:
         return self.clock.monotonic() < self.session_until_s
 
     def _open(self) -> None:
-        partition = self.bench.open_partition(self.cluster.topic_configs, storage_health=self.storage_health)
+        partition = self.bench.open_partition(
+            self.cluster.topic_configs, storage_health=self.storage_health, verifier=self.verifier
+        )
         self.partitions[TOPIC.bytes, partition.index] = partition
-        self.verifier.attach(partition.log, partition.on_verified)
 
     def scrub(self) -> None:
         """Begin a round of a scrubber over all closed segments."""

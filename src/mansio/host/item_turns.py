@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 ITEMS_PER_TURN: Final = 500
 """Number of items after which other work runs; they take less than 10 ms."""
 
+EVENT_LOOP_SLICE_S: Final = 0.01
+"""Time after which a request whose items may take long lets other work run."""
+
 
 class ItemTurns:
     """The turns of one request. Items must be independent of each other, as other requests run between them."""

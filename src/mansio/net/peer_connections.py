@@ -141,25 +141,25 @@ class PeerConnections:
         )
 
     async def _connection(self, node_id: int, timeout_ms: float) -> Connection:
-        async with self._opening.setdefault(node_id, asyncio.Lock()):
-            address = self._broker_address(node_id)
-            if address is None:
-                raise BrokerUnreachable(f"broker {node_id} is not registered")
-            known = self._peers.get(node_id)
-            if known is not None:
-                if self._is_usable(known, address):
-                    return known.connection
-                known.connection.abort()
-            try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    opened = self._peers[node_id] = await self._open(node_id, address)
-            except TimeoutError as error:
-                raise BrokerUnreachable(
-                    f"broker {node_id} at {address[0]}:{address[1]} does not answer"
-                ) from error
-            except ConnectionLost as error:
-                raise BrokerUnreachable(error.message) from error
-            return opened.connection
+        address = self._broker_address(node_id)
+        try:
+            # The deadline includes the wait for another caller that opens the connection.
+            async with asyncio.timeout(timeout_ms / 1000), self._opening.setdefault(node_id, asyncio.Lock()):
+                address = self._broker_address(node_id)
+                if address is None:
+                    raise BrokerUnreachable(f"broker {node_id} is not registered")
+                known = self._peers.get(node_id)
+                if known is not None:
+                    if self._is_usable(known, address):
+                        return known.connection
+                    known.connection.abort()
+                opened = self._peers[node_id] = await self._open(node_id, address)
+        except TimeoutError as error:
+            place = "" if address is None else f" at {address[0]}:{address[1]}"
+            raise BrokerUnreachable(f"broker {node_id}{place} does not answer") from error
+        except ConnectionLost as error:
+            raise BrokerUnreachable(error.message) from error
+        return opened.connection
 
     async def _open(self, node_id: int, address: tuple[str, int]) -> _Peer:
         credentials = self._credentials
@@ -201,6 +201,10 @@ async def _exchange(
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             return await asyncio.shield(response)
+    except asyncio.CancelledError:
+        if connection.is_queued(correlation_id):
+            response.cancel()  # it is not sent any more
+        raise
     except TimeoutError:
         if connection.is_queued(correlation_id):
             response.cancel()  # it is not sent any more

@@ -34,19 +34,23 @@ from mansio.broker.coordinator.transaction.routed_ender import RoutedEnder
 from mansio.broker.coordinator.transaction.settings import transaction_settings
 from mansio.broker.coordinator.transaction.transaction_coordinator import TransactionCoordinator
 from mansio.broker.coordinator.transaction.verifier import RoutedVerifier
+from mansio.broker.features.delays.delay_service import DelayService
+from mansio.broker.features.delays.schedule_service import ScheduleService
+from mansio.broker.features.feature_ports import FeaturePorts
+from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
+from mansio.broker.features.holds.retention_holds import HoldDiskLimit
+from mansio.broker.features.known_features import create_features
 from mansio.broker.maintenance.log_cleaner import LogCleaner
 from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
-from mansio.broker.partition.retention_holds import HoldDiskLimit
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
-from mansio.broker.services.delays import DelayService
 from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
@@ -55,7 +59,6 @@ from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
-from mansio.broker.services.schedules import ScheduleService
 from mansio.broker.services.share_groups.leases import LeaseService
 from mansio.broker.services.share_groups.receive_records import ReceiveService
 from mansio.broker.services.share_groups.share import ShareService
@@ -161,6 +164,9 @@ class BrokerRuntime:
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
             batch_thread=host_ports.batch_thread,
+            features=create_features(
+                FeaturePorts(host_ports.disk, host_ports.file_thread, host_ports.scheduler, host_ports.clock)
+            ),
             before_newer_format=before_newer_format,
         )
         self.orphaned_directories = OrphanedDirectories(
@@ -241,7 +247,7 @@ class BrokerRuntime:
         )
         self._register_share_callbacks()
         # Holds need the committed offsets. In a cluster another broker may have them, so holds are not supported there.
-        self.partitions.holds.set_loaded_check(
+        self.partitions.feature(RetentionHoldFeature).holds.set_loaded_check(
             lambda: cluster_member is not None or self.groups.runtime.is_loaded
         )
         self.service = self._build_services(group_configs)
@@ -268,6 +274,7 @@ class BrokerRuntime:
             self.state,
             self.cluster_member,
         )
+        holds = self.partitions.feature(RetentionHoldFeature).holds
         topic_resolver = TopicResolver(state.topics)
         state.on_change(topic_resolver.update)
         groups = GroupCoordinator(
@@ -283,7 +290,7 @@ class BrokerRuntime:
             checkpoints=CheckpointStorage(
                 host_ports.disk, host_ports.file_thread, f"{settings.data_dir}/views"
             ),
-            on_offset=self.partitions.holds.record_commit if cluster_member is None else _ignore_offset,
+            on_offset=holds.record_commit if cluster_member is None else _ignore_offset,
             topic_resolver=topic_resolver,
             overrides=overrides,
             share_state=ShareStateOperations(
@@ -591,7 +598,7 @@ class BrokerRuntime:
         self.state.on_change(self._delete_offsets_of_deleted_topic)
         stack.callback(self.retention.stop)
         self._disk_limit = HoldDiskLimit(
-            partitions.holds,
+            partitions.feature(RetentionHoldFeature).holds,
             scheduler=scheduler,
             background=self.host_ports.file_thread,
             free_bytes=partial(self.host_ports.disk.free_bytes, settings.data_dir),

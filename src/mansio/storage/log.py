@@ -28,7 +28,7 @@ import logging
 import math
 import struct
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
     ConcurrentChange,
@@ -121,19 +121,32 @@ _NEWER_ATTRIBUTES = TRANSACTIONAL_FLAG | CONTROL_FLAG
 logger = logging.getLogger(__name__)
 
 
-def _no_listener(_: object) -> None:
-    """Default listener of a log, also after it was closed: does nothing."""
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+class LogListener(NamedTuple):
+    """What a log calls (`Log.listen`).
+
+    * `on_durable(durable_end_offset)` after each sync that moved the durable end offset,
+    * `on_failure(error)` once, when the log fails,
+    * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; None: the
+      reading thread verifies all batches,
+    * `on_damage(segment, range)` for each damaged range that is found.
+    """
+
+    on_durable: Callable[[int], object] = _ignore
+    on_failure: Callable[[StorageError], object] = _ignore
+    on_check_due: Callable[[Segment, int], object] | None = None
+    on_damage: Callable[[Segment, CheckedRange], object] = _ignore
+
+
+_NO_LISTENER: Final = LogListener()
+"""That of a log without a partition, also after it was closed."""
 
 
 class Log:
     """The log of one partition. `Log.open` creates it.
-
-    The log calls these listeners:
-    * `on_durable(durable_end_offset)` after each sync that moved the durable end offset,
-    * `on_failure(error)` once, when the log fails,
-    * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; without this
-      listener the reading thread verifies all batches,
-    * `on_damage(segment, range)` for each damaged range that is found.
 
     `before_newer_format()` is called before a control batch or a batch of a transaction is written, and where a hook of
     the partition is about to write a file that the first release cannot read. It may raise `OSError`; then nothing is
@@ -163,11 +176,8 @@ class Log:
         self.start_offset = self.durable_start_offset = recovery.start_offset
         self.end_offset = recovery.end_offset
         self.durable_end_offset = recovery.end_offset
-        self.on_durable: Callable[[int], object] = _no_listener
-        self.on_failure: Callable[[StorageError], object] = _no_listener
+        self._listener = _NO_LISTENER
         self._on_maintenance_due: Callable[[], object] | None = None
-        self.on_check_due: Callable[[Segment, int], object] | None = None
-        self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
         self.before_newer_format = before_newer_format
         self.unfinished_job_count = 0
         self.maintenance_running = False
@@ -188,6 +198,10 @@ class Log:
         self.compaction = SegmentSwap(
             self._segments, files, self._flush_state, self._read_positions, recovery.compaction
         )
+
+    def listen(self, listener: LogListener) -> None:
+        """Call the methods of a listener from now on, in place of an earlier one."""
+        self._listener = listener
 
     @classmethod
     def open(
@@ -444,7 +458,7 @@ class Log:
             failure = StorageError(f"{message}: {error}")
             failure.__cause__ = without_traceback(error)
             self.failure = failure
-            self.on_failure(failure)
+            self._listener.on_failure(failure)
         return copied(self.failure)
 
     def roll(self) -> bool:
@@ -744,7 +758,7 @@ class Log:
         return (read_exactly(file, header.batch_length + 12, position) for file, position, header in found)
 
     def control_batches(
-        self, from_offset: int, on_damage: Callable[[int], object] = _no_listener
+        self, from_offset: int, on_damage: Callable[[int], object] = _ignore
     ) -> Iterator[tuple[BatchHeader, bytes | None]]:
         """The headers of all batches as of `batch_headers`, with the bytes of those that are control batches.
 
@@ -760,7 +774,7 @@ class Log:
         from_offset: int,
         *,
         skip_damaged: bool = False,
-        on_damage: Callable[[int], object] = _no_listener,
+        on_damage: Callable[[int], object] = _ignore,
     ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
         from_offset = max(from_offset, self.start_offset)
         if from_offset >= self.end_offset:
@@ -858,10 +872,10 @@ class Log:
         elif (
             stop - position < max_bytes
             and stop < segment.size
-            and self.on_check_due is not None
+            and self._listener.on_check_due is not None
             and checked.find(next_offset) is None
         ):
-            self.on_check_due(
+            self._listener.on_check_due(
                 segment, next_offset
             )  # the slice is short because the next batches are not verified
         positions = self._read_positions
@@ -881,7 +895,7 @@ class Log:
         if checked.error is not None:
             error, checked.error = checked.error, None
             raise copied(error)
-        inline = self.on_check_due is None
+        inline = self._listener.on_check_due is None
         bytes_max = OPEN_RANGE_END if inline else min(max_bytes, CHECK_BYTES_MAX)
         while (found := checked.find(offset)) is None:
             file, task = self.check_task(segment, offset, with_index=inline)
@@ -911,7 +925,7 @@ class Log:
             if inline and not result.ranges:
                 raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
             if not inline and (found := checked.find(offset)) is None:
-                self.on_check_due(segment, offset)  # type: ignore[misc]  # not inline: there is a listener
+                self._listener.on_check_due(segment, offset)  # type: ignore[misc]  # not inline: there is a listener
                 raise VerificationPending(f"{segment.path}: offset {offset} is being verified")
         return found
 
@@ -967,8 +981,8 @@ class Log:
             return
         for found in result.ranges:
             checked.add(found)
-            if found.damage and found.end_offset > self.start_offset and self.on_damage is not None:
-                self.on_damage(segment, found)
+            if found.damage and found.end_offset > self.start_offset:
+                self._listener.on_damage(segment, found)
         if checked.is_complete(segment.size, segment.end_offset):
             segment.checked = None
 
@@ -1302,7 +1316,7 @@ class Log:
         elif self.failure is None and self._flush_state.record_sync(job):
             self.durable_end_offset = job.end_offset
             self._preallocation.awaited_syncs += 1
-            self.on_durable(job.end_offset)
+            self._listener.on_durable(job.end_offset)
 
     def exclude_from_awaited_syncs(self) -> None:
         """Exclude the next sync from `Preallocation.awaited_syncs`, because no request waits for it."""
@@ -1455,9 +1469,8 @@ class Log:
         self._preallocation.limit(-1)
         self._read_positions.clear()
         self._flush_state.release()
-        # The listeners refer to the log; without the cycle its descriptors are closed at once.
-        self.on_durable = self.on_failure = _no_listener
-        self.on_check_due = self.on_damage = None
+        # The listener refers to the log; without the cycle its descriptors are closed at once.
+        self._listener = _NO_LISTENER
         for segment in self._segments.segments:
             self._files.evict(segment)
 

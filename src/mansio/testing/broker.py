@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from mansio.broker.features.delays.delay_feature import DelayFeature
 from mansio.config.settings import DEV_SETTINGS, Address, Settings
 from mansio.errors import Unavailable
 from mansio.host.asyncio_loop import new_event_loop
@@ -266,7 +267,7 @@ class TestBroker:
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:
         assert self._host is not None
         service = self._running().service
-        delivery = service.partitions.delayed_delivery
+        delivery = service.partitions.feature(DelayFeature).delivery
         await self._host.time.advance(
             duration_ms, include_sessions=include_sessions, next_wake_ms=lambda: delivery.next_wake_ms
         )

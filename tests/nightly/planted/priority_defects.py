@@ -5,8 +5,8 @@ from __future__ import annotations
 from nightly.planted.planted import Defect
 
 MODEL = ("tests/unit/state/test_share_partition_model.py",)
-SHARES = ("tests/unit/state/test_priority_shares_properties.py",)
-VIEW = ("tests/unit/broker/test_priority_view.py",)
+SHARES = ("tests/unit/broker/features/priorities/test_priority_shares_properties.py",)
+VIEW = ("tests/unit/broker/features/priorities/test_priority_view.py",)
 UNIT = ("tests/unit/state/test_share_partition_priorities.py",)
 COMPONENT = "tests/component/test_priorities.py"
 
@@ -48,59 +48,59 @@ PRIORITY_DEFECTS = (
     ),
     Defect(
         "lower priorities are starved",
-        "state/priorities/priority_shares.py",
+        "broker/features/priorities/priority_shares.py",
         "owed = (self._due[priority] + records_max) // SHARE_RECORDS",
         "owed = 0",
         SHARES,
     ),
     Defect(
         "lower priorities get one of seventeen deliveries",
-        "state/priorities/priority_shares.py",
+        "broker/features/priorities/priority_shares.py",
         "due += total - own - (SHARE_RECORDS - 1) * own",
         "due += total - own - (SHARE_RECORDS + 1) * own",
         SHARES,
     ),
     Defect(
         "record locks are not reserved",
-        "state/priorities/priority_shares.py",
+        "broker/features/priorities/priority_shares.py",
         "return locks_max - sum(leased.values()) - kept",
         "return locks_max - sum(leased.values())",
         SHARES,
     ),
     Defect(
         "priorities of a batch are those of its repeats",
-        "broker/partition/priority_view.py",
+        "broker/features/priorities/priority_view.py",
         "is_read = batch is draft.sent and inspected.rules.has_priorities",
         "is_read = inspected.rules.has_priorities",
         VIEW,
     ),
     Defect(
         "index is kept beyond a truncation",
-        "broker/partition/priority_view.py",
+        "broker/features/priorities/priority_view.py",
         "self.index.truncate(end_offset)",
         "pass",
         VIEW,
     ),
     Defect(
         "records before the setting get the priority of their headers after a restart",
-        "broker/partition/priority_view.py",
+        "broker/features/priorities/priority_view.py",
         "return self.index.end, self._is_new",
         "return self.index.end, False",
         VIEW,
     ),
     Defect(
         "a frozen index changes with the log",
-        "state/priorities/priority_index.py",
+        "broker/features/priorities/priority_index.py",
         "copy._chunks[last] = bytearray(copy._chunks[last])",
         "pass",
-        ("tests/unit/state/priorities/test_priority_index_model.py",),
+        ("tests/unit/broker/features/priorities/test_priority_index_model.py",),
     ),
     Defect(
         "a part without records of the priority is known too long",
-        "state/priorities/priority_index.py",
+        "broker/features/priorities/priority_index.py",
         "self._note_none(first, min(last + 1, self._index.end))",
         "self._note_none(first, last + 1)",
-        ("tests/unit/state/priorities/test_priority_index_model.py", *MODEL),
+        ("tests/unit/broker/features/priorities/test_priority_index_model.py", *MODEL),
     ),
     Defect(
         "a priority begins at the end of the log",
@@ -167,10 +167,10 @@ PRIORITY_DEFECTS = (
     ),
     Defect(
         "the count of a chunk is kept over a truncation",
-        "state/priorities/priority_index.py",
+        "broker/features/priorities/priority_index.py",
         "self._counts.clear()",
         "pass",
-        ("tests/unit/state/priorities/test_priority_index_model.py",),
+        ("tests/unit/broker/features/priorities/test_priority_index_model.py",),
     ),
     Defect(
         "acknowledgements of any number of offsets are split",

@@ -43,10 +43,10 @@ def rule(seed: int, name: str, file: str, line: str, planted: str) -> SimulatedD
     return SimulatedDefect(seed, Defect(name, file, line, planted, ()))
 
 
-MANAGER = "broker/partition/delay_manager.py"
-VIEW = "broker/partition/delayed_records.py"
+MANAGER = "broker/features/delays/delay_manager.py"
+VIEW = "broker/features/delays/delayed_records.py"
 REPLAY = "broker/log_view/replay.py"
-DELIVERY = "broker/partition/delayed_delivery.py"
+DELIVERY = "broker/features/delays/delayed_delivery.py"
 
 DEFECTS = (
     rule(
@@ -68,7 +68,7 @@ DEFECTS = (
         "the leader counts what it has not synced",
         "broker/partition/partition.py",
         "self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))",
-        "self.group_commit.request_flush(self.log, urgent=True); self._on_flushed(self.log.end_offset)",
+        "self.group_commit.request_flush(self.log, urgent=True); self._on_durable(self.log.end_offset)",
     ),
     rule(
         0,
@@ -172,21 +172,21 @@ DEFECTS = (
     rule(
         2_000_000,
         "deduplication window lost at a change of leader",
-        "broker/partition/deduplication_view.py",
+        "broker/features/deduplication/deduplication_view.py",
         "content = decode_dedup_control(batch)",
         "content = None",
     ),
     rule(
         2_000_000,
         "deduplication window lost at a start from a snapshot",
-        "state/deduplication/window.py",
+        "broker/features/deduplication/window.py",
         "window._shards.append(_Shard.from_bytes(data[position:end], rows))",
         "window._shards.append(_Shard(0))",
     ),
     rule(
         2_000_000,
         "deduplication ids deleted by retention",
-        "broker/partition/deduplicator.py",
+        "broker/features/deduplication/deduplicator.py",
         "waiting += found",
         "waiting += []",
     ),
@@ -257,7 +257,7 @@ DEFECTS = (
     rule(
         1_000_000,
         "the deletion of a schedule is not in the log",
-        "broker/partition/schedule_manager.py",
+        "broker/features/delays/schedule_manager.py",
         "end_offset = self._append_control(encode_unscheduled([schedule.id]), apply)",
         "apply(0); end_offset = self._partition.end_offset",
     ),

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.features.deduplication import deduplicator
+from mansio.broker.features.deduplication import window as window_module
 from mansio.broker.log_view import snapshots
-from mansio.broker.partition import deduplicator
-from mansio.state.deduplication import window as window_module
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.record_batch import build_batch
 from support.partition_bench import WINDOW_MS, deduplicated
@@ -16,7 +16,7 @@ from system.crash.feature_workload import FeatureWorkload
 if TYPE_CHECKING:
     import random
 
-    from mansio.broker.partition.deduplicator import Deduplicator
+    from mansio.broker.features.deduplication.deduplicator import Deduplicator
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.testing.disk import SimulatedDisk
     from support.partition_bench import PartitionBench

@@ -9,9 +9,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from mansio.broker.features.delays import recurrence
+from mansio.broker.features.delays.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
 from mansio.broker.log_view import snapshots
-from mansio.broker.partition.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
-from mansio.state.schedules import recurrence
 from mansio.wire.batch.delay_headers import DELAY_HEADER
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
@@ -21,7 +21,7 @@ from system.crash.feature_workload import FeatureWorkload
 if TYPE_CHECKING:
     import random
 
-    from mansio.broker.partition.delay_manager import DelayManager
+    from mansio.broker.features.delays.delay_manager import DelayManager
     from mansio.testing.disk import SimulatedDisk
 
 WEIGHTS: Final = {

@@ -14,7 +14,7 @@ import pytest
 
 from mansio.errors import ConcurrentChange, StorageError
 from mansio.storage.compaction_run import CompactionOutcome
-from mansio.storage.log import Log, LogSettings
+from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, check_batch, read_header
@@ -68,7 +68,7 @@ class Workload:
         )
         self.log = life.open_log(DIRECTORY, self.settings, registered=False)
         self.promised = self.log.durable_end_offset
-        self.log.on_durable = self.reported
+        self.log.listen(LogListener(on_durable=self.reported))
         self.group_commit.register(self.log)
 
     def reported(self, durable_end_offset: int) -> None:

@@ -7,12 +7,13 @@ image of the disk is taken after changes, opened, crashed again while it is bein
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
 from mansio.storage.file_cache import FileCache
 from mansio.storage.group_commit import flush_on_shutdown
-from mansio.storage.log import Log, LogSettings
+from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
@@ -61,7 +62,7 @@ class ManyLogs:
         )
         self.logs = opened(self.disk, self.clock, len(self.written))
         for number, log in enumerate(self.logs):
-            log.on_durable = lambda end, number=number: self.promised.__setitem__(number, end)  # type: ignore[misc]  # a default argument of a lambda has no type
+            log.listen(LogListener(on_durable=partial(self.promised.__setitem__, number)))
             self.group_commit.register(log)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from mansio.errors import MansioError, StorageError
 from mansio.storage.checkpoint import load_checkpoint
-from mansio.storage.log import Log, LogSettings
+from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.storage.scan import scan
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
@@ -72,7 +72,7 @@ class Workload:
         )
         self.log = life.open_log(DIRECTORY, self.settings, registered=False)
         self.promised = self.log.durable_end_offset
-        self.log.on_durable = self.reported
+        self.log.listen(LogListener(on_durable=self.reported))
         self.group_commit.register(self.log)
 
     def reported(self, durable_end_offset: int) -> None:
@@ -314,7 +314,7 @@ def test_failed_sync_is_never_retried() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
     failures: list[StorageError] = []
-    log.on_failure = failures.append
+    log.listen(LogListener(on_failure=failures.append))
     append(log, make_batch([1]))
     disk.fail_when = lambda operation, path: 5 if operation == "sync" and path.endswith(".log") else None
     with pytest.raises(StorageError, match="cannot sync"):

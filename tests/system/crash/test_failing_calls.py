@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import MansioError, StorageError
-from mansio.storage.log import Log, LogSettings
+from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
     LogBench,
@@ -53,7 +53,7 @@ class Bench:
         )
         self.log = life.open_log(DIRECTORY, SETTINGS, registered=False)
         self.promised = max(self.promised, self.log.durable_end_offset)
-        self.log.on_durable = self.reported
+        self.log.listen(LogListener(on_durable=self.reported))
         self.group_commit.register(self.log)
 
     def reported(self, end_offset: int) -> None:

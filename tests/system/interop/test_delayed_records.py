@@ -15,8 +15,8 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 
 import mansio
+from mansio.broker.features.delays.delay_control_records import encode_accepted
 from mansio.testing import TestBroker
-from mansio.wire.batch.delay_control_records import encode_accepted
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.record_batch import build_batch, read_header
 from support.machine import scaled

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
-from mansio.errors import ConnectionLost, MansioError, RequestTimedOut
+from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut
 from mansio.host.clock import HostRandom
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.connection import ConnectionOptions
@@ -111,6 +111,51 @@ def test_a_late_response_is_never_taken_for_the_response_to_the_next_request() -
             broker.fetch = answered
             await peers.send(1, REQUEST, timeout_ms=5000)
             assert broker.connections == 3, "each of the two took its connection with it"
+            await peers.close()
+
+    asyncio.run(run())
+
+
+def test_callers_that_wait_for_one_connection_end_at_their_own_deadlines() -> None:
+    async def run() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.API_VERSIONS] = lambda _: SAY_NOTHING
+            peers = PeerConnections(lambda _: ("127.0.0.1", broker.port), is_unordered=True)
+            callers = [peers.send(1, REQUEST, timeout_ms=1000) for _ in range(20)]
+            for ended in await asyncio.gather(*callers, return_exceptions=True):
+                assert isinstance(ended, BrokerUnreachable)
+            assert broker.connections < 10, "callers waited one after the other"
+            await peers.close()
+
+    asyncio.run(run())
+
+
+def test_a_queued_request_whose_caller_was_cancelled_is_not_sent() -> None:
+    async def run() -> None:
+        async with StubBroker() as broker:
+            received, answer = asyncio.Event(), asyncio.Event()
+
+            async def hold(request: fetch.FetchRequest) -> Any:
+                received.set()
+                await answer.wait()
+                return answered(request)
+
+            broker.fetch = hold
+            options = ConnectionOptions(in_flight_requests_max=1)
+            peers = PeerConnections(lambda _: ("127.0.0.1", broker.port), options, is_unordered=True)
+            first = asyncio.ensure_future(peers.send(1, REQUEST, timeout_ms=60_000))
+            async with asyncio.timeout(scaled(10)):
+                await received.wait()
+            queued = asyncio.ensure_future(peers.send(1, REQUEST, timeout_ms=60_000))
+            last = asyncio.ensure_future(peers.send(1, REQUEST, timeout_ms=60_000))
+            await asyncio.sleep(0)
+            queued.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await queued
+            answer.set()
+            async with asyncio.timeout(scaled(10)):
+                await asyncio.gather(first, last)
+            assert len(broker.asked(ApiKey.FETCH)) == 2
             await peers.close()
 
     asyncio.run(run())

@@ -24,6 +24,14 @@ PURE = (
     "metadata/controller_plan.py",
     "metadata/session.py",
     "metadata/topic_plan.py",
+    "broker/features/deduplication/dedup_control_records.py",
+    "broker/features/deduplication/window.py",
+    "broker/features/delays/delay_control_records.py",
+    "broker/features/delays/pending_records.py",
+    "broker/features/delays/recurrence.py",
+    "broker/features/delays/schedules.py",
+    "broker/features/priorities/priority_index.py",
+    "broker/features/priorities/priority_shares.py",
 )
 """Neither an effect nor a port: bytes and values in, bytes and values out."""
 
@@ -34,6 +42,8 @@ THROUGH_PORTS = (
     "metadata/broker_lifecycle.py",
     "metadata/metadata_store.py",
     "metadata/image.py",
+    "broker/features",
+    "broker/log_view",
     "broker/partition/partition.py",
     "broker/replication/leadership_applier.py",
     "broker/replication/isr_manager.py",

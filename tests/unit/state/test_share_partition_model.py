@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
 from mansio.errors import InvalidRecordState
-from mansio.state.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
 from mansio.state.share_partition.machine import SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import (

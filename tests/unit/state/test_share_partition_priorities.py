@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mansio.state.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
+from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityOffsets, PriorityRange
 from mansio.state.share_partition.machine import SharePartition
 from mansio.state.share_partition.types import (
     ACCEPT,

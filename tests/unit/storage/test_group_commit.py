@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.storage.index import load_index
-from mansio.storage.log import Log, LogSettings
+from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import LogBench, ManualClock, append, make_batch
 from support.present import present
@@ -107,7 +107,7 @@ def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
         errno.EIO if operation == "sync" and path.startswith("/data/0/") else None
     )
     reported: list[StorageError] = []
-    bench.logs[0].on_failure = reported.append
+    bench.logs[0].listen(LogListener(on_failure=reported.append))
     bench.group_commit.request_flush(bench.write(1))
     bench.background.run_all()
     bench.disk.fail_when = None
@@ -234,7 +234,7 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
         raise ZeroDivisionError("a listener's defect")
 
     for log in bench.logs[:2]:
-        log.on_durable = log.on_failure = raising
+        log.listen(LogListener(on_durable=raising, on_failure=raising))
     for number in range(logs):
         bench.group_commit._dirty_logs[bench.write(number)] = None
     bench.group_commit.request_flush(bench.logs[0])
@@ -267,7 +267,7 @@ def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> No
     second.update_settings(LogSettings(segment_bytes=200))  # two batches each
     for _ in range(3):
         bench.write(1)
-    first.on_durable = lambda _: bench.group_commit.request_flush(second)
+    first.listen(LogListener(on_durable=lambda _: bench.group_commit.request_flush(second)))
     bench.group_commit._dirty_logs[bench.write(0)] = None
     bench.group_commit.request_flush(second)
     for _ in range(2):

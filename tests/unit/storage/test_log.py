@@ -13,7 +13,7 @@ from mansio.errors import ConcurrentChange, FencedLeaderEpoch, OffsetOutOfRange,
 from mansio.host.clock import HostClock
 from mansio.host.disk import HostDisk
 from mansio.storage.file_cache import FileCache
-from mansio.storage.log import Log, LogSettings
+from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import TimestampType, check_batch, read_header, with_log_append_time
 from support.logs import ManualClock, append, check_contents, make_batch
@@ -150,7 +150,7 @@ def test_failed_write_fails_the_log_for_appends_but_not_for_reads() -> None:
     _, stored = append(log, make_batch([1]))
     disk.fail_when = lambda operation, path: errno.EIO if operation == "write" else None
     reported: list[StorageError] = []
-    log.on_failure = reported.append
+    log.listen(LogListener(on_failure=reported.append))
     with pytest.raises(StorageError, match="Input/output error"):
         append(log, make_batch([2]))
     disk.fail_when = None
@@ -203,7 +203,7 @@ def test_the_durable_end_is_the_end_at_which_the_sync_started() -> None:
     assert work is not None
     append(log, make_batch([2]))
     reported: list[int] = []
-    log.on_durable = reported.append
+    log.listen(LogListener(on_durable=reported.append))
     log.finish_flush(work, None)
     assert log.durable_end_offset == 1
     assert reported == [1]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog, DamagedRange, StorageError, VerificationPending
 from mansio.storage.checked_ranges import RANGES_MAX, CheckedRange, CheckedRanges
-from mansio.storage.log import Log, LogSettings
+from mansio.storage.log import Log, LogListener, LogSettings
 from mansio.storage.verification import UNREADABLE_PIECES_MAX, CheckTask, check_batches
 from mansio.testing.disk import SimulatedDisk, SimulatedFile
 from mansio.wire.batch.record_batch import build_batch, read_header
@@ -125,7 +125,7 @@ class Checker:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.due: list[tuple[object, int]] = []
-        log.on_check_due = lambda segment, offset: self.due.append((segment, offset))
+        log.listen(LogListener(on_check_due=lambda segment, offset: self.due.append((segment, offset))))
 
     def run(self) -> None:
         for segment, offset in self.due:
@@ -240,14 +240,14 @@ def test_after_a_start_only_appends_count_as_verified_and_truncation_drops_them(
     disk, _ = built(5)
     log = Log.open(disk, ManualClock(), DIRECTORY, replace(SETTINGS, segment_ms=1 << 50))
     offset, batch = append(log, make_batch([1], 60, 99), leader_epoch=3)
-    log.on_check_due = lambda segment, offset: pytest.fail("an appended batch is verified")
+    log.listen(LogListener(on_check_due=lambda segment, offset: pytest.fail("an appended batch is verified")))
     piece = log.read(offset, 1, log.end_offset)
     assert piece is not None
     assert piece.read() == batch
     active = log._segments.active
     assert active.checked is not None
     assert active.checked.find(0) is None
-    log.on_check_due = None
+    log.listen(LogListener())
     assert log.read(0, 1 << 20, log.end_offset) is not None
     log.sync()
     log.truncate_to(offset)

@@ -7,8 +7,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mansio.broker.features.delays.delay_control_records import decode_delay_control, encode_cancelled
 from mansio.errors import CorruptMessage
-from mansio.wire.batch.delay_control_records import decode_delay_control, encode_cancelled
 from mansio.wire.batch.record_batch import build_batch, check_batch
 from mansio.wire.batch.schedule_control_records import (
     CatchUpMode,

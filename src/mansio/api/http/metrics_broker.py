@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.api.http import metrics_cluster, metrics_transactions
 from mansio.api.http.broker_stats import Distribution, Measurement
+from mansio.broker.features.deduplication.deduplicator import Deduplicator
+from mansio.broker.features.delays.delay_feature import DelayFeature
+from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
 from mansio.broker.services.health import Problem
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
@@ -113,7 +116,7 @@ def _age(broker: RunningBroker) -> Iterator[Measurement]:
 
 
 def _holds(broker: RunningBroker) -> Iterator[Measurement]:
-    holds = broker.services.partitions.holds
+    holds = broker.services.partitions.feature(RetentionHoldFeature).holds
     yield _gauge("retention_holds", "Retention holds: partitions, once per pipeline.", len(holds))
     yield _gauge(
         "holds_behind_log_start",
@@ -339,7 +342,7 @@ def _delays(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter(
         "delayed_records_delivered",
         "Delayed records, and records of schedules, delivered since the start.",
-        broker.services.partitions.delayed_delivery.delivered_count,
+        broker.services.partitions.feature(DelayFeature).delivery.delivered_count,
     )
 
 
@@ -360,7 +363,7 @@ def delay_warnings(broker: RunningBroker) -> Iterator[Problem]:
 
 def _deduplication(broker: RunningBroker) -> Iterator[Measurement]:
     partitions = broker.services.partitions
-    found = [one for one in map(partitions.deduplicator, tuple(partitions)) if one is not None]
+    found = [one for each in tuple(partitions) if (one := each.find_feature(Deduplicator)) is not None]
     yield _gauge(
         "deduplication_ids",
         "Deduplication ids that are remembered, in partitions of which this broker has a replica.",
@@ -377,7 +380,7 @@ def deduplication_warnings(broker: RunningBroker) -> Iterator[Problem]:
     """Return a warning for each partition with so many deduplication ids that the broker will soon refuse others."""
     partitions = broker.services.partitions
     for partition in tuple(partitions):
-        deduplicator = partitions.deduplicator(partition)
+        deduplicator = partition.find_feature(Deduplicator)
         if deduplicator is None or not partition.is_leader:
             continue
         count, ids_max = deduplicator.count_ids(), partition.settings.dedup_ids_max

@@ -13,7 +13,8 @@ from mansio.api.http.broker_stats import (
     PendingSample,
     ScheduleSample,
 )
-from mansio.broker.partition.retention_holds import RELEASE_REASONS
+from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFeature
+from mansio.broker.features.holds.retention_holds import RELEASE_REASONS
 from mansio.broker.services.health import Problem
 from mansio.errors import CorruptLog, MansioError, StorageError
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from mansio.api.http.broker_stats import Distribution, Measurement, Phase, RunningBroker
+    from mansio.broker.features.delays.delay_service import PartitionPending
+    from mansio.broker.features.delays.schedule_service import PartitionSchedules
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.delays import PartitionPending
-    from mansio.broker.services.schedules import PartitionSchedules
     from mansio.config.settings import Settings
 
 
@@ -201,7 +202,7 @@ def _schedule_sample(found: PartitionSchedules | None) -> ScheduleSample | None:
 
 def _hold_warnings(service: BrokerServices) -> Iterator[Problem]:
     """Return warnings about retention holds."""
-    holds = service.partitions.holds
+    holds = service.partitions.feature(RetentionHoldFeature).holds
     if len(holds) and holds.is_disk_low:
         yield Problem(
             "holds_not_enforced",

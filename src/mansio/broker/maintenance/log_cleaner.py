@@ -18,9 +18,9 @@ import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import MansioError
 from mansio.logs import fields
 from mansio.storage.cleaner.batch_filter import INT64_MAX

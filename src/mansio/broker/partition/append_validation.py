@@ -189,8 +189,8 @@ INVALID_TIMESTAMP_MESSAGE = "the timestamp is out of the accepted range"
 
 
 class RebuiltBatch(NamedTuple):
-    """A client's batch without the records that are repeats. `kept`, `decided_ms`: as in `RebuildRequired`. `delays`:
-    of its records, None if none has one."""
+    """A client's batch without the records that are repeats. `kept`: their indexes; `decided_ms`: the time, ms
+    since the Unix epoch, at which that was found. `delays`: of its records, None if none has one."""
 
     kept: Sequence[int]
     decided_ms: int

@@ -41,7 +41,6 @@ from mansio.broker.partition.append_validation import (
     needs_thread,
     new_too_large_error,
 )
-from mansio.broker.partition.deduplicator import rebuild
 from mansio.broker.partition.partition_hook import RebuildRequired
 from mansio.errors import DecompressedTooLarge, InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
@@ -336,9 +335,7 @@ class BatchProcessor:
             entry.result = InvalidRecord(f"{partition.name}: the batch cannot be processed")
         self._append_ready(partition)
 
-    def _submit_rebuild(
-        self, partition: Partition, entry: _QueuedAppend, records: Buffer, required: RebuildRequired
-    ) -> bool:
+    def _submit_rebuild(self, partition: Partition, entry: _QueuedAppend, required: RebuildRequired) -> bool:
         """Pass the batch to the thread, which encodes it without its repeats. Returns False, after setting an error as
         result, if that was done too often or the thread is closed."""
         entry.rebuild_count += 1
@@ -347,9 +344,7 @@ class BatchProcessor:
                 f"{partition.name}: the ids of the batch changed {REBUILDS_MAX} times; it was not written"
             )
             return False
-        assert entry.inspected is not None
-        work = partial(rebuild, records, partition.name, entry.inspected, required.kept, required.decided_ms)
-        return self._start(partition, entry, work, partial(self._on_rebuilt, partition, entry))
+        return self._start(partition, entry, required.rebuild, partial(self._on_rebuilt, partition, entry))
 
     def _on_rebuilt(
         self,
@@ -412,7 +407,7 @@ class BatchProcessor:
                 inspected=entry.inspected,
             )
             if isinstance(appended, RebuildRequired):
-                if self._submit_rebuild(partition, entry, result, appended):
+                if self._submit_rebuild(partition, entry, appended):
                     return False
                 assert isinstance(entry.result, MansioError)
                 appended = entry.result

@@ -59,11 +59,9 @@ class BatchVerifier:
         self.checked_bytes = 0
         """Number of bytes verified on the other thread."""
 
-    def attach(self, log: Log, on_checked: Callable[[], object]) -> None:
-        """Verify the batches for which readers of a log wait; `on_checked` is called after each slice."""
-        log.on_check_due = lambda segment, offset: self._request(log, segment, offset, on_checked)
-
-    def _request(self, log: Log, segment: Segment, offset: int, on_checked: Callable[[], object]) -> None:
+    def request(self, log: Log, on_checked: Callable[[], object], segment: Segment, offset: int) -> None:
+        """Verify the batches of a segment from an offset on, for which readers wait; `on_checked` is called after each
+        slice."""
         known = self._requests.get(segment)
         if known is not None and known.generation == log.generation:
             known.bytes_left = READ_AHEAD_BYTES

@@ -2,7 +2,7 @@
 
 Features of a partition (`PartitionFeature`) are in other modules; the partition gets them by its constructor. They
 observe it as hooks (`PartitionHook`) and take part in appends (`AppendPipeline`). It knows its producers, who write
-transactions, and its priorities, which share groups read. On a single node the partition is the leader from the start,
+transactions. On a single node the partition is the leader from the start,
 and the methods for replication are not called.
 
 A follower receives all batches up to the end of the leader's log, flushed on the leader or not, so that all replicas
@@ -37,6 +37,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, TypeVar
@@ -54,7 +55,6 @@ from mansio.broker.partition.append_validation import (
     reject_timestamps,
 )
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.priority_view import PriorityView
 from mansio.broker.partition.storage_health import UNKNOWN_OFFSET, StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
@@ -77,6 +77,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
+from mansio.storage.log import LogListener
 from mansio.storage.verification import is_unreadable
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.control_records import read_control_record
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.append import AppendFeature, Draft, Following, ReleasingFeature
     from mansio.broker.partition.append_validation import InspectedRecords
+    from mansio.broker.partition.batch_verifier import BatchVerifier
     from mansio.broker.partition.partition_hook import Contents, PartitionHook
     from mansio.broker.partition.producer_hook import ProducerHook
     from mansio.config.topic_config import TopicSettings
@@ -176,16 +178,30 @@ class PartitionFeature(ABC):
 
     @abstractmethod
     def is_needed(self, partition: Partition) -> bool:
-        """Return whether the settings or the files of a partition need the feature. May read a directory."""
+        """Return whether the settings of a partition need the feature."""
+
+    def is_stored(self, log: Log) -> bool:
+        """Return whether the files of a partition that is opened need the feature, although its settings do not.
+        Raises `OSError`."""
+        del log
+        return False
 
     @abstractmethod
-    def attach(self, partition: Partition, *, is_new: bool) -> Attached | None:
-        """Create the feature of a partition; None if it cannot be read, and the log has failed. `is_new`: the topic
-        gets the feature now."""
+    def attach(self, partition: Partition, *, is_new: bool) -> Attached:
+        """Create the feature of a partition. `is_new`: the topic gets the feature now. Raises `StorageError` if it
+        cannot be read, and the log has failed."""
+
+    def truncate(self, log: Log) -> None:
+        """Remove what the files of a partition without the feature contain from above the end of its log: later, the
+        log has other records there. Raises `OSError`."""
+        del log
 
     def detach(self, feature: object) -> None:
         """Called with what services look up when the partition is closed."""
         del feature
+
+    def close(self) -> None:  # noqa: B027 - most features do nothing by themselves
+        """Called when the broker stops, before its partitions are closed. Nothing is done by itself from now on."""
 
 
 class Partition:
@@ -245,15 +261,16 @@ class Partition:
         internal: bool = False,
         storage_health: StorageHealth | None = None,
         producers: ProducerHook | None = None,
+        verifier: BatchVerifier | None = None,
         features: Sequence[PartitionFeature] = (),
         scratch: bytearray | None = None,
     ) -> None:
         """`settings` are the effective settings of the topic; `internal` marks a topic that clients may not write;
         `storage_health` records damage and disk-full errors. In a cluster `replica` is a `FollowerReplica` without a
         leader until `become_leader` or `become_follower`. `producers` have the transactions of the partition.
-        `features`: all that this broker knows, in the order in which they take part in appends; those that are needed
-        are attached. `scratch`: a buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked,
-        which partitions may share.
+        `verifier` verifies stored batches for readers; without it, the reading thread does. `features`: all that this
+        broker knows, in the order in which they take part in appends; those that are needed are attached. `scratch`: a
+        buffer of `INLINE_CONTENT_BYTES_MAX` for the content of batches that are checked, which partitions may share.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -295,14 +312,20 @@ class Partition:
         self._stable_end = -1  # the last stable offset when the readers were woken
         self._parked_followers: dict[Callable[[], None], None] = {}
         self._set_role(replica)
-        log.on_failure = self._on_log_failed
-        log.on_damage = self._on_damage
+        log.listen(
+            LogListener(
+                self._on_durable,
+                self._on_log_failed,
+                None if verifier is None else partial(verifier.request, log, self.on_verified),
+                self._on_damage,
+            )
+        )
         if producers is not None:
             self.add_hook(producers)
             producers.on_committed(replica.high_watermark)
             if producers.damaged_offset is not None:  # after the caller has registered this partition
                 scheduler.call_soon(self._report_lost_transaction_ends)
-        self._attach_features(is_new=False)
+        self._attach_stored_features()
 
     # State
 
@@ -378,23 +401,21 @@ class Partition:
                 return attached.feature
         return None
 
-    @property
-    def priorities(self) -> PriorityView | None:
-        """The priorities of the records; None if the topic has none."""
-        return self.find_feature(PriorityView)
-
     def apply_settings(self, settings: TopicSettings, rules: AppendRules) -> None:
         """Use changed settings of the topic, and attach the features that they need."""
         self.settings = settings
         self.rules = rules
-        self._attach_features(is_new=True)
+        for feature in self._features:
+            if feature not in self._attached and feature.is_needed(self):
+                self.attach(feature, is_new=True)
 
     def attach(self, feature: PartitionFeature, *, is_new: bool) -> None:
         """Attach a feature, unless it is attached. `is_new`: the topic gets it now."""
         if feature in self._attached:
             return
-        attached = feature.attach(self, is_new=is_new)
-        if attached is None:
+        try:
+            attached = feature.attach(self, is_new=is_new)
+        except StorageError:  # the log has failed, which is reported
             return
         self._attached[feature] = attached
         self.add_hook(attached.hook, on_data_path=attached.is_on_data_path)
@@ -402,10 +423,17 @@ class Partition:
         appends = [self._attached[one].appends for one in known]
         self.pipeline.features = [one for one in appends if one is not None]
 
-    def _attach_features(self, *, is_new: bool) -> None:
-        for feature in self._features:
-            if feature not in self._attached and feature.is_needed(self):
-                self.attach(feature, is_new=is_new)
+    def _attach_stored_features(self) -> None:
+        """Attach the features that the settings or the files of the log need, which was just opened."""
+        log = self.log
+        try:
+            for feature in self._features:
+                if feature.is_needed(self) or feature.is_stored(log):
+                    self.attach(feature, is_new=False)
+                else:
+                    feature.truncate(log)
+        except OSError as error:
+            log.fail(error, f"cannot read which features {log.directory} uses")
 
     def _attach_received(self, records: memoryview) -> None:
         """Attach the features whose control batches a leader has sent, because its topic used them before this replica
@@ -512,7 +540,11 @@ class Partition:
                     known = self.pipeline.with_first_offset(batch, rules, inspected, known)
                 return known._replace(append_time_ms=-1) if by_client else known
         if rules.inspects_records and not internal:
-            return self._append_draft(self.pipeline.prepare(batch, header, rules, inspected), urgent=urgent)
+            if self.pipeline.features:
+                return self._append_draft(
+                    self.pipeline.prepare(batch, header, rules, inspected), urgent=urgent
+                )
+            self.pipeline.inspect(batch, rules, inspected)  # the topic only restricts what clients may send
         append_time_ms = -1
         front = None
         if not by_client:
@@ -713,14 +745,11 @@ class Partition:
     def _remove_after_append(self, call: AfterAppend) -> None:
         self._after_append = [one for one in self._after_append if one != call]
 
-    def _on_flushed(self, end_offset: int) -> None:
+    def _on_durable(self, end_offset: int) -> None:
         if self.replica.on_local_flush(end_offset):
             self._on_high_watermark_advanced()
-
-    def _on_flushed_as_follower(self, end_offset: int) -> None:
-        if self.replica.on_local_flush(end_offset):
-            self._on_high_watermark_advanced()
-        self._complete_flush_waits(end_offset)
+        if self._flush_waits:
+            self._complete_flush_waits(end_offset)
 
     def _on_high_watermark_advanced(self) -> None:
         high_watermark = self.replica.high_watermark
@@ -999,7 +1028,6 @@ class Partition:
         self._rejects = (
             self.closed or not isinstance(replica, ReplicationProgress) or replica.is_under_min_isr
         )
-        self.log.on_durable = self._on_flushed if self.is_leader else self._on_flushed_as_follower
 
     def _change_role(self, replica: ReplicationProgress | FollowerReplica, reason: str) -> None:
         self._before_append = [one for one in self._before_append if not isinstance(one, _SessionCheck)]
@@ -1262,6 +1290,9 @@ class Partition:
         try:
             for hook in self._hooks:
                 hook.on_truncate(log.end_offset)
+            for feature in self._features:
+                if feature not in self._attached:
+                    feature.truncate(log)
         except OSError as error:  # the state of a hook may contain what was truncated
             raise log.fail(
                 error, f"cannot remove the state of what was truncated in {log.directory}"
@@ -1279,8 +1310,6 @@ class Partition:
 
     def _complete_flush_waits(self, end_offset: int | None) -> None:
         """Complete the waits up to this end; None: all."""
-        if not self._flush_waits:
-            return
         waits, self._flush_waits = self._flush_waits, []
         for wanted, callback in waits:
             if end_offset is None or wanted <= end_offset:

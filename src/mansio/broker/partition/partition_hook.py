@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
+    from mansio.broker.partition.append_validation import RebuiltBatch
     from mansio.wire.batch.record_batch import BatchHeader
 
     Contents = Mapping[object, Any]
@@ -35,13 +36,11 @@ class RebuildRequired(Exception):
     """Some records of a client's batch are repeats, and the batch is too large to be encoded without them on the event
     loop. Nothing was appended.
 
-    `kept`: indexes of the records that are not repeats. `decided_ms`: the time, ms since the Unix epoch, at which that
-    was found."""
+    `rebuild` encodes the batch without them, on any thread."""
 
-    def __init__(self, kept: Sequence[int], decided_ms: int) -> None:
-        super().__init__(f"{len(kept)} records are not repeats")
-        self.kept = kept
-        self.decided_ms = decided_ms
+    def __init__(self, rebuild: Callable[[], RebuiltBatch]) -> None:
+        super().__init__("some records of the batch are repeats")
+        self.rebuild = rebuild
 
 
 class PartitionHook(Protocol):

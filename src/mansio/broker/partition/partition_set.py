@@ -20,13 +20,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX, AppendRules
 from mansio.broker.partition.batch_processing import BatchProcessor
 from mansio.broker.partition.batch_verifier import BatchVerifier
-from mansio.broker.partition.deduplicator import Deduplicator
-from mansio.broker.partition.delay_manager import DelayManager
-from mansio.broker.partition.delayed_delivery import DelayedDelivery
-from mansio.broker.partition.features import FeaturePorts, partition_features
-from mansio.broker.partition.partition import Partition
+from mansio.broker.partition.partition import Partition, PartitionFeature
 from mansio.broker.partition.partition_files import PartitionFiles
-from mansio.broker.partition.retention_holds import RetentionHolds
 from mansio.broker.partition.storage_health import StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
@@ -64,6 +59,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+F = TypeVar("F", bound=PartitionFeature)
 T = TypeVar("T")
 
 _CODECS: Final = {
@@ -105,13 +101,13 @@ class PartitionSet:
         file_thread: Background,
         verification_thread: Background,
         batch_thread: Background,
+        features: Sequence[PartitionFeature] = (),
         before_newer_format: Callable[[], object] = lambda: None,
     ) -> None:
-        """`before_newer_format`: see `Log`."""
+        """`features`: those that this broker knows, in their order; `before_newer_format`: see `Log`."""
         self.verifier = BatchVerifier(verification_thread)
         self.batch_processor = BatchProcessor(batch_thread)
         self._scratch = bytearray(INLINE_CONTENT_BYTES_MAX)
-        self.delayed_delivery = DelayedDelivery(clock, scheduler)
         self._disk = disk
         self._settings = settings
         self._clustered = settings.clustered
@@ -122,9 +118,7 @@ class PartitionSet:
         self._verification_thread = verification_thread
         self._file_thread = file_thread
         self.storage_health = StorageHealth(clock)
-        self.holds = RetentionHolds()
-        ports = FeaturePorts(disk, file_thread, scheduler, clock)
-        self._features = partition_features(ports, self.holds, self.delayed_delivery)
+        self._features = features
         self._files = PartitionFiles(settings, disk, clock, files, file_thread, before_newer_format)
         self._opening: Promise[None] | None = None
         self._by_name: dict[str, _IndexedTopic] = {}
@@ -391,10 +385,10 @@ class PartitionSet:
             internal=topic.internal,
             storage_health=self.storage_health,
             producers=producers,
+            verifier=self.verifier,
             features=self._features,
             scratch=self._scratch,
         )
-        self.verifier.attach(log, partition.on_verified)
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
@@ -405,14 +399,12 @@ class PartitionSet:
         """Return a context in which appends to several partitions are flushed together, when it ends."""
         return self._group_commit.one_job()
 
-    def delay_manager(self, partition: Partition) -> DelayManager | None:
-        """Return what manages the delayed records of a partition; None if its topic never accepted delays."""
-        return partition.find_feature(DelayManager)
-
-    def deduplicator(self, partition: Partition) -> Deduplicator | None:
-        """Return what finds the repeats of a partition; None if its topic has had no deduplication window since the
-        partition was opened."""
-        return partition.find_feature(Deduplicator)
+    def feature(self, kind: type[F]) -> F:
+        """Return the feature of this broker that has this class. Raises `LookupError`."""
+        for feature in self._features:
+            if isinstance(feature, kind):
+                return feature
+        raise LookupError(f"this broker does not have the feature {kind.__name__}")
 
     def _local_replicas(self, topics: Iterable[Topic]) -> list[AssignedReplica]:
         """Return topic and partition index of the replicas of this broker; on a single node of all partitions."""
@@ -456,7 +448,8 @@ class PartitionSet:
     def close(self, *, save: bool) -> None:
         """Close all partitions after the last flush. With `save`, also write the files that shorten the next start."""
         partitions = [one for one in self._all_partitions_or_errors() if isinstance(one, Partition)]
-        self.delayed_delivery.close()
+        for feature in self._features:
+            feature.close()
         for partition in partitions:
             self._close_step(partition, partial(partition.close, save=save))
         if save:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.dead_letter_manager import DeadLetterManager
     from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
+    from mansio.broker.features.delays.delay_service import DelayService
+    from mansio.broker.features.delays.schedule_service import ScheduleService
     from mansio.broker.maintenance.log_cleaner import LogCleaner
     from mansio.broker.maintenance.log_scrubber import LogScrubber
     from mansio.broker.maintenance.retention import RetentionManager
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
-    from mansio.broker.services.delays import DelayService
     from mansio.broker.services.elections import ElectionService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.records import RecordService
-    from mansio.broker.services.schedules import ScheduleService
     from mansio.broker.services.share_groups.leases import LeaseService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService

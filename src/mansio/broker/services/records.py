@@ -18,10 +18,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.partition import HIGH_WATERMARK
-from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
-from mansio.host.item_turns import ItemTurns
+from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ TIMESTAMPS_INDEPENDENT_OF_LOG_END: Final = frozenset(
     (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP, LATEST_TIERED_TIMESTAMP)
 )
 """Positions that do not depend on the end of the log."""
-
-EVENT_LOOP_SLICE_S: Final = 0.01
-"""Time after which a request with many items yields to the event loop."""
 
 COMMIT_WAIT_MS_MAX: Final = 5_000
 """Maximum wait for the commit of records that were acknowledged before the request; afterwards the request uses the

@@ -340,8 +340,8 @@ def _truncated(text: str) -> str:
 
 
 def _times(schedule: Schedule) -> list[str]:
+    from mansio.broker.features.delays.recurrence import find_zone
     from mansio.errors import InvalidSchedule
-    from mansio.state.schedules.recurrence import find_zone
 
     try:
         zone = find_zone(schedule.timezone)

@@ -5,11 +5,11 @@ On a topic with mansio.dedup.ms a record whose id was accepted in that time befo
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.tracebacks import copied
-from mansio.wire.batch.dedup_control_records import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,9 @@ DEDUP_ID_HEADER: Final = "mansio-dedup-id"
 
 ID_BYTES_MAX: Final = 128
 """Maximum size of an id in bytes; it has at least one."""
+
+KEY_BYTES: Final = 16
+"""Size of the key of an id."""
 
 RECORDS_MAX: Final = 10_000
 """Maximum number of records in a batch with ids: the ids are compared with the window on the event loop."""
@@ -36,6 +39,12 @@ class IdentifiedBatch(NamedTuple):
 
     header: BatchHeader
     keys: Sequence[bytes | None]
+
+
+def key_of(dedup_id: bytes) -> bytes:
+    """Return the key of an id: the first 16 bytes that BLAKE2b computes of it. Two ids with one key would have to be
+    found among 2**64 of them, so a record is never taken for a repeat of another one by chance."""
+    return blake2b(dedup_id, digest_size=KEY_BYTES).digest()
 
 
 def read_ids(inspected: InspectedBatch, name: str) -> IdentifiedBatch | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.tracebacks import copied
-from mansio.wire.batch.delay_control_records import NOT_DELAYED_MS
 from mansio.wire.batch.record_batch import TimestampType
 from mansio.wire.batch.record_reader import read_records
 
@@ -27,6 +26,9 @@ DELAY_HEADER: Final = "mansio-delay-ms"
 DUE_AT_HEADER: Final = "mansio-due-at-ms"
 ORIGINAL_TIMESTAMP_HEADER: Final = "mansio-original-timestamp-ms"
 DELAYED_ID_HEADER: Final = "mansio-delayed-id"
+
+NOT_DELAYED_MS: Final = -1
+"""Due time of a record without delay in an accepted batch."""
 
 DELAY_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
 """Maximum time from the acceptance of a record until it is due."""

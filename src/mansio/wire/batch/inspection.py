@@ -55,18 +55,23 @@ class InspectedBatch:
         data, bounds = self.data, self.bounds
         wanted = [(varint(len(name)) + name, name) for name in self._names if name in data]
         found: dict[bytes, list[FoundHeader]] = {name: [] for _, name in wanted}
-        following = min((data.find(name) for _, name in wanted), default=-1)
+        places = [data.find(name) for _, name in wanted]  # the next place of each name, or -1
+        following = min(places, default=-1)
         for index in range(self.header.record_count if wanted else 0):
             end = bounds[index + 1]
-            if following < 0:
-                break
             if following >= end:
                 continue
+            if following < 0:
+                break
             for name_begin, value_begin, value_end in header_bounds(data, bounds[index], end):
                 for encoded, name in wanted:
                     if data.startswith(encoded, name_begin):
                         value = None if value_begin < 0 else data[value_begin:value_end]
                         found[name].append((index, value))
-            places = [place for _, name in wanted if (place := data.find(name, end)) >= 0]
-            following = min(places, default=-1)
+            # A name is searched again only when its place is passed, so that each byte is searched once for each name.
+            places = [
+                data.find(name, end) if 0 <= place < end else place
+                for place, (_, name) in zip(places, wanted, strict=True)
+            ]
+            following = min((place for place in places if place >= 0), default=-1)
         return found

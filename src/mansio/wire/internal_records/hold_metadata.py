@@ -2,7 +2,7 @@
 
 A named pipeline is a consumer group without members, `mansio.pipeline.<name>`. The metadata of its committed offsets
 contains a retention hold, and the broker retains records at or above such an offset
-(`broker/partition/retention_holds.py`).
+(`broker/features/holds/retention_holds.py`).
 
 Invariant: an offset holds records only if the group id has the prefix *and* the metadata contains a hold that this
 version can decode. Other groups are ordinary groups.

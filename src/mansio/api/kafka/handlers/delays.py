@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.services.delays import Cursor, DelayQuery
+from mansio.broker.features.delays.delay_service import Cursor, DelayQuery
 from mansio.errors import InvalidRequest, MansioError
 from mansio.host.item_turns import ItemTurns
 from mansio.wire.apis.mansio_apis import NO_DUE_MS, DelayChange
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.features.delays.delay_service import ListedRecord, PendingPage
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.delays import ListedRecord, PendingPage
     from mansio.wire.codec.messages import Struct
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from mansio.broker.services.schedules import ScheduleQuery
+from mansio.broker.features.delays.schedule_service import ScheduleQuery
 from mansio.errors import InvalidRequest, MansioError
 from mansio.host.item_turns import ItemTurns
 from mansio.wire.apis.mansio_apis import ScheduleChange
@@ -20,8 +20,8 @@ from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, 
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
+    from mansio.broker.features.delays.schedule_service import ListedSchedule
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.schedules import ListedSchedule
     from mansio.wire.codec.messages import Struct
 
 

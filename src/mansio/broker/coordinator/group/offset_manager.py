@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_offsets_group_id
 from mansio.broker.coordinator.group.group_inspection import CONSUMER, topics_of_subscription
-from mansio.broker.partition.retention_holds import is_hold
+from mansio.broker.features.holds.retention_holds import is_hold
 from mansio.errors import (
     CoordinatorLoadInProgress,
     GroupIdNotFound,
@@ -373,7 +373,7 @@ class OffsetManager:
 
         A group without members retains offsets for the retention time after its last member left or its last commit,
         whichever is later. A group with members retains the offsets of subscribed topics without limit. The offsets of
-        a retention hold (`mansio.broker.partition.retention_holds`) never expire, because its pipeline would lose
+        a retention hold (`mansio.broker.features.holds.retention_holds`) never expire, because its pipeline would lose
         records without an error.
         """
         group = entry.group

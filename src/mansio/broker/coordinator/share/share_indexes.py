@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
+from mansio.broker.features.priorities.priority_index import PriorityIndex
+from mansio.broker.features.priorities.priority_view import PriorityView
 from mansio.config.topic_config import PRIORITY_ENABLE
-from mansio.state.priorities.priority_index import PriorityIndex
 from mansio.state.share_partition.types import BASE
 
 if TYPE_CHECKING:
@@ -63,5 +64,5 @@ class TopicShareIndexes:
 
     def index_of(self, partition: Partition) -> ShareIndex | None:
         """Return the index of the priorities of a partition's records; None if its topic has none."""
-        priorities = partition.priorities
+        priorities = partition.find_feature(PriorityView)
         return None if priorities is None else priorities.index

@@ -1,0 +1,1 @@
+"""Deduplication of records by id."""

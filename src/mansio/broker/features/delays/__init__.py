@@ -1,0 +1,1 @@
+"""Delayed records, and the schedules that append records at due times."""

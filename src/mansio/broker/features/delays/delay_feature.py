@@ -1,0 +1,50 @@
+"""Delayed records, with schedules, as a feature of partitions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mansio.broker.features.delays.delay_control_records import DelayControlType
+from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
+from mansio.broker.features.delays.delayed_records import DelayedRecords
+from mansio.broker.log_view.snapshots import snapshot_names
+from mansio.broker.partition.partition import Attached, PartitionFeature
+from mansio.wire.batch.schedule_control_records import ScheduleControlType
+
+if TYPE_CHECKING:
+    from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.partition import Partition
+    from mansio.storage.log import Log
+
+
+class DelayFeature(PartitionFeature):
+    """Delayed records and schedules."""
+
+    control_types = frozenset((*DelayControlType, *ScheduleControlType))
+
+    def __init__(self, ports: FeaturePorts) -> None:
+        self._ports = ports
+        self.delivery = DelayedDelivery(ports.clock, ports.scheduler)
+        """The delivery of what is due, of all partitions of this broker."""
+
+    def is_needed(self, partition: Partition) -> bool:
+        return partition.settings.accepts_delays
+
+    def is_stored(self, log: Log) -> bool:
+        return bool(snapshot_names(self._ports.disk, log.directory, DelayedRecords.suffix))
+
+    def attach(self, partition: Partition, *, is_new: bool) -> Attached:
+        del is_new
+        open_replay = partial(self._ports.replay, partition)
+        manager = DelayManager(partition, open_replay, self.delivery.on_due_changed)
+        self.delivery.on_due_changed(manager)
+        return Attached(manager, manager.replay, appends=manager, releases=manager)
+
+    def detach(self, feature: object) -> None:
+        if isinstance(feature, DelayManager):
+            self.delivery.detach(feature)
+
+    def close(self) -> None:
+        self.delivery.close()

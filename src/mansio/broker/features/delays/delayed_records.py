@@ -1,0 +1,242 @@
+"""Pending records and schedules of one partition as a view of its log (`LogView`), on leaders and followers.
+
+The view applies the control batches of delayed records (`mansio.broker.features.delays.delay_control_records`) and of
+schedules (`mansio.wire.batch.schedule_control_records`). The content of a control batch is a function that applies it,
+given its base offset.
+
+Invariants:
+* Retention keeps each control batch that contains a pending record or a schedule.
+* Delivered records are removed from the view, and firings applied to it, only when the batch that contains them is in
+  the log: see DELIVERED and FIRED. No snapshot is taken between the two batches.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mansio.broker.features.delays.delay_control_records import (
+    DelayControlType,
+    decode_delay_control,
+)
+from mansio.broker.features.delays.pending_records import PendingRecord, PendingRecords
+from mansio.broker.features.delays.schedules import Schedules
+from mansio.broker.log_view.view import DecodedBatch, LogView
+from mansio.errors import CorruptLog, CorruptMessage
+from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
+from mansio.wire.batch.record_batch import read_header
+from mansio.wire.batch.record_reader import decompress_batch, record_bounds
+from mansio.wire.batch.schedule_control_records import ScheduleControlType, decode_schedule_control
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.broker.features.delays.delay_control_records import DelayControlRecord
+    from mansio.broker.features.delays.pending_records import FrozenRecords
+    from mansio.broker.features.delays.schedules import FrozenSchedules
+    from mansio.storage.log import Log
+    from mansio.wire.batch.record_batch import BatchHeader
+    from mansio.wire.batch.schedule_control_records import Firing, ScheduleControlRecord
+
+    ApplyAt = Callable[[int], object]
+    """Applies a control batch, given its base offset."""
+
+SNAPSHOT_SUFFIX: Final = ".delays"
+_MAGIC: Final = b"MDELAYS\n"
+_VERSION: Final = 2
+_VERSION_WITHOUT_SCHEDULES: Final = 1
+_END_OFFSET: Final = struct.Struct(">q")
+_SIZE: Final = struct.Struct(">I")  # of the schedules in a snapshot
+
+
+class DelayedRecordsListener(Protocol):
+    """What the view of delayed records calls."""
+
+    def on_due_changed(self) -> None:
+        """Called when the view has become complete, so that the earliest due time may be earlier than before."""
+
+    def on_truncated(self) -> None:
+        """Called when a part of the log was truncated."""
+
+
+class DelayedRecords(LogView["ApplyAt"]):
+    """The pending records and schedules of a partition."""
+
+    __slots__ = (
+        "_expected",
+        "_listener",
+        "_log",
+        "has_taken_records",
+        "pending",
+        "schedules",
+    )
+
+    kind = "delayed_records"
+    suffix = SNAPSHOT_SUFFIX
+
+    def __init__(self, log: Log, listener: DelayedRecordsListener) -> None:
+        self._log = log
+        self._listener = listener
+        self._expected: tuple[int, int, Callable[[], object]] | None = None
+        """Offset and CRC of the second batch of a delivery or of firings, and what applies them if it follows."""
+        self.has_taken_records = False
+        """Whether accepted records are not in the view, because their delivery is appended next."""
+        self.pending = PendingRecords()
+        self.schedules = Schedules()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is pending and there is no schedule."""
+        return not self.pending and not self.schedules
+
+    @property
+    def next_wake_ms(self) -> int | None:
+        """When the earliest pending record or schedule is due, ms since the Unix epoch; None if there is none."""
+        record_ms, schedule_ms = self.pending.next_due_ms, self.schedules.next_wake_ms
+        if record_ms is None or schedule_ms is None:
+            return schedule_ms if record_ms is None else record_ms
+        return min(record_ms, schedule_ms)
+
+    def delivery(self, ids: Sequence[int], batch_crc: int) -> ApplyAt:
+        """Return the content of a control batch DELIVERED: the records are removed when the batch with this CRC, which
+        contains them, follows."""
+        return self._first_of_two(batch_crc, partial(self.pending.remove_delivered, ids))
+
+    def firing(self, firings: Sequence[Firing], batch_crc: int) -> ApplyAt:
+        """Return the content of a control batch FIRED: the firings are applied when the batch with this CRC follows."""
+        return self._first_of_two(batch_crc, partial(self.schedules.apply_firings, firings))
+
+    def _first_of_two(self, batch_crc: int, on_second: Callable[[], object]) -> ApplyAt:
+        def apply(base_offset: int) -> None:
+            self._expected = (base_offset + 1, batch_crc, on_second)
+
+        return apply
+
+    # Application of the log
+
+    def decode(self, batch: bytes) -> DecodedBatch:
+        control = decode_delay_control(batch)
+        if control is None:
+            of_schedules = decode_schedule_control(batch)
+            if of_schedules is None:
+                return DecodedBatch(None)
+            count = len(of_schedules.ids) + len(of_schedules.schedules) + len(of_schedules.firings)
+            return DecodedBatch(partial(self._apply_schedules, of_schedules), count)
+        if control.type in (DelayControlType.ACCEPTED, DelayControlType.COPIED):
+            located = _locate_records(control, read_header(batch).base_offset)
+            return DecodedBatch(partial(self._apply_records, control.type, located), len(control.ids))
+        return DecodedBatch(partial(self._apply_delays, control), len(control.ids))
+
+    def apply(self, header: BatchHeader, base_offset: int, content: ApplyAt | None) -> None:
+        expected, self._expected = self._expected, None
+        if content is not None:
+            content(base_offset)
+        elif expected is not None and expected[:2] == (base_offset, header.crc):
+            expected[2]()
+
+    def _apply_records(self, kind: DelayControlType, located: Sequence[PendingRecord], _: int) -> None:
+        change = self.pending.add if kind is DelayControlType.ACCEPTED else self.pending.replace
+        for record in located:
+            change(record)
+
+    def _apply_delays(self, control: DelayControlRecord, base_offset: int) -> None:
+        pending = self.pending
+        if control.type is DelayControlType.DELIVERED:
+            self.delivery(control.ids, control.crc)(base_offset)
+        elif control.type is DelayControlType.CANCELLED:
+            for record_id in control.ids:
+                pending.remove(record_id)
+        else:
+            for record_id, due_ms in zip(control.ids, control.due_ms, strict=True):
+                found = pending.find(record_id)
+                if found is not None:
+                    pending.replace(found._replace(due_ms=due_ms))
+
+    def _apply_schedules(self, control: ScheduleControlRecord, base_offset: int) -> None:
+        schedules = self.schedules
+        if control.type is ScheduleControlType.FIRED:
+            self.firing(control.firings, control.crc)(base_offset)
+        for schedule_id in control.ids:
+            schedules.remove(schedule_id)
+        for schedule in control.schedules:
+            schedules.put(schedule, base_offset)
+
+    def skip_to(self, offset: int) -> None:
+        del offset
+        self._expected = None
+
+    def truncate(self, end_offset: int, start_offset: int) -> bool:
+        del end_offset, start_offset
+        self._expected = None
+        self.pending = PendingRecords()
+        self.schedules = Schedules()
+        self._listener.on_truncated()
+        return False
+
+    def on_complete(self) -> None:
+        self._listener.on_due_changed()
+
+    def lowest_location(self) -> int | None:
+        locations = (self.pending.lowest_location(), self.schedules.lowest_location())
+        return min((location for location in locations if location is not None), default=None)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.pending.size_bytes + self.schedules.size_bytes
+
+    # Snapshots
+
+    @property
+    def is_whole(self) -> bool:
+        return self._expected is None and not self.has_taken_records
+
+    def begin(self) -> tuple[int, bool]:
+        """Nothing is pending below the start of the log. With a snapshot, `DelayFeature.is_stored` is true for the
+        directory."""
+        return self._log.start_offset, True
+
+    def freeze(self, end_offset: int) -> tuple[FrozenRecords, FrozenSchedules]:
+        del end_offset
+        return self.pending.freeze(), self.schedules.freeze()
+
+    def encode_snapshot(self, end_offset: int, state: tuple[FrozenRecords, FrozenSchedules]) -> bytes:
+        records, schedules = state
+        encoded = schedules.to_bytes()
+        parts = (_END_OFFSET.pack(end_offset), _SIZE.pack(len(encoded)), encoded, records.to_bytes())
+        return encode_checksummed(_MAGIC, _VERSION, b"".join(parts))
+
+    def decode_snapshot(self, data: bytes) -> tuple[int, tuple[PendingRecords, Schedules]]:
+        payload = decode_checksummed(_MAGIC, _VERSION, data)
+        position = _END_OFFSET.size
+        schedules = Schedules()
+        if payload is None:
+            payload = decode_checksummed(_MAGIC, _VERSION_WITHOUT_SCHEDULES, data)
+            if payload is None:
+                raise CorruptLog("snapshot of delayed records: damaged")
+        else:
+            (size,) = _SIZE.unpack_from(payload, position)
+            begin = position + _SIZE.size
+            position = begin + size
+            schedules = Schedules.from_bytes(payload[begin:position])
+        (end_offset,) = _END_OFFSET.unpack_from(payload)
+        return end_offset, (PendingRecords.from_bytes(payload[position:]), schedules)
+
+    def restore(self, state: tuple[PendingRecords, Schedules]) -> None:
+        self.pending, self.schedules = state
+
+
+def _locate_records(control: DelayControlRecord, location: int) -> list[PendingRecord]:
+    """Return the pending records of a control record ACCEPTED or COPIED at offset `location`.
+
+    Raises `CorruptMessage`."""
+    header, data = decompress_batch(control.batch)
+    if header.record_count != len(control.ids):
+        raise CorruptMessage(f"{header.record_count} records in a control record of {len(control.ids)} ids")
+    bounds = record_bounds(data, header.record_count)
+    return [
+        PendingRecord(due_ms, record_id, location, begin, end - begin)
+        for record_id, due_ms, begin, end in zip(
+            control.ids, control.due_ms, bounds, bounds[1:], strict=False
+        )
+    ]

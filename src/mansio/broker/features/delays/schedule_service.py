@@ -1,0 +1,236 @@
+"""Schedule service: lists, creates, pauses, resumes and deletes schedules of partitions that this broker leads.
+
+Invariants:
+* A change is reported only after its control batch is committed. Each change can be repeated.
+* That nothing was changed is reported, too, only after the log is committed up to its end at the time of the look-up:
+  what was found there may be truncated with an uncommitted part of the log.
+* A list yields to the event loop every `EVENT_LOOP_SLICE_S`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.delays.recurrence import Recurrence
+from mansio.broker.features.delays.schedule_manager import not_enabled_error
+from mansio.errors import (
+    InvalidRequest,
+    MansioError,
+    RequestTimedOut,
+    ScheduleAlreadyExists,
+    ScheduleNotFound,
+)
+from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
+from mansio.tracebacks import result_of, without_traceback
+from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mansio.broker.features.delays.schedule_manager import ScheduleManager
+    from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.ports import Clock, Promise, Scheduler
+    from mansio.wire.batch.schedule_control_records import Schedule
+
+QUERIES_MAX: Final = 10_000
+"""Maximum number of queries in one request."""
+
+TIMES_MAX: Final = 100
+"""Maximum number of due times per schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleQuery:
+    """Search for the schedules of one partition; with `name` only for the one with this name."""
+
+    topic_id: bytes
+    partition: int
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSchedule:
+    """A schedule, the due times from its next one on, and why it cannot fire at present ("" if it can)."""
+
+    schedule: Schedule
+    next_times_ms: Sequence[int]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSchedules:
+    """Schedules of one partition, for metrics and health. `failing`: name of each that cannot fire at present, and why;
+    `next_due_ms`: when the first is due or tried again, None if none is; `now_ms`: the wall clock."""
+
+    count: int
+    failing: Sequence[tuple[str, str]]
+    next_due_ms: int | None
+    now_ms: int
+
+
+class ScheduleService:
+    """Lists and changes schedules. All methods run on the broker's event loop."""
+
+    __slots__ = ("_clock", "_partitions", "_scheduler", "_wait_ms_max")
+
+    def __init__(
+        self, partitions: PartitionSet, *, clock: Clock, scheduler: Scheduler, wait_ms_max: int
+    ) -> None:
+        """`wait_ms_max`: upper bound of the timeout of a change."""
+        self._partitions = partitions
+        self._clock = clock
+        self._scheduler = scheduler
+        self._wait_ms_max = wait_ms_max
+
+    # Queries
+
+    def sample(self, partition: Partition) -> PartitionSchedules | None:
+        """Return the schedules of a partition; None if there are none, or this broker does not lead it."""
+        delays = partition.find_feature(DelayManager)
+        if delays is None or not partition.is_leader or not delays.view.schedules:
+            return None
+        schedules = delays.view.schedules
+        failing = delays.schedules.failing()
+        return PartitionSchedules(len(schedules), failing, schedules.next_wake_ms, self._clock.wall_ms())
+
+    async def list_schedules(
+        self, queries: Sequence[ScheduleQuery], *, times_max: int
+    ) -> list[list[ListedSchedule] | MansioError]:
+        """Return the result or the error of each query, with at most `times_max` due times per schedule.
+
+        Errors: `NotLeaderOrFollower`, `CoordinatorLoadInProgress`, `UnknownTopicId`, `UnknownTopicOrPartition`. Raises
+        `InvalidRequest`."""
+        if len(queries) > QUERIES_MAX:
+            raise InvalidRequest(f"{len(queries)} queries; at most {QUERIES_MAX} per request")
+        results: list[list[ListedSchedule] | MansioError] = []
+        turns = ItemTurns(self._scheduler)
+        for query in queries:
+            await turns.next()
+            try:
+                results.append(await self._list_one(query, min(max(0, times_max), TIMES_MAX)))
+            except MansioError as error:
+                results.append(without_traceback(error))
+        return results
+
+    async def _list_one(self, query: ScheduleQuery, times_max: int) -> list[ListedSchedule]:
+        partition = self._partitions.find(None, query.topic_id, query.partition)
+        partition.ensure_leader()
+        manager = self._find_manager(partition)
+        if manager is None:
+            return []
+        found: list[ListedSchedule] = []
+        slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
+        for schedule in manager.schedules():
+            if query.name is not None and schedule.name != query.name:
+                continue
+            error = manager.error(schedule)
+            times_ms: list[int] = []
+            try:
+                for due_ms in islice(_due_times_ms(schedule), times_max):
+                    times_ms.append(due_ms)
+                    if self._clock.monotonic() >= slice_end:
+                        await self._yield_to_loop()
+                        slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
+            except MansioError as failure:
+                error = failure.message
+            found.append(ListedSchedule(schedule, times_ms, error))
+        return found
+
+    async def _yield_to_loop(self) -> None:
+        promise: Promise[None] = self._scheduler.promise()
+        self._scheduler.call_soon(_resume, promise)
+        await result_of(promise)
+
+    # Changes
+
+    async def create(self, topic_id: bytes, index: int, schedule: Schedule, *, timeout_ms: int) -> None:
+        """Create a schedule in a partition, unless it exists with the same definition.
+
+        Raises the errors of `ScheduleManager.create`, and `RequestTimedOut` if the change was appended, but is not
+        committed after `timeout_ms` or this broker ceased to be the leader: it is not known then whether it will be."""
+        partition = self._leader(topic_id, index)
+        manager = self._find_manager(partition)
+        if manager is None:
+            raise not_enabled_error(partition.topic)
+        await self._change(partition, partial(manager.create, schedule), timeout_ms)
+
+    async def pause(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
+        """Stop the firings of a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""
+        partition, manager = self._existing(topic_id, index, name)
+        await self._change(partition, partial(manager.pause, name), timeout_ms)
+
+    async def resume(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
+        """Let a paused schedule fire again. Raises `ScheduleNotFound`, and the errors of `create`."""
+        partition, manager = self._existing(topic_id, index, name)
+        await self._change(partition, partial(manager.resume, name), timeout_ms)
+
+    async def delete(self, topic_id: bytes, index: int, name: str, *, timeout_ms: int) -> None:
+        """Delete a schedule. Raises `ScheduleNotFound`, and the errors of `create`."""
+        partition, manager = self._existing(topic_id, index, name)
+        await self._change(partition, partial(manager.delete, name), timeout_ms)
+
+    def _leader(self, topic_id: bytes, index: int) -> Partition:
+        partition = self._partitions.find(None, topic_id, index)
+        partition.ensure_leader()
+        return partition
+
+    def _find_manager(self, partition: Partition) -> ScheduleManager | None:
+        """Return what manages the schedules of a partition; None if its topic never accepted any."""
+        delays = partition.find_feature(DelayManager)
+        return None if delays is None else delays.schedules
+
+    def _existing(self, topic_id: bytes, index: int, name: str) -> tuple[Partition, ScheduleManager]:
+        partition = self._leader(topic_id, index)
+        manager = self._find_manager(partition)
+        if manager is None:
+            raise ScheduleNotFound(f"{partition.name} has no schedule {name!r}")
+        return partition, manager
+
+    async def _change(
+        self, partition: Partition, change: Callable[[], tuple[Schedule, int]], timeout_ms: int
+    ) -> None:
+        """Change a schedule and wait until the result is final, whether it is a success or a refusal."""
+        try:
+            _, end_offset = change()
+        except (ScheduleAlreadyExists, ScheduleNotFound):
+            await self._commit(partition, partition.end_offset, timeout_ms)
+            raise
+        await self._commit(partition, end_offset, timeout_ms)
+
+    async def _commit(self, partition: Partition, end_offset: int, timeout_ms: int) -> None:
+        """Wait until the log is committed up to an offset. Raises `RequestTimedOut`."""
+        promise = partition.commit_promise(end_offset)
+        timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
+        timer = self._scheduler.call_later(timeout_ms, partial(_time_out, promise, timeout_ms))
+        try:
+            await result_of(promise)
+        except MansioError as error:
+            raise RequestTimedOut(
+                f"{partition.name}: the change may not be committed: {error.message}"
+            ) from error
+        finally:
+            timer.cancel()
+
+
+def _due_times_ms(schedule: Schedule) -> Iterator[int]:
+    """Yield the due times of a schedule from its next one on. Raises `InvalidSchedule`."""
+    recurrence = Recurrence(schedule.cron, schedule.every_ms, schedule.timezone, schedule.created_ms)
+    due_ms: int | None = None if schedule.next_due_ms == NOT_DUE_MS else schedule.next_due_ms
+    while due_ms is not None:
+        yield due_ms
+        due_ms = recurrence.next_after(due_ms)
+
+
+def _resume(promise: Promise[None]) -> None:
+    if not promise.done():
+        promise.set_result(None)
+
+
+def _time_out(promise: Promise[None], timeout_ms: int) -> None:
+    if not promise.done():
+        promise.set_exception(RequestTimedOut(f"not committed after {timeout_ms} ms"))

@@ -1,0 +1,39 @@
+"""What the features of a broker's partitions use of the outside world (`FeaturePorts`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from mansio.broker.log_view.replay import ViewReplay
+from mansio.broker.log_view.view import LogView
+
+if TYPE_CHECKING:
+    from mansio.broker.partition.partition import Partition
+    from mansio.ports import Background, Clock, Disk, Scheduler
+
+V = TypeVar("V", bound=LogView[Any])
+
+
+class FeaturePorts(NamedTuple):
+    """What features use of the outside world. `background`: the thread that writes snapshots."""
+
+    disk: Disk
+    background: Background
+    scheduler: Scheduler
+    clock: Clock
+
+    def replay(self, partition: Partition, view: V) -> ViewReplay[V]:
+        """Keep a view of the log of a partition. Raises `StorageError` and fails the log, if it cannot be read."""
+        log = partition.log
+        try:
+            return ViewReplay(
+                view,
+                self.disk,
+                self.background,
+                self.scheduler,
+                log,
+                is_leader=lambda: partition.is_leader,
+                on_damage=partition.report_damage,
+            )
+        except OSError as error:
+            raise log.fail(error, f"cannot read the {view.kind} of {log.directory}") from error

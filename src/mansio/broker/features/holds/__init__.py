@@ -1,0 +1,1 @@
+"""Retention holds of pipelines."""

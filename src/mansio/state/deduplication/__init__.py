@@ -1,1 +1,0 @@
-"""Deduplication of records by id: state machines without I/O."""

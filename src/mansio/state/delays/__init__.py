@@ -1,1 +1,0 @@
-"""Delayed records: the records of a partition that are not due yet."""
