@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import RESTError
 
 from mansio.errors import ConfigError
-from mansio.iceberg.commit import CachedMetadataTransaction
+from mansio.iceberg.commit import CachedMetadataTransaction, commit_with_retries
 from mansio.iceberg.errors import CatalogLocked, CatalogUnavailable
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ FILE_IO_CLASS = "mansio.iceberg.fsync_io.DurableFileIO"
 RESERVED_URI_CHARACTERS = "#?%"
 CATALOG_LOCK_TIMEOUT_S = 5
 CATALOG_LOCK_ATTEMPTS_MAX = 3
+MAINTENANCE_ATTEMPTS_MAX = 8
+"""Maximum number of attempts of maintenance to change a table while other programs commit to it."""
+MAINTENANCE_BACKOFF_S = 0.2
 
 Result = TypeVar("Result")
 
@@ -84,6 +87,23 @@ class CatalogTable:
                     self.refresh()
         with self.catalog_errors():
             return commit()
+
+    def retry_on_conflict(self, attempt: Callable[[], Result]) -> Result:
+        """Refresh the table and return the result of `attempt`; for maintenance, see `commit.commit_with_retries`.
+
+        Raises:
+            CommitConflict: In every attempt another commit changed the table first.
+        """
+        conflict = f"others changed {self.name} at the same time, {MAINTENANCE_ATTEMPTS_MAX} times in a row: try again"
+        self.refresh()
+        with self.catalog_errors():
+            return commit_with_retries(
+                self.iceberg,
+                lambda _number: attempt(),
+                conflict,
+                retries=MAINTENANCE_ATTEMPTS_MAX - 1,
+                backoff_s=MAINTENANCE_BACKOFF_S,
+            )
 
     @contextmanager
     def catalog_errors(self) -> Iterator[None]:

@@ -46,7 +46,7 @@ DEDUPLICATION_DEFECTS = (
     Defect(
         "deduplication snapshot above the log's end kept",
         "broker/log_view/snapshots.py",
-        "beyond = [name for name in self._names() if int(name.removesuffix(suffix)) > end_offset]",
+        "beyond = [name for name in names if int(name.removesuffix(suffix)) > end_offset]",
         "beyond: list[str] = []",
         (f"{REPLICAS}::test_snapshot_of_records_that_were_truncated_is_not_used",),
     ),

@@ -34,6 +34,25 @@ SNAPSHOT_INTERVAL_BYTES: Final = 64 << 20
 RETAINED_SNAPSHOTS: Final = 2
 
 
+def snapshot_names(disk: Disk, directory: str, suffix: str) -> list[str]:
+    """Return the names of the snapshots of a kind, newest first. Raises `OSError`."""
+    names = disk.list_directory(directory)
+    return sorted(
+        (name for name in names if name.endswith(suffix) and name.removesuffix(suffix).isdecimal()),
+        reverse=True,
+    )
+
+
+def remove_snapshots_above(end_offset: int, disk: Disk, directory: str, suffix: str) -> None:
+    """Remove the snapshots of a kind of offsets above `end_offset`, durably. Raises `OSError`."""
+    names = snapshot_names(disk, directory, suffix)
+    beyond = [name for name in names if int(name.removesuffix(suffix)) > end_offset]
+    for name in beyond:
+        disk.remove(f"{directory}/{name}")
+    if beyond:
+        disk.sync_directory(directory)
+
+
 class ViewSnapshots:
     """The snapshots of one view. It owns this object, and passes itself as `source` to the methods that need its state:
     without a cycle of references, a partition that is closed keeps no file open until garbage collection.
@@ -128,24 +147,12 @@ class ViewSnapshots:
     def truncate(self, end_offset: int) -> None:
         """Remove the snapshots of offsets above `end_offset`, durably. Raises `OSError`."""
         self.waiting = None
-        suffix = self._kind.suffix
-        beyond = [name for name in self._names() if int(name.removesuffix(suffix)) > end_offset]
-        for name in beyond:
-            self._disk.remove(f"{self._directory}/{name}")
-        if beyond:
-            self._disk.sync_directory(self._directory)
+        remove_snapshots_above(end_offset, self._disk, self._directory, self._kind.suffix)
 
     def paths(self) -> list[str]:
         """Return the paths of the snapshots, newest first. Raises `OSError`."""
-        return [f"{self._directory}/{name}" for name in self._names()]
-
-    def _names(self) -> list[str]:
-        names = self._disk.list_directory(self._directory)
-        suffix = self._kind.suffix
-        return sorted(
-            (name for name in names if name.endswith(suffix) and name.removesuffix(suffix).isdecimal()),
-            reverse=True,
-        )
+        names = snapshot_names(self._disk, self._directory, self._kind.suffix)
+        return [f"{self._directory}/{name}" for name in names]
 
     def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid

@@ -178,7 +178,13 @@ class PartitionFeature(ABC):
 
     @abstractmethod
     def is_needed(self, partition: Partition) -> bool:
-        """Return whether the settings or the files of a partition need the feature. May read a directory."""
+        """Return whether the settings of a partition need the feature."""
+
+    def is_stored(self, log: Log) -> bool:
+        """Return whether the files of a partition that is opened need the feature, although its settings do not.
+        Raises `OSError`."""
+        del log
+        return False
 
     def reader(self, settings: TopicSettings) -> RecordReader | None:
         """Return what the feature reads from clients' batches on a topic with these settings; None for nothing."""
@@ -189,6 +195,11 @@ class PartitionFeature(ABC):
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         """Create the feature of a partition. `is_new`: the topic gets the feature now. Raises `StorageError` if it
         cannot be read, and the log has failed."""
+
+    def truncate(self, log: Log) -> None:
+        """Remove what the files of a partition without the feature contain from above the end of its log: later, the
+        log has other records there. Raises `OSError`."""
+        del log
 
     def detach(self, feature: object) -> None:
         """Called with what services look up when the partition is closed."""
@@ -319,7 +330,7 @@ class Partition:
             producers.on_committed(replica.high_watermark)
             if producers.damaged_offset is not None:  # after the caller has registered this partition
                 scheduler.call_soon(self._report_lost_transaction_ends)
-        self._attach_features(is_new=False)
+        self._attach_stored_features()
 
     # State
 
@@ -399,7 +410,9 @@ class Partition:
         """Use changed settings of the topic, and attach the features that they need."""
         self.settings = settings
         self.rules = rules
-        self._attach_features(is_new=True)
+        for feature in self._features:
+            if feature not in self._attached and feature.is_needed(self):
+                self.attach(feature, is_new=True)
 
     def attach(self, feature: PartitionFeature, *, is_new: bool) -> None:
         """Attach a feature, unless it is attached. `is_new`: the topic gets it now."""
@@ -415,10 +428,17 @@ class Partition:
         appends = [self._attached[one].appends for one in known]
         self.pipeline.features = [one for one in appends if one is not None]
 
-    def _attach_features(self, *, is_new: bool) -> None:
-        for feature in self._features:
-            if feature not in self._attached and feature.is_needed(self):
-                self.attach(feature, is_new=is_new)
+    def _attach_stored_features(self) -> None:
+        """Attach the features that the settings or the files of the log need, which was just opened."""
+        log = self.log
+        try:
+            for feature in self._features:
+                if feature.is_needed(self) or feature.is_stored(log):
+                    self.attach(feature, is_new=False)
+                else:
+                    feature.truncate(log)
+        except OSError as error:
+            log.fail(error, f"cannot read which features {log.directory} uses")
 
     def _attach_received(self, records: memoryview) -> None:
         """Attach the features whose control batches a leader has sent, because its topic used them before this replica
@@ -525,7 +545,11 @@ class Partition:
                     known = self.pipeline.with_first_offset(batch, rules, inspected, known)
                 return known._replace(append_time_ms=-1) if by_client else known
         if rules.inspects_records and not internal:
-            return self._append_draft(self.pipeline.prepare(batch, header, rules, inspected), urgent=urgent)
+            if self.pipeline.features:
+                return self._append_draft(
+                    self.pipeline.prepare(batch, header, rules, inspected), urgent=urgent
+                )
+            self.pipeline.inspect(batch, rules, inspected)  # the topic only restricts what clients may send
         append_time_ms = -1
         front = None
         if not by_client:
@@ -1271,6 +1295,9 @@ class Partition:
         try:
             for hook in self._hooks:
                 hook.on_truncate(log.end_offset)
+            for feature in self._features:
+                if feature not in self._attached:
+                    feature.truncate(log)
         except OSError as error:  # the state of a hook may contain what was truncated
             raise log.fail(
                 error, f"cannot remove the state of what was truncated in {log.directory}"

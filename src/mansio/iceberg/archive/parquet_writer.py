@@ -25,8 +25,9 @@ from mansio.iceberg.archive.table_format import (
     TABLE_SCHEMA,
     TIMESTAMP_COLUMN,
     TIMESTAMP_TYPE_COLUMN,
-    WrittenDataFile,
+    WrittenRange,
 )
+from mansio.iceberg.data_files import WrittenFile
 from mansio.iceberg.errors import InvalidDataFiles
 from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES, WRITER_OPTIONS, FanoutWriter
 
@@ -86,7 +87,7 @@ class PartitionFileWriter:
         )
         self._offsets: dict[int, tuple[int, int]] = {}
         """First and last offset of the rows in the open file of each partition."""
-        self._done: list[WrittenDataFile] = []
+        self._done: list[WrittenRange] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows with the columns of the source.
@@ -107,7 +108,7 @@ class PartitionFileWriter:
         for partition in pc.unique(partitions).to_pylist():
             self._write(partition, rows.filter(pc.equal(partitions, partition)))
 
-    def close(self) -> list[WrittenDataFile]:
+    def close(self) -> list[WrittenRange]:
         """Close all files; returns a description of each for the commit."""
         self._files.close()
         return self._done
@@ -131,7 +132,8 @@ class PartitionFileWriter:
         self._files.write(partition, rows, f"{self._name}-{partition}")
 
     def _add_done(self, partition: int, path: str, rows: int, size: int) -> None:
-        self._done.append(WrittenDataFile(path, rows, size, partition, *self._offsets.pop(partition)))
+        file = WrittenFile(path, rows, size, (partition,))
+        self._done.append(WrittenRange(file, partition, *self._offsets.pop(partition)))
 
 
 def to_table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:

@@ -41,7 +41,7 @@ from pyiceberg.types import (
 from mansio.iceberg.archive import table_format
 from mansio.iceberg.archive.commit import (
     added_records,
-    commit_files,
+    commit_batch,
     skip_to_log_start,
 )
 from mansio.iceberg.archive.decoded_schema import NO_DECODED_COLUMNS, decoded_schema
@@ -54,6 +54,7 @@ from mansio.iceberg.catalog import (
     warehouse_location,
 )
 from mansio.iceberg.errors import NotAnArchiveTable, TableNotFound
+from mansio.iceberg.table_properties import COMMIT_RETRIES_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
         CommitOutcome,
         HistoryEntry,
         LostRange,
-        WrittenDataFile,
+        WrittenRange,
     )
 
 NAMESPACE = "mansio"
@@ -133,7 +134,7 @@ class ArchiveTable(CatalogTable):
 
     def skip_to_log_start(self, log_starts: Mapping[int, int]) -> tuple[LostRange, ...]:
         """List as lost the records that the log deleted before they were archived. See
-        `archive_commit.skip_to_log_start`.
+        `commit.skip_to_log_start`.
         """
         with self.catalog_errors():
             return skip_to_log_start(self.iceberg, log_starts)
@@ -145,12 +146,12 @@ class ArchiveTable(CatalogTable):
     def commit(
         self,
         plan: BatchPlan,
-        files: Sequence[WrittenDataFile],
+        files: Sequence[WrittenRange],
         lost: Sequence[LostRange] = (),
         decoded: pa.Schema = NO_DECODED_COLUMNS,
     ) -> CommitOutcome:
-        """Add a batch exactly once; see `archive_commit.commit_files` for errors."""
-        return self.retry_while_locked(lambda: commit_files(self.iceberg, plan, files, lost, decoded=decoded))
+        """Add a batch exactly once; see `commit.commit_batch` for errors."""
+        return self.retry_while_locked(lambda: commit_batch(self.iceberg, plan, files, lost, decoded=decoded))
 
     def live_files(
         self,
@@ -233,9 +234,9 @@ def check_archive_table(table: Table, topic: str, topic_id: str = "") -> None:
             f"table {name} is the archive of an earlier topic {topic} (id {known}); the topic was deleted and made "
             f"again (id {topic_id}): choose another warehouse, or drop the table"
         )
-    if properties.get(table_format.COMMIT_RETRIES_PROPERTY) != "0":
+    if properties.get(COMMIT_RETRIES_PROPERTY) != "0":
         raise NotAnArchiveTable(
-            f"table {name} has lost its property {table_format.COMMIT_RETRIES_PROPERTY}=0, "
+            f"table {name} has lost its property {COMMIT_RETRIES_PROPERTY}=0, "
             f"without which a batch could be added "
             "twice: set it again"
         )

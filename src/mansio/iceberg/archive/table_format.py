@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from mansio.iceberg.table_properties import BATCH_PROPERTY, COMMON_PROPERTIES, QUERY_PROPERTY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from mansio.iceberg.data_files import WrittenFile
 
 FORMAT_VERSION = "1"
 HEADERS_COLUMN = "headers"
@@ -35,16 +39,12 @@ the schemas of the topic.
 FORMAT_PROPERTY = "mansio.format"
 TOPIC_PROPERTY = "mansio.topic"
 TOPIC_ID_PROPERTY = "mansio.topic-id"
-QUERY_PROPERTY = "mansio.query-id"
-BATCH_PROPERTY = "mansio.batch-id"
 OFFSETS_PROPERTY = "mansio.offsets"
 FIRST_OFFSETS_PROPERTY = "mansio.first-offsets"
 HISTORY_PROPERTY = "mansio.progress"
 LOST_RANGES_PROPERTY = "mansio.lost"
 LOST_RANGES_MAX = 1_000
 """Maximum number of lost ranges that a table lists; the oldest are dropped."""
-
-COMMIT_RETRIES_PROPERTY = "commit.retry.num-retries"
 
 TABLE_SCHEMA = pa.schema(
     [
@@ -79,12 +79,7 @@ COMPACTED_FROM_PROPERTY = "mansio.compacted-from"
 """Property of a table of latest records: the archived topic."""
 
 TABLE_PROPERTIES = {
-    # pyiceberg's own retry repeats an append without checking whether the append was applied.
-    COMMIT_RETRIES_PROPERTY: "0",
-    "commit.manifest-merge.enabled": "true",
-    "commit.manifest.min-count-to-merge": "20",
-    "write.metadata.previous-versions-max": "5",
-    "write.metadata.delete-after-commit.enabled": "true",
+    **COMMON_PROPERTIES,
     # Bounds only of the columns used for pruning: manifests stay small regardless of the records.
     "write.metadata.metrics.default": "none",
     **{
@@ -108,12 +103,12 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenDataFile:
-    """A Parquet file that a task wrote for a batch, with records of one partition in offset order."""
+class WrittenRange:
+    """Records of one partition in offset order, in a file that a task wrote for a batch; first and last offset,
+    inclusive.
+    """
 
-    path: str
-    rows: int
-    bytes: int
+    file: WrittenFile
     partition: int
     first_offset: int
     last_offset: int

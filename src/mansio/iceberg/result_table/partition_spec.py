@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mansio.iceberg.data_files import PartitionValue
+
 IDENTITY: Final = "identity"
 BUCKET: Final = "bucket"
 TRUNCATE: Final = "truncate"
 TIME_TRANSFORMS: Final = ("year", "month", "day", "hour")
 PARAMETER_MAX: Final = 1 << 20
 """Maximum number of buckets, and maximum width of `truncate`."""
-
-PartitionValue = int | str | bool | None
 
 _FIELD: Final = re.compile(
     r"(?:(?P<name>[A-Za-z]+)\(\s*(?:(?P<parameter>\d+)\s*,\s*)?)?(?P<column>[^(),\s]+)\s*(?P<end>\))?"

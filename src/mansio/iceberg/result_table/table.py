@@ -34,7 +34,6 @@ from pyiceberg.types import (
 )
 
 from mansio.errors import ConfigError
-from mansio.iceberg.archive.table_format import COMMIT_RETRIES_PROPERTY
 from mansio.iceberg.catalog import CatalogTable, catalog_errors
 from mansio.iceberg.errors import TableNotFound
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
@@ -63,14 +62,15 @@ from mansio.iceberg.result_table.table_schema import (
 from mansio.iceberg.result_table.upsert_plan import group_fields
 from mansio.iceberg.result_table.upsert_tasks import DEAD_LETTER_COLUMNS
 from mansio.iceberg.snapshot_files import SnapshotReader
+from mansio.iceberg.table_properties import COMMON_PROPERTIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyiceberg.table import Table
 
+    from mansio.iceberg.data_files import WrittenFile
     from mansio.iceberg.result_table.commit import BatchCommit, QueryBatch
-    from mansio.iceberg.result_table.data_file_writer import WrittenFile
     from mansio.iceberg.result_table.table_name import OpenCatalog, TableName
     from mansio.iceberg.snapshot_files import SnapshotFiles
 
@@ -95,12 +95,8 @@ FIRST_PARTITION_FIELD_ID: Final = 1_000
 
 TABLE_PROPERTIES: Final = {
     CREATED_PROPERTY: "mansio pipeline run",
-    COMMIT_RETRIES_PROPERTY: "0",
+    **COMMON_PROPERTIES,
     SNAPSHOTS_KEPT_PROPERTY: str(SNAPSHOTS_KEPT),
-    "commit.manifest-merge.enabled": "true",
-    "commit.manifest.min-count-to-merge": "20",
-    "write.metadata.previous-versions-max": "5",
-    "write.metadata.delete-after-commit.enabled": "true",
 }
 _FIELD_SUFFIXES: Final = {IDENTITY: "", TRUNCATE: "_trunc"}
 
@@ -132,7 +128,8 @@ class ResultTable(CatalogTable):
         self.changes = SchemaChanges({})
         """What was changed when the table was opened."""
         self._table_name = name
-        self._reader = SnapshotReader()
+        self.reader = SnapshotReader()
+        """Reads the live files; each manifest once."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Open the table again in another process."""
@@ -166,7 +163,7 @@ class ResultTable(CatalogTable):
 
     def files(self) -> SnapshotFiles:
         """The live files, as of the last `refresh` or `commit`. Each manifest is read once."""
-        return self._reader.read(self.iceberg)
+        return self.reader.read(self.iceberg)
 
     def is_committed(self, batch: QueryBatch) -> bool:
         """Whether the table has the batch, as of the last `refresh` or `commit`."""
@@ -178,8 +175,6 @@ class ResultTable(CatalogTable):
         added: Sequence[WrittenFile],
         replaced: Sequence[str] = (),
         is_current: Callable[[], bool] = lambda: True,
-        *,
-        is_sorted: bool = False,
     ) -> BatchCommit:
         """Commit a batch exactly once; see `commit.commit_batch` for errors."""
         return self.retry_while_locked(
@@ -190,8 +185,7 @@ class ResultTable(CatalogTable):
                 added,
                 replaced,
                 is_current,
-                is_sorted=is_sorted,
-                reader=self._reader,
+                reader=self.reader,
             )
         )
 

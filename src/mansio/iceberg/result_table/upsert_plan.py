@@ -18,6 +18,7 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.types import PrimitiveType
 
 from mansio.errors import ConfigError
+from mansio.iceberg.commit import refuse_row_level_deletes
 from mansio.iceberg.errors import InvalidDataFiles
 from mansio.iceberg.result_table.upsert_tasks import MergeItem, group_name, key_bound
 
@@ -83,19 +84,6 @@ def keyed_files(
             )
         found.append(_keyed_file(file, fields, field.field_id, field.field_type))
     return found
-
-
-def refuse_row_level_deletes(table: Table, files: SnapshotFiles) -> None:
-    """Check that the table has no row-level deletes of its live files.
-
-    Raises:
-        ConfigError: It has; a rewritten file would have the deleted rows again.
-    """
-    if files.deletes and any(task.delete_files for task in table.scan().plan_files()):
-        raise ConfigError(
-            f"table {'.'.join(table.name())} has rows that another engine deleted without rewriting their files"
-            " (merge-on-read): rewrite its data files first, for instance with Spark's rewrite_data_files"
-        )
 
 
 def _keyed_file(

@@ -24,13 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mansio.iceberg.data_files import WrittenFile, parse_written_file
 from mansio.iceberg.fanout_writer import FanoutWriter, file_system
-from mansio.iceberg.result_table.data_file_writer import (
-    DataFileWriter,
-    WrittenFile,
-    parse_written_file,
-    to_schema,
-)
+from mansio.iceberg.result_table.data_file_writer import DataFileWriter, to_schema
 from mansio.iceberg.result_table.partition_spec import partition_values
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mansio.iceberg.archive.table import ArchiveTable
-    from mansio.iceberg.archive.table_format import WrittenDataFile
+    from mansio.iceberg.archive.table_format import WrittenRange
     from mansio.spark.source.read_plan import TaskRange
 
 TABLE_OPTION: Final = "table"
@@ -95,9 +95,9 @@ class WrittenFiles(WriterCommitMessage):
     """
 
     ranges: tuple[TaskRange, ...]
-    parts: tuple[WrittenDataFile, ...]
+    parts: tuple[WrittenRange, ...]
     lost: tuple[LostRange, ...] = ()
-    dead_letters: tuple[WrittenDataFile, ...] = ()
+    dead_letters: tuple[WrittenRange, ...] = ()
     decoded: str = ""
     """The decoded columns of the data files (`encode_schema`)."""
 
@@ -181,9 +181,9 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         start = parse_offsets(self._options[START_OFFSETS_OPTION.lower()])
         plan = read_batch_plan(checkpoint, batchId, self._options[TABLE_OPTION], start)
         read: list[TaskRange] = []
-        parts: list[WrittenDataFile] = []
+        parts: list[WrittenRange] = []
         lost: list[LostRange] = []
-        dead_letters: list[WrittenDataFile] = []
+        dead_letters: list[WrittenRange] = []
         decoded = self._decoded
         for message in messages:
             if not isinstance(message, WrittenFiles):
@@ -228,7 +228,7 @@ class _DataFiles:
             self.decoded = merge_decoded((self.decoded, found))
         self._writers[-1].write(rows)
 
-    def close(self) -> list[WrittenDataFile]:
+    def close(self) -> list[WrittenRange]:
         """Close the files, and return all that were written."""
         return [part for writer in self._writers for part in writer.close()]
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from mansio.broker.features.delays.delay_control_records import DelayControlType
 from mansio.broker.features.delays.delay_manager import DELAY_READER, DelayManager, StoredRecordsCache
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
-from mansio.broker.features.delays.delayed_records import DelayedRecords, has_delay_snapshot
+from mansio.broker.features.delays.delayed_records import DelayedRecords
+from mansio.broker.log_view.snapshots import snapshot_names
 from mansio.broker.partition.partition import Attached, PartitionFeature
 from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
     from mansio.config.topic_config import TopicSettings
+    from mansio.storage.log import Log
 
 
 class DelayFeature(PartitionFeature):
@@ -30,9 +32,10 @@ class DelayFeature(PartitionFeature):
         """The delivery of what is due, of all partitions of this broker."""
 
     def is_needed(self, partition: Partition) -> bool:
-        return partition.settings.accepts_delays or has_delay_snapshot(
-            self._ports.disk, partition.log.directory
-        )
+        return partition.settings.accepts_delays
+
+    def is_stored(self, log: Log) -> bool:
+        return bool(snapshot_names(self._ports.disk, log.directory, DelayedRecords.suffix))
 
     def reader(self, settings: TopicSettings) -> RecordReader | None:
         return DELAY_READER if settings.accepts_delays else None

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mansio.broker.features.delays.delay_control_records import DelayControlRecord
     from mansio.broker.features.delays.pending_records import FrozenRecords
     from mansio.broker.features.delays.schedules import FrozenSchedules
-    from mansio.ports import Disk
     from mansio.storage.log import Log
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.batch.schedule_control_records import Firing, ScheduleControlRecord
@@ -189,7 +188,7 @@ class DelayedRecords(LogView["ApplyAt"]):
         return self._expected is None and not self.has_taken_records
 
     def begin(self) -> tuple[int, bool]:
-        """Nothing is pending below the start of the log. With a snapshot, `has_delay_snapshot` is true for the
+        """Nothing is pending below the start of the log. With a snapshot, `DelayFeature.is_stored` is true for the
         directory."""
         return self._log.start_offset, True
 
@@ -237,8 +236,3 @@ def _locate_records(control: DelayControlRecord, location: int) -> list[PendingR
             control.ids, control.due_ms, bounds, bounds[1:], strict=False
         )
     ]
-
-
-def has_delay_snapshot(disk: Disk, directory: str) -> bool:
-    """Return whether the directory of a partition has a snapshot, so that its log may have pending records."""
-    return any(name.endswith(SNAPSHOT_SUFFIX) for name in disk.list_directory(directory))

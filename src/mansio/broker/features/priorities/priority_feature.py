@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.priorities.priority_view import PRIORITY_READER, PriorityReader, PriorityView
+from mansio.broker.log_view.snapshots import remove_snapshots_above
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
     from mansio.config.topic_config import TopicSettings
+    from mansio.storage.log import Log
 
 
 class PriorityFeature(PartitionFeature):
@@ -25,6 +27,9 @@ class PriorityFeature(PartitionFeature):
 
     def reader(self, settings: TopicSettings) -> RecordReader | None:
         return PRIORITY_READER if settings.has_priorities else None
+
+    def truncate(self, log: Log) -> None:
+        remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, PriorityView.suffix)
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)

@@ -9,7 +9,8 @@ import pytest
 
 from mansio.broker.features.delays.delay_manager import DELAY_READER, DelayManager
 from mansio.broker.features.delays.delay_service import DelayService
-from mansio.broker.features.delays.delayed_records import has_delay_snapshot
+from mansio.broker.features.delays.delayed_records import DelayedRecords
+from mansio.broker.log_view.snapshots import snapshot_names
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.errors import CorruptMessage, RequestTimedOut
 from mansio.storage.settings import LogSettings
@@ -118,7 +119,7 @@ def test_a_truncation_below_all_snapshots_leaves_the_directory_marked() -> None:
         replay.snapshots.save(replay.view, end_offset, replay.view.freeze(end_offset))
     log.truncate_to(2)
     replay.on_truncate(2)
-    assert has_delay_snapshot(disk, log.directory)
+    assert snapshot_names(disk, log.directory, DelayedRecords.suffix)
     leader.cluster.run_for(500)
     assert leader.locations() == [0, 1]
 
