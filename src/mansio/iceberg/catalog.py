@@ -63,14 +63,14 @@ class CatalogTable:
             self.iceberg.refresh()
 
     def transaction(self) -> CachedMetadataTransaction:
-        """A transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
+        """Return a transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
 
         A concurrent commit makes it fail with pyiceberg's CommitFailedException: `refresh` and try again.
         """
         return CachedMetadataTransaction(self.iceberg)
 
     def manifest_count(self) -> int:
-        """The number of manifests of the current snapshot."""
+        """Return the number of manifests of the current snapshot."""
         snapshot = self.iceberg.current_snapshot()
         return 0 if snapshot is None else len(snapshot.manifests(self.iceberg.io))
 
@@ -113,7 +113,7 @@ class CatalogTable:
 
 
 def warehouse_location(warehouse: str) -> str:
-    """The warehouse as an address: a plain path becomes absolute with `file://`.
+    """Return the warehouse as an address: a plain path becomes absolute with `file://`.
 
     Raises:
         ConfigError: The path contains a character of `RESERVED_URI_CHARACTERS`, which readers and writers would
@@ -165,7 +165,9 @@ def open_catalog(address: str, location: str, *, create: bool) -> Catalog | None
 
 
 def sqlite_address(location: str) -> str:
-    """The address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local directory."""
+    """Return the address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local
+    directory.
+    """
     parts = urlsplit(location)
     if parts.scheme != "file":
         raise CatalogUnavailable(
@@ -175,7 +177,7 @@ def sqlite_address(location: str) -> str:
 
 
 def _display_address(address: str) -> str:
-    """A catalog's address for messages: the path of a SQLite file, or the address without user and password."""
+    """Return a catalog's address for messages: the path of a SQLite file, or the address without user and password."""
     parts = urlsplit(address)
     if parts.scheme.startswith("sqlite"):
         return parts.path[1:]

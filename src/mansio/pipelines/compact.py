@@ -125,7 +125,9 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
 
 
 def latest_by_key(rows: DataFrame) -> DataFrame:
-    """The latest record of every key. `rows` has the columns of an archive. Records without a value are included."""
+    """Return the latest record of every key. `rows` has the columns of an archive. Records without a value are
+    included.
+    """
     last = functions.max_by(functions.struct(*_LATEST_COLUMNS), functions.col(OFFSET_COLUMN)).alias("last")
     in_partitions = rows.where("key is not null").groupBy("key", PARTITION_COLUMN).agg(last)
     time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP_COLUMN}"), functions.lit(-1))
@@ -139,8 +141,8 @@ def latest_by_key(rows: DataFrame) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """The rows of these files of the archive. Its directory is not read as a whole, because it also holds replaced
-    files.
+    """Return the rows of these files of the archive. Its directory is not read as a whole, because it also holds
+    replaced files.
     """
     if not paths:
         return spark.createDataFrame([], ARCHIVE_SCHEMA)

@@ -125,8 +125,8 @@ def maintain_table(
 
 
 def plan_rewrite(table: ResultTable, target_bytes: int) -> list[FileGroup]:
-    """Groups of small files of one partition and backfilled range, oldest first, each to be merged into files of up to
-    `target_bytes`, as of the last refresh. Files of an earlier partition spec are left alone.
+    """Return groups of small files of one partition and backfilled range, oldest first, each to be merged into files of
+    up to `target_bytes`, as of the last refresh. Files of an earlier partition spec are left alone.
 
     Raises:
         ConfigError: The table has row-level deletes.
@@ -178,7 +178,7 @@ def _rewrite(
 
 
 def _parts(groups: Sequence[FileGroup], part_bytes: int) -> Iterator[list[FileGroup]]:
-    """The groups in parts of about `part_bytes`, and at most `TASKS_MAX` groups."""
+    """Yield the groups in parts of about `part_bytes`, and at most `TASKS_MAX` groups."""
     part: list[FileGroup] = []
     size = 0
     for group in groups:

@@ -127,8 +127,8 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
 
 
 def _above_offset(table: ArchiveTable, part: WrittenRange, known: int) -> list[WrittenRange]:
-    """The rows of a task's file with offsets from `known` on: the file itself, a new file with a part of its rows, or
-    nothing.
+    """Return the rows of a task's file with offsets from `known` on: the file itself, a new file with a part of its
+    rows, or nothing.
     """
     if part.first_offset >= known:
         return [part]

@@ -162,7 +162,7 @@ class ResultTable(CatalogTable):
         return FileLayout(location.rstrip("/"), write_schema(self.iceberg.schema()), self.partition_by)
 
     def files(self) -> SnapshotFiles:
-        """The live files, as of the last `refresh` or `commit`. Each manifest is read once."""
+        """Return the live files, as of the last `refresh` or `commit`. Each manifest is read once."""
         return self.reader.read(self.iceberg)
 
     def is_committed(self, batch: QueryBatch) -> bool:
@@ -400,7 +400,7 @@ def _sort_order(fields: Sequence[SortField], schema: Schema) -> SortOrder:
 
 
 def partition_fields(table: Table) -> tuple[PartitionField, ...]:
-    """The partition spec of a table.
+    """Return the partition spec of a table.
 
     Raises:
         ConfigError: It has a transform that Mansio does not have.
@@ -418,7 +418,7 @@ def partition_fields(table: Table) -> tuple[PartitionField, ...]:
 
 
 def sort_fields(table: Table) -> tuple[SortField, ...]:
-    """The sort order of a table; empty if it is not one of columns with Spark's order of nulls."""
+    """Return the sort order of a table; empty if it is not one of columns with Spark's order of nulls."""
     found = []
     for one in table.sort_order().fields:
         descending = one.direction == SortDirection.DESC

@@ -80,7 +80,7 @@ class UpsertSink:
         on_null_key: str = NULL_KEY_SUSPEND,
         dead_letters: ResultTable | None = None,
     ) -> None:
-        """Raises `ConfigError` if the table is not partitioned by its key."""
+        """Raise `ConfigError` if the table is not partitioned by its key."""
         self._table = table
         self._identify = identify
         self._order_by = tuple(order_by)
@@ -105,7 +105,7 @@ class UpsertSink:
             self._delete([one.path for one in staged])
 
     def _stage(self, frame: DataFrame, batch: QueryBatch) -> list[StageReport]:
-        """The first job: execute the plan, and stage the last row of each key."""
+        """Execute the plan and stage the last row of each key: the first job."""
         key, columns = self._table.key, [quoted(name) for name in frame.columns]
         partition_fields = [one for _, one in self._fields]
         is_null = reduce(Column.__or__, [functions.col(quoted(name)).isNull() for name in key])
@@ -151,8 +151,8 @@ class UpsertSink:
             self._dead_letters.commit(batch, files)
 
     def _merge_and_commit(self, frame: DataFrame, batch: QueryBatch, staged: Sequence[StagedGroup]) -> None:
-        """The second job and the commit. After a concurrent commit that changed files of some of the batch's groups,
-        these groups are merged again.
+        """Execute the second job and commit. After a concurrent commit that changed files of some of the batch's
+        groups, these groups are merged again.
         """
         groups = {one.group for one in staged}
         merged: dict[str, MergeReport] = {}
@@ -210,8 +210,8 @@ def paths_by_group(files: Iterable[KeyedFile], groups: Collection[str]) -> dict[
 
 
 def stage_tasks(partition_fields: Sequence[PartitionField], configured: int) -> int:
-    """Number of tasks of the first job: `configured`, or fewer if there are fewer groups. There are twice as many tasks
-    as groups, because Spark assigns groups to tasks by a hash.
+    """Return the number of tasks of the first job: `configured`, or fewer if there are fewer groups. There are twice as
+    many tasks as groups, because Spark assigns groups to tasks by a hash.
     """
     if not all(one.transform == BUCKET for one in partition_fields):
         return configured  # the number of groups is unknown
@@ -219,7 +219,7 @@ def stage_tasks(partition_fields: Sequence[PartitionField], configured: int) -> 
 
 
 def _group_column(partition_fields: Sequence[PartitionField]) -> Column:
-    """The name of each row's group, computed in Python: Spark has no expression for the buckets of Iceberg."""
+    """Return the name of each row's group, computed in Python: Spark has no expression for the buckets of Iceberg."""
     names = tuple(partition_fields)
 
     def group_of_rows(*columns: pa.Array) -> pa.Array:
