@@ -1464,20 +1464,28 @@ class Partition:
         self._attached.clear()
         self.producers = None
         self.pipeline.features.clear()
-        self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
+        # A hook that refers to its partition would keep files open until garbage collection.
+        self._hooks.clear()
+        self._before_append.clear()
+        self._after_append = []
+        self._readable_ends = [_closed_end]
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)
         self._fail_start_offset_waits(error)
         self._wake_all()
         self._parked.clear()
         self._parked_followers.clear()
-        self._remove_after_append(self._wake_followers_after_append)
         self._isr_listener = None
         self.storage_health.remove_partition(self.topic, self.index)
 
 
 def _damaged_offset(error: StorageError) -> int:
     return error.first_offset if isinstance(error, DamagedRange) else UNKNOWN_OFFSET
+
+
+def _closed_end(_: int) -> int:
+    """Return the end for readers of a closed partition: without its producers, it does not know what was aborted."""
+    return 0
 
 
 class _SessionCheck:

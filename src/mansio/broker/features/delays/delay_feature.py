@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.delays.delay_control_records import DelayControlType
-from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.delays.delay_manager import DelayManager, StoredRecordsCache
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
 from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.log_view.snapshots import snapshot_names
@@ -37,10 +37,13 @@ class DelayFeature(PartitionFeature):
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new
-        open_replay = partial(self._ports.replay, partition)
-        manager = DelayManager(partition, open_replay, self.delivery.on_due_changed)
-        self.delivery.on_due_changed(manager)
-        return Attached(manager, manager.replay, appends=manager, releases=manager)
+        stored = StoredRecordsCache()
+        on_due_changed = partial(self.delivery.on_due_changed, partition)
+        view = DelayedRecords(partition.log, on_due_changed, stored.clear)
+        replay = self._ports.replay(partition, view)
+        manager = DelayManager(partition, replay, stored, on_due_changed)
+        self.delivery.attach(manager)
+        return Attached(manager, replay, appends=manager, releases=manager)
 
     def detach(self, feature: object) -> None:
         if isinstance(feature, DelayManager):

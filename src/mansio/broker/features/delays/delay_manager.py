@@ -29,7 +29,6 @@ from mansio.broker.features.delays.delay_control_records import (
     encode_delivered,
     encode_moved,
 )
-from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.features.delays.pending_records import PendingRecord
 from mansio.broker.features.delays.schedule_manager import ScheduleManager
 from mansio.broker.partition.append import Following
@@ -56,6 +55,7 @@ from mansio.wire.batch.record_reader import decompress_batch, read_record_at, re
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mansio.broker.features.delays.delayed_records import DelayedRecords
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append import Draft
     from mansio.broker.partition.partition import Partition
@@ -77,7 +77,7 @@ UNREADABLE_RETRY_MS: Final = 10_000
 """Time after which the delivery of a record that cannot be read is tried again."""
 
 
-class _StoredRecords(NamedTuple):
+class StoredRecords(NamedTuple):
     """The decoded batch in a control record."""
 
     codec: Codec
@@ -85,53 +85,73 @@ class _StoredRecords(NamedTuple):
     data: bytes
 
 
+class StoredRecordsCache:
+    """The stored records that were read, or appended, last, by the offset of their control batch."""
+
+    __slots__ = ("_bytes", "_cached")
+
+    def __init__(self) -> None:
+        self._cached: dict[int, StoredRecords] = {}
+        self._bytes = 0
+
+    def find(self, location: int) -> StoredRecords | None:
+        """Return the records of the control batch at an offset; None if they are not cached."""
+        return self._cached.get(location)
+
+    def add(self, location: int, stored: StoredRecords) -> None:
+        """Keep the records of a control batch, in place of older ones."""
+        cached = self._cached
+        cached[location] = stored
+        self._bytes += len(stored.data)
+        while len(cached) > 1 and (len(cached) > CACHED_BATCHES_MAX or self._bytes > CACHED_BYTES_MAX):
+            self._bytes -= len(cached.pop(next(iter(cached))).data)
+
+    def clear(self) -> None:
+        """Forget all: the log may be different now."""
+        self._cached.clear()
+        self._bytes = 0
+
+
 class DelayManager:
     """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
 
     __slots__ = (
-        "_cached",
-        "_cached_bytes",
+        "_delivered_end",
         "_due_at_once",
         "_on_due_changed",
+        "_stored_records",
         "has_fired",
         "partition",
         "replay",
         "schedules",
-        "uncommitted_end",
         "view",
     )
 
     def __init__(
         self,
         partition: Partition,
-        open_replay: Callable[[DelayedRecords], ViewReplay[DelayedRecords]],
-        on_due_changed: Callable[[DelayManager], object],
+        replay: ViewReplay[DelayedRecords],
+        stored: StoredRecordsCache,
+        on_due_changed: Callable[[], None],
     ) -> None:
-        """`open_replay` keeps a view of the partition's log; its `StorageError` is passed on. `on_due_changed` is
-        called with this object when the earliest due time may be earlier than before."""
+        """`stored`: empty, and cleared when the log is truncated. `on_due_changed` is called when the earliest due time
+        may be earlier than before."""
         self.partition = partition
+        self.replay = replay
+        self.view = replay.view
+        self.schedules = ScheduleManager(partition, replay, on_due_changed)
+        self._stored_records = stored
         self._on_due_changed = on_due_changed
-        self._cached: dict[int, _StoredRecords] = {}
-        self._cached_bytes = 0
         self._due_at_once: list[PendingRecord] = []
         """Records that were due when they were accepted, until the append of their batch returns."""
         self.has_fired = False
         """Whether the last slice was one of firings, whose duration says nothing about delayed records."""
-        self.uncommitted_end = 0
-        """End offset of the last delivery or firing."""
-        self.view = DelayedRecords(partition.log, self)
-        self.replay = open_replay(self.view)
-        self.schedules = ScheduleManager(partition, self.replay, self.on_due_changed)
+        self._delivered_end = 0
 
-    def on_due_changed(self) -> None:
-        """Called when the earliest due time may be earlier than before."""
-        self._on_due_changed(self)
-
-    def on_truncated(self) -> None:
-        """Forget what was read from, or appended to, a part of the log that may be different now."""
-        self._cached.clear()
-        self._cached_bytes = 0
-        self.uncommitted_end = 0
+    @property
+    def uncommitted_end(self) -> int:
+        """End offset of the last delivery or firing, as far as it was not truncated."""
+        return min(self._delivered_end, self.partition.end_offset)
 
     # Acceptance
 
@@ -188,10 +208,12 @@ class DelayManager:
                 due.append(record)
         if due:
             header = delays.header
-            self._cache(base_offset, _StoredRecords(header.codec, base_timestamp_ms(header), delays.data))
+            self._stored_records.add(
+                base_offset, StoredRecords(header.codec, base_timestamp_ms(header), delays.data)
+            )
             self._due_at_once = due
             view.has_taken_records = True
-        self.on_due_changed()
+        self._on_due_changed()
 
     def following(self) -> Following | None:
         """Return the delivery of the records that were due when they were accepted."""
@@ -199,7 +221,7 @@ class DelayManager:
         if not due:
             return None
         self.view.has_taken_records = False
-        return self._delivery(due, self.partition.clock.wall_ms(), self.on_due_changed)
+        return self._delivery(due, self.partition.clock.wall_ms(), self._on_due_changed)
 
     # Delivery
 
@@ -219,7 +241,7 @@ class DelayManager:
         if self.has_fired:
             until_ms = now_ms if record_ms is None else min(now_ms, record_ms - 1)
             count = self.schedules.fire_due(until_ms, records_max, bytes_max)
-            self.uncommitted_end = self.partition.end_offset
+            self._delivered_end = self.partition.end_offset
             return count
         limit_ms = now_ms if schedule_ms is None else min(now_ms, schedule_ms)
         due = view.pending.take_due(limit_ms, records_max, bytes_max)
@@ -262,7 +284,7 @@ class DelayManager:
             raise
 
         def done(end_offset: int) -> None:
-            self.uncommitted_end = end_offset
+            self._delivered_end = end_offset
 
         def failed() -> None:
             self._put_back(due, ids)
@@ -302,7 +324,7 @@ class DelayManager:
                 self.view.pending.remove(record_id)
 
         end_offset = self._append_control(encode_cancelled(known), apply)
-        self.on_due_changed()
+        self._on_due_changed()
         return known, end_offset
 
     def reschedule(self, ids: Iterable[int], due_ms: int) -> tuple[list[int], int]:
@@ -317,7 +339,7 @@ class DelayManager:
                 self.view.pending.replace(record._replace(due_ms=due_ms))
 
         end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)
-        self.on_due_changed()
+        self._on_due_changed()
         return known, end_offset
 
     def ensure_usable(self) -> None:
@@ -392,9 +414,9 @@ class DelayManager:
 
     # Stored records
 
-    def _stored(self, location: int) -> _StoredRecords:
+    def _stored(self, location: int) -> StoredRecords:
         """Read the control batch at an offset. Raises `CorruptMessage`, `StorageError`."""
-        found = self._cached.get(location)
+        found = self._stored_records.find(location)
         if found is None:
             batch = next(self.partition.log.batches(location), b"")
             check_stored_batch(batch)
@@ -402,23 +424,16 @@ class DelayManager:
             if control is None or not control.batch:
                 raise CorruptMessage(f"{self.partition.name}: no delayed records at offset {location}")
             found = _decode(control.batch)
-            self._cache(location, found)
+            self._stored_records.add(location, found)
         return found
 
-    def _cache(self, location: int, stored: _StoredRecords) -> None:
-        cached = self._cached
-        cached[location] = stored
-        self._cached_bytes += len(stored.data)
-        while len(cached) > 1 and (len(cached) > CACHED_BATCHES_MAX or self._cached_bytes > CACHED_BYTES_MAX):
-            self._cached_bytes -= len(cached.pop(next(iter(cached))).data)
 
-
-def _decode(batch: Buffer) -> _StoredRecords:
+def _decode(batch: Buffer) -> StoredRecords:
     header, data = decompress_batch(batch)
-    return _StoredRecords(header.codec, base_timestamp_ms(header), data)
+    return StoredRecords(header.codec, base_timestamp_ms(header), data)
 
 
-def _content(stored: _StoredRecords, record: PendingRecord) -> NewRecord:
+def _content(stored: StoredRecords, record: PendingRecord) -> NewRecord:
     return read_record_at(
         stored.data, record.position, record.position + record.size, stored.base_timestamp_ms
     )

@@ -116,7 +116,7 @@ def test_a_truncation_below_all_snapshots_leaves_the_directory_marked() -> None:
     replay, log = leader.manager.replay, leader.partition.log
     disk = leader.cluster[1].disk
     for end_offset in (3, 4):
-        replay.snapshots.save(end_offset, replay.view.freeze(end_offset))
+        replay.snapshots.save(replay.view, end_offset, replay.view.freeze(end_offset))
     log.truncate_to(2)
     replay.on_truncate(2)
     assert snapshot_names(disk, log.directory, DelayedRecords.suffix)
