@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import RESTError
+from pyiceberg.exceptions import RESTError, TableAlreadyExistsError
 
 from mansio.errors import ConfigError
 from mansio.iceberg.commit import CachedMetadataTransaction, commit_with_retries
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
 CATALOG_NAME = "mansio"
@@ -162,6 +163,17 @@ def open_catalog(address: str, location: str, *, create: bool) -> Catalog | None
     kind = "rest" if address.startswith(("http://", "https://")) else "sql"
     durable = {"py-io-impl": FILE_IO_CLASS} if location.startswith("file://") else {}
     return load_catalog(CATALOG_NAME, type=kind, uri=address, warehouse=location, **durable)
+
+
+def create_table(catalog: Catalog, identifier: tuple[str, ...], schema: Schema, **options: Any) -> Table:
+    """Create a table and its namespace, and return the table. If another program creates it at the same time, its table
+    is returned. `options`: of pyiceberg's `create_table`.
+    """
+    catalog.create_namespace_if_not_exists(identifier[:-1])
+    try:
+        return catalog.create_table(identifier, schema, **options)
+    except TableAlreadyExistsError:
+        return catalog.load_table(identifier)
 
 
 def sqlite_address(location: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyspark.sql import Observation, functions
 
 from mansio.iceberg.archive.table import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
@@ -36,6 +36,7 @@ from mansio.iceberg.archive.table_format import (
     format_offsets,
 )
 from mansio.iceberg.archive.task_files import write_files
+from mansio.iceberg.catalog import create_table
 from mansio.iceberg.data_files import REPORT_SCHEMA, parse_written_file
 from mansio.iceberg.errors import NotAnArchiveTable
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
@@ -161,10 +162,7 @@ def open_target_table(source: ArchiveTable, to: str) -> Table:
             COMPACTED_FROM_PROPERTY: source.topic,
             "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
         }
-        try:
-            return catalog.create_table(identifier, ICEBERG_SCHEMA, properties=properties)
-        except TableAlreadyExistsError:
-            table = catalog.load_table(identifier)
+        table = create_table(catalog, identifier, ICEBERG_SCHEMA, properties=properties)
     made_from = table.properties.get(COMPACTED_FROM_PROPERTY)
     if made_from != source.topic:
         known = (

@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 
 from mansio.errors import ConfigError
 from mansio.iceberg.commit import refuse_row_level_deletes
+from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.iceberg.result_table.backfill_ranges import RANGES_PROPERTY, parse_ranges
 from mansio.iceberg.result_table.rewrite_tasks import (
@@ -35,7 +36,6 @@ from mansio.iceberg.result_table.rewrite_tasks import (
 )
 from mansio.iceberg.result_table.table import CREATED_PROPERTY
 from mansio.iceberg.rewrite import (
-    TARGET_FILE_BYTES,
     LiveDataFile,
     RewriteReport,
     RewrittenGroup,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import (
     AlwaysTrue,
     And,
@@ -49,6 +49,7 @@ from mansio.iceberg.archive.table_format import LiveFile, parse_history
 from mansio.iceberg.catalog import (
     CatalogTable,
     catalog_errors,
+    create_table,
     open_catalog,
     sqlite_address,
     warehouse_location,
@@ -257,7 +258,6 @@ def _check_location(table: Table, location: str) -> None:
 
 
 def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
-    """Create the table. If another program creates it at the same time, its table is loaded."""
     properties = {
         **table_format.TABLE_PROPERTIES,
         table_format.FORMAT_PROPERTY: table_format.FORMAT_VERSION,
@@ -266,13 +266,9 @@ def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
         # Tasks write Parquet without Iceberg's field ids; this maps columns to fields.
         "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
     }
-    catalog.create_namespace_if_not_exists(NAMESPACE)
-    try:
-        return catalog.create_table(
-            (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_PARTITION_SPEC, properties=properties
-        )
-    except TableAlreadyExistsError:
-        return catalog.load_table((NAMESPACE, topic))
+    return create_table(
+        catalog, (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_PARTITION_SPEC, properties=properties
+    )
 
 
 # -- data files --------

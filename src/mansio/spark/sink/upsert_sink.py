@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from contextlib import suppress
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +41,7 @@ from mansio.iceberg.result_table.upsert_tasks import (
     parse_stage_report,
     stage_rows,
 )
+from mansio.iceberg.rewrite import delete_files
 from mansio.logs import fields
 from mansio.spark.sink.append_sink import execute_without_output, file_prefix, quoted
 
@@ -102,7 +102,7 @@ class UpsertSink:
             if staged:
                 self._merge_and_commit(frame, batch, staged)
         finally:
-            self._delete([one.path for one in staged])
+            delete_files(self._table, [one.path for one in staged])
 
     def _stage(self, frame: DataFrame, batch: QueryBatch) -> list[StageReport]:
         """Execute the plan and stage the last row of each key: the first job."""
@@ -161,8 +161,9 @@ class UpsertSink:
             files = self._keyed_files()
             now = paths_by_group(files, groups)
             stale = [one for one in staged if one.group not in merged or now[one.group] != before[one.group]]
-            self._delete(
-                [file.path for one in stale if one.group in merged for file in merged[one.group].files]
+            delete_files(
+                self._table,
+                [file.path for one in stale if one.group in merged for file in merged[one.group].files],
             )
             reports = self._merge(frame, batch, plan_merge(stale, files)) if stale else []
             merged.update(zip((one.group for one in stale), reports, strict=True))
@@ -192,12 +193,6 @@ class UpsertSink:
     def _has_files(self, paths: dict[str, frozenset[str]]) -> bool:
         """Whether these groups have exactly these live files, as of the last refresh."""
         return paths_by_group(self._keyed_files(), paths.keys()) == paths
-
-    def _delete(self, paths: Sequence[str]) -> None:
-        """Delete files that the table does not refer to. Files that remain are orphans."""
-        for path in paths:
-            with suppress(OSError):
-                self._table.iceberg.io.delete(path)
 
 
 def paths_by_group(files: Iterable[KeyedFile], groups: Collection[str]) -> dict[str, frozenset[str]]:
