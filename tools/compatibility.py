@@ -54,6 +54,8 @@ line in the log.
 | OffsetCommit of 32,000 offsets, which are committed at once; TxnOffsetCommit and OffsetDelete are not measured | \
 0.3 to 0.5 s |
 | Produce of 10,000 records with deduplication ids; with delays | up to 60 ms; up to 40 ms |
+| compressed batches that wait to be checked while a setting of their topic changes: each one is decompressed again \
+| up to 0.8 s for 90 MB |
 | delivery of delayed records, followers that read delays, ids or priorities, and order by key: a batch of 128 MiB \
 when decompressed | 0.3 to 1 s |
 | gRPC reads of records and receives of share groups: a record of 60 MiB | 50 to 70 ms: gRPC copies the message |

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mansio.iceberg.archive.table import ArchiveTable, open_table
-from mansio.iceberg.archive.table_format import TABLE_SCHEMA, BatchPlan, WrittenDataFile
+from mansio.iceberg.archive.table_format import TABLE_SCHEMA, BatchPlan, WrittenRange
+from mansio.iceberg.data_files import WrittenFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,21 +75,16 @@ class Archive:
         assert outcome.added
         self.offsets.update(end)
 
-    def write(self, table: ArchiveTable, rows: Sequence[dict[str, Any]]) -> WrittenDataFile:
+    def write(self, table: ArchiveTable, rows: Sequence[dict[str, Any]]) -> WrittenRange:
         """One data file of one partition."""
         directory = table.data_location.removeprefix("file://")
         os.makedirs(directory, exist_ok=True)
         path = f"{directory}/{self.query}-{self.batch}-{uuid.uuid4().hex}.parquet"
         pq.write_table(pa.Table.from_pylist(list(rows), TABLE_SCHEMA), path, compression="zstd")
         first, last = rows[0], rows[-1]
-        return WrittenDataFile(
-            f"file://{path}",
-            len(rows),
-            os.path.getsize(path),
-            first["__partition"],
-            first["__offset"],
-            last["__offset"],
-        )
+        partition = first["__partition"]
+        file = WrittenFile(f"file://{path}", len(rows), os.path.getsize(path), (partition,))
+        return WrittenRange(file, partition, first["__offset"], last["__offset"])
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:

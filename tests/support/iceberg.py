@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.iceberg.archive.table import ArchiveTable
-    from mansio.iceberg.archive.table_format import WrittenDataFile
+    from mansio.iceberg.archive.table_format import WrittenRange
 
 HOUR_US = 3_600_000_000
 
@@ -38,9 +38,9 @@ def source_rows(partition: int, offsets: Iterable[int]) -> pa.RecordBatch:
 
 def write_parts(
     table: ArchiveTable, plan: BatchPlan, holes: frozenset[tuple[int, int]] = frozenset()
-) -> list[WrittenDataFile]:
+) -> list[WrittenRange]:
     """What the tasks of a batch do: one writer per partition, every offset of the plan that is no hole."""
-    parts: list[WrittenDataFile] = []
+    parts: list[WrittenRange] = []
     for partition in plan.end:
         offsets = [
             o for o in range(plan.start[partition], plan.end[partition]) if (partition, o) not in holes

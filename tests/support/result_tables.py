@@ -29,8 +29,8 @@ from mansio.spark.sink.result_schema import to_iceberg_schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from mansio.iceberg.data_files import WrittenFile
     from mansio.iceberg.result_table.commit import QueryBatch
-    from mansio.iceberg.result_table.data_file_writer import WrittenFile
 
 COLUMNS = spark_types.StructType(
     [

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import RESTError
+from pyiceberg.exceptions import RESTError, TableAlreadyExistsError
 
 from mansio.errors import ConfigError
-from mansio.iceberg.commit import CachedMetadataTransaction
+from mansio.iceberg.commit import CachedMetadataTransaction, commit_with_retries
 from mansio.iceberg.errors import CatalogLocked, CatalogUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
 CATALOG_NAME = "mansio"
@@ -35,6 +36,9 @@ FILE_IO_CLASS = "mansio.iceberg.fsync_io.DurableFileIO"
 RESERVED_URI_CHARACTERS = "#?%"
 CATALOG_LOCK_TIMEOUT_S = 5
 CATALOG_LOCK_ATTEMPTS_MAX = 3
+MAINTENANCE_ATTEMPTS_MAX = 8
+"""Maximum number of attempts of maintenance to change a table while other programs commit to it."""
+MAINTENANCE_BACKOFF_S = 0.2
 
 Result = TypeVar("Result")
 
@@ -60,14 +64,14 @@ class CatalogTable:
             self.iceberg.refresh()
 
     def transaction(self) -> CachedMetadataTransaction:
-        """A transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
+        """Return a transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
 
         A concurrent commit makes it fail with pyiceberg's CommitFailedException: `refresh` and try again.
         """
         return CachedMetadataTransaction(self.iceberg)
 
     def manifest_count(self) -> int:
-        """The number of manifests of the current snapshot."""
+        """Return the number of manifests of the current snapshot."""
         snapshot = self.iceberg.current_snapshot()
         return 0 if snapshot is None else len(snapshot.manifests(self.iceberg.io))
 
@@ -85,6 +89,23 @@ class CatalogTable:
         with self.catalog_errors():
             return commit()
 
+    def retry_on_conflict(self, attempt: Callable[[], Result]) -> Result:
+        """Refresh the table and return the result of `attempt`; for maintenance, see `commit.commit_with_retries`.
+
+        Raises:
+            CommitConflict: In every attempt another commit changed the table first.
+        """
+        conflict = f"others changed {self.name} at the same time, {MAINTENANCE_ATTEMPTS_MAX} times in a row: try again"
+        self.refresh()
+        with self.catalog_errors():
+            return commit_with_retries(
+                self.iceberg,
+                lambda _number: attempt(),
+                conflict,
+                retries=MAINTENANCE_ATTEMPTS_MAX - 1,
+                backoff_s=MAINTENANCE_BACKOFF_S,
+            )
+
     @contextmanager
     def catalog_errors(self) -> Iterator[None]:
         """Context manager that converts errors of the catalog. See the function `catalog_errors`."""
@@ -93,7 +114,7 @@ class CatalogTable:
 
 
 def warehouse_location(warehouse: str) -> str:
-    """The warehouse as an address: a plain path becomes absolute with `file://`.
+    """Return the warehouse as an address: a plain path becomes absolute with `file://`.
 
     Raises:
         ConfigError: The path contains a character of `RESERVED_URI_CHARACTERS`, which readers and writers would
@@ -144,8 +165,21 @@ def open_catalog(address: str, location: str, *, create: bool) -> Catalog | None
     return load_catalog(CATALOG_NAME, type=kind, uri=address, warehouse=location, **durable)
 
 
+def create_table(catalog: Catalog, identifier: tuple[str, ...], schema: Schema, **options: Any) -> Table:
+    """Create a table and its namespace, and return the table. If another program creates it at the same time, its table
+    is returned. `options`: of pyiceberg's `create_table`.
+    """
+    catalog.create_namespace_if_not_exists(identifier[:-1])
+    try:
+        return catalog.create_table(identifier, schema, **options)
+    except TableAlreadyExistsError:
+        return catalog.load_table(identifier)
+
+
 def sqlite_address(location: str) -> str:
-    """The address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local directory."""
+    """Return the address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local
+    directory.
+    """
     parts = urlsplit(location)
     if parts.scheme != "file":
         raise CatalogUnavailable(
@@ -155,7 +189,7 @@ def sqlite_address(location: str) -> str:
 
 
 def _display_address(address: str) -> str:
-    """A catalog's address for messages: the path of a SQLite file, or the address without user and password."""
+    """Return a catalog's address for messages: the path of a SQLite file, or the address without user and password."""
     parts = urlsplit(address)
     if parts.scheme.startswith("sqlite"):
         return parts.path[1:]

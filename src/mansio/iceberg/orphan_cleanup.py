@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import json
 import posixpath
-import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 
-from mansio.iceberg.errors import ArchiveError, CommitConflict
+from mansio.iceberg.commit import expirable_snapshots
+from mansio.iceberg.errors import ArchiveError
+from mansio.iceberg.rewrite import MAINTENANCE_SUMMARY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from pyarrow.fs import FileSystem
     from pyiceberg.table import Table
@@ -39,11 +38,6 @@ if TYPE_CHECKING:
 DELETABLE_FILES: Final = (("data", (".parquet",)), ("metadata", (".avro", ".metadata.json")))
 """(directory of a table, suffixes of the files that may be deleted in it)."""
 UNREFERENCED_SINCE_FILE: Final = "metadata/mansio-unreferenced.json"
-COMMIT_ATTEMPTS_MAX: Final = 8
-"""Maximum number of attempts to change a table while other programs commit to it."""
-COMMIT_RETRY_BACKOFF_S: Final = 0.2
-MAINTENANCE_SUMMARY: Final = {"mansio.operation": "maintain"}
-"""Properties in the summary of every snapshot that maintenance creates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +93,13 @@ def expire_snapshots(table: CatalogTable, snapshots_kept: int) -> int:
                 transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),))
         return len(old)
 
-    return retry_on_conflict(table, attempt)
+    return table.retry_on_conflict(attempt)
 
 
 def _expirable(metadata: TableMetadata, snapshots_kept: int) -> list[int]:
-    """Ids of the snapshots to expire. One less than `snapshots_kept` remain, because the change adds one."""
-    named = {ref.snapshot_id for name, ref in metadata.refs.items() if name != MAIN_BRANCH}
-    newest_first = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0, reverse=True)
-    if len(newest_first) <= max(snapshots_kept, 1):
-        return []
-    old = newest_first[max(snapshots_kept, 1) - 1 :]
-    return [one.snapshot_id for one in old if one.snapshot_id not in named]
-
-
-def retry_on_conflict(table: CatalogTable, attempt: Callable[[], int]) -> int:
-    """Refresh the table and call `attempt`, again after each concurrent commit and after a commit of its own with an
-    unknown outcome. Returns the result of `attempt`.
-
-    Raises:
-        CommitConflict: In every attempt another commit changed the table first.
-    """
-    for failures in range(COMMIT_ATTEMPTS_MAX):
-        time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * failures))
-        table.refresh()
-        with table.catalog_errors():  # which would convert an unknown outcome to an error
-            try:
-                return attempt()
-            except (CommitFailedException, CommitStateUnknownException):
-                continue
-    raise CommitConflict(
-        f"others changed {table.name} at the same time, {COMMIT_ATTEMPTS_MAX} times in a row: try again"
-    )
+    """Return the ids of the snapshots to expire. One less than `snapshots_kept` remain, because the change adds one."""
+    kept = max(snapshots_kept, 1)
+    return expirable_snapshots(metadata, kept=kept - 1, count_min=kept + 1, is_current_kept=False)
 
 
 def _delete_unreferenced(
@@ -181,7 +151,7 @@ def referenced_paths(table: Table) -> set[str]:
 
 
 def _location(table: Table) -> tuple[FileSystem, str]:
-    """The table's file system and the path of its directory."""
+    """Return the table's file system and the path of its directory."""
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
     scheme, host, path = PyArrowFileIO.parse_location(table.location(), io.properties)
     return io.fs_by_scheme(scheme, host), path.rstrip("/")

@@ -12,44 +12,45 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
+from mansio.iceberg.commit import commit_files
 from mansio.iceberg.errors import CommitConflict
+from mansio.iceberg.snapshot_files import SnapshotReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyiceberg.manifest import DataFile
-
-    from mansio.iceberg.archive.table import ArchiveTable
+    from mansio.iceberg.catalog import CatalogTable
+    from mansio.iceberg.data_files import WrittenFile
 
 
 def replace_files(
-    table: ArchiveTable,
-    new: Sequence[DataFile],
+    table: CatalogTable,
+    new: Sequence[WrittenFile],
     properties: Mapping[str, str],
     *,
     run_property: str,
     is_replaced: Callable[[str], bool] = lambda _path: True,
 ) -> int:
-    """Replace the files of the table that `is_replaced` selects by path, by the files `new`, and set these
-    properties. `run_property`: name of the property for the run id. Returns the number of
-    replaced files.
+    """Replace the files of the table that `is_replaced` selects by path, by the files `new`, and set these properties.
+    Return the number of replaced files. `run_property`: name of the property for the run id.
 
     Raises:
         CommitConflict: Another commit changed the table first, or the catalog's response was lost and the commit was
         not applied.
+        InvalidDataFiles: A file is not as its task reported; nothing was committed.
+        ConfigError: The table has row-level deletes of another engine.
     """
     iceberg, run = table.iceberg, uuid.uuid4().hex
     with table.catalog_errors():
-        old = [task.file for task in iceberg.scan().plan_files() if is_replaced(task.file.file_path)]
+        live = SnapshotReader().read(iceberg)
+        old = [file for file in live.data_files() if is_replaced(file.file_path)]
+        changed = {**properties, run_property: run}
         try:
-            with table.transaction() as transaction:
-                transaction.set_properties({**properties, run_property: run})
-                if old or new:
-                    with transaction.update_snapshot().overwrite() as change:
-                        for file in old:
-                            change.delete_data_file(file)
-                        for file in new:
-                            change.append_data_file(file)
+            if old or new:
+                commit_files(iceberg, new, old, live=live, properties=changed, summary={})
+            else:
+                with table.transaction() as transaction:
+                    transaction.set_properties(changed)
         except CommitFailedException as error:
             raise CommitConflict(
                 f"{table.name} was changed by another program during this run; run it again"

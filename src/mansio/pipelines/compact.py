@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.exceptions import NoSuchTableError
 from pyspark.sql import Observation, functions
 
 from mansio.iceberg.archive.table import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
@@ -36,15 +35,21 @@ from mansio.iceberg.archive.table_format import (
     TIMESTAMP_TYPE_COLUMN,
     format_offsets,
 )
-from mansio.iceberg.archive.task_files import WRITTEN_FILE_COLUMNS, write_files
+from mansio.iceberg.archive.task_files import write_files
+from mansio.iceberg.catalog import create_table
+from mansio.iceberg.data_files import REPORT_SCHEMA, parse_written_file
 from mansio.iceberg.errors import NotAnArchiveTable
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.iceberg.replace_files import replace_files
 from mansio.spark.topic_table import ARCHIVE_SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
+
+    from mansio.iceberg.data_files import WrittenFile
 
 COMPACTED_OFFSETS_PROPERTY: Final = "mansio.compacted-offsets"
 RUN_ID_PROPERTY: Final = "mansio.compacted-run"
@@ -103,25 +108,27 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
     written = (
         latest.where("value is not null")
         .select(*TABLE_SCHEMA.names)
-        .mapInArrow(write, WRITTEN_FILE_COLUMNS)
+        .mapInArrow(write, REPORT_SCHEMA)
         .collect()
     )
-    paths = [row["path"] for row in written]
-    replace_rows(table, paths, offsets)
+    new = [parse_written_file(row["file"]) for row in written]
+    replace_rows(table, new, offsets)
     remove_orphan_files(table, snapshots_kept=SNAPSHOTS_RETAINED, grace_s=GRACE_S)
     return CompactReport(
         table=table.name,
         records=sum(file.rows for file in files),
         without_key=seen.get["without_key"],
         deleted_keys=kept.get["deleted_keys"],
-        keys=sum(row["rows"] for row in written),
-        files=len(paths),
+        keys=sum(file.rows for file in new),
+        files=len(new),
         offsets=dict(offsets),
     )
 
 
 def latest_by_key(rows: DataFrame) -> DataFrame:
-    """The latest record of every key. `rows` has the columns of an archive. Records without a value are included."""
+    """Return the latest record of every key. `rows` has the columns of an archive. Records without a value are
+    included.
+    """
     last = functions.max_by(functions.struct(*_LATEST_COLUMNS), functions.col(OFFSET_COLUMN)).alias("last")
     in_partitions = rows.where("key is not null").groupBy("key", PARTITION_COLUMN).agg(last)
     time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP_COLUMN}"), functions.lit(-1))
@@ -135,8 +142,8 @@ def latest_by_key(rows: DataFrame) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """The rows of these files of the archive. Its directory is not read as a whole, because it also holds replaced
-    files.
+    """Return the rows of these files of the archive. Its directory is not read as a whole, because it also holds
+    replaced files.
     """
     if not paths:
         return spark.createDataFrame([], ARCHIVE_SCHEMA)
@@ -155,10 +162,7 @@ def open_target_table(source: ArchiveTable, to: str) -> Table:
             COMPACTED_FROM_PROPERTY: source.topic,
             "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
         }
-        try:
-            return catalog.create_table(identifier, ICEBERG_SCHEMA, properties=properties)
-        except TableAlreadyExistsError:
-            table = catalog.load_table(identifier)
+        table = create_table(catalog, identifier, ICEBERG_SCHEMA, properties=properties)
     made_from = table.properties.get(COMPACTED_FROM_PROPERTY)
     if made_from != source.topic:
         known = (
@@ -168,10 +172,8 @@ def open_target_table(source: ArchiveTable, to: str) -> Table:
     return table
 
 
-def replace_rows(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
-    """Replace all files of the table by `paths` and set its offsets, in one commit. Raises `CommitConflict`."""
-    with table.catalog_errors():
-        files = [parquet_file_to_data_file(table.iceberg.io, table.iceberg.metadata, path) for path in paths]
+def replace_rows(table: ArchiveTable, new: Sequence[WrittenFile], offsets: dict[int, int]) -> None:
+    """Replace all files of the table by these and set its offsets, in one commit. Raises `CommitConflict`."""
     replace_files(
-        table, files, {COMPACTED_OFFSETS_PROPERTY: format_offsets(offsets)}, run_property=RUN_ID_PROPERTY
+        table, new, {COMPACTED_OFFSETS_PROPERTY: format_offsets(offsets)}, run_property=RUN_ID_PROPERTY
     )

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import InvalidRequest
 from mansio.iceberg.archive.dead_letters import open_dead_letters
-from mansio.iceberg.archive.rewrite_data_files import (
-    TARGET_FILE_BYTES,
-    RewriteReport,
-    planned_rewrite,
-    rewrite_data_files,
-)
-from mansio.iceberg.orphan_cleanup import CleanupReport, remove_orphan_files, retry_on_conflict
+from mansio.iceberg.archive.rewrite_data_files import planned_rewrite, rewrite_data_files
+from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES
+from mansio.iceberg.orphan_cleanup import CleanupReport, remove_orphan_files
 
 if TYPE_CHECKING:
     from mansio.iceberg.archive.table import ArchiveTable
     from mansio.iceberg.catalog import CatalogTable
+    from mansio.iceberg.rewrite import RewriteReport
 
 SNAPSHOTS_RETAINED: Final = 10
 GRACE_S: Final = 3600.0
@@ -102,4 +99,4 @@ def tag_snapshot(table: CatalogTable, name: str) -> int:
         table.iceberg.manage_snapshots().create_tag(newest.snapshot_id, name).commit()
         return newest.snapshot_id
 
-    return retry_on_conflict(table, attempt)
+    return table.retry_on_conflict(attempt)

@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -24,39 +23,40 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from mansio.errors import ConfigError
-from mansio.iceberg.archive.rewrite_data_files import (
-    TARGET_FILE_BYTES,
-    RewriteReport,
-    merge_candidates,
-    merge_manifests,
-)
-from mansio.iceberg.commit import CachedMetadataTransaction
-from mansio.iceberg.orphan_cleanup import MAINTENANCE_SUMMARY, remove_orphan_files, retry_on_conflict
+from mansio.iceberg.commit import refuse_row_level_deletes
+from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES
+from mansio.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.iceberg.result_table.backfill_ranges import RANGES_PROPERTY, parse_ranges
-from mansio.iceberg.result_table.commit import to_data_file
 from mansio.iceberg.result_table.rewrite_tasks import (
     REPORT_SCHEMA,
     RewriteItem,
-    parse_rewritten_files,
+    parse_written_files,
     rewrite_files,
     rewrite_items,
 )
 from mansio.iceberg.result_table.table import CREATED_PROPERTY
-from mansio.iceberg.result_table.upsert_plan import refuse_row_level_deletes
-from mansio.iceberg.snapshot_files import ReplaceDataFiles
+from mansio.iceberg.rewrite import (
+    LiveDataFile,
+    RewriteReport,
+    RewrittenGroup,
+    merge_candidates,
+    merge_manifests,
+    planned_report,
+    replace_groups,
+    total_bytes,
+)
 from mansio.pipelines.maintain import GRACE_S, SNAPSHOTS_RETAINED, MaintenanceReport, tag_snapshot
 from mansio.pipelines.run import PipelineFailed, failure_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyiceberg.manifest import DataFile
     from pyspark.sql import SparkSession
 
-    from mansio.iceberg.result_table.rewrite_tasks import RewrittenFiles
+    from mansio.iceberg.data_files import PartitionValue, WrittenFile
     from mansio.iceberg.result_table.table import ResultTable
 
-    Rewriter = Callable[[Sequence[RewriteItem]], list[RewrittenFiles]]
+    Rewriter = Callable[[Sequence[RewriteItem]], list[tuple[WrittenFile, ...]]]
 
 MERGED_PREFIX: Final = "merged"
 TASKS_MAX: Final = 256
@@ -64,12 +64,10 @@ TASKS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class LiveDataFile:
-    """A live file of a result table. `owner`: prefix of the files of its backfilled range; empty for other rows."""
+class FileGroup:
+    """Live files to be merged. `owner`: prefix of the files of their backfilled range; empty for other rows."""
 
-    path: str
-    rows: int
-    bytes: int
+    files: tuple[LiveDataFile, ...]
     owner: str
 
 
@@ -110,7 +108,7 @@ def maintain_table(
     groups = plan_rewrite(table, target_bytes)
     before = table.manifest_count()
     if is_dry_run:
-        rewritten = _planned_report(groups)
+        rewritten = planned_report([group.files for group in groups], before)
     else:
         rewritten = _rewrite(table, groups, target_bytes, spark, progress)
         merge_manifests(table)
@@ -126,9 +124,9 @@ def maintain_table(
     )
 
 
-def plan_rewrite(table: ResultTable, target_bytes: int) -> list[list[LiveDataFile]]:
-    """Groups of small files of one partition and backfilled range, oldest first, each to be merged into files of up to
-    `target_bytes`, as of the last refresh. Files of an earlier partition spec are left alone.
+def plan_rewrite(table: ResultTable, target_bytes: int) -> list[FileGroup]:
+    """Return groups of small files of one partition and backfilled range, oldest first, each to be merged into files of
+    up to `target_bytes`, as of the last refresh. Files of an earlier partition spec are left alone.
 
     Raises:
         ConfigError: The table has row-level deletes.
@@ -136,30 +134,24 @@ def plan_rewrite(table: ResultTable, target_bytes: int) -> list[list[LiveDataFil
     refuse_row_level_deletes(table.iceberg, table.files())
     ranges = parse_ranges(table.iceberg.properties.get(RANGES_PROPERTY))
     spec = table.iceberg.metadata.default_spec_id
-    places: dict[tuple[object, ...], list[LiveDataFile]] = {}
+    places: dict[tuple[PartitionValue, ...], list[LiveDataFile]] = {}
     oldest_first = sorted(table.files().entries(), key=lambda entry: entry.sequence_number or 0)
     for file in (entry.data_file for entry in oldest_first):
         if file.spec_id == spec:
             owner = next((one.file_prefix for one in ranges if one.owns_file(file.file_path)), "")
             values = (file.partition[index] for index in range(len(table.partition_by)))
-            found = LiveDataFile(file.file_path, file.record_count, file.file_size_in_bytes, owner)
+            found = LiveDataFile(file.file_path, file.record_count, file.file_size_in_bytes)
             places.setdefault((owner, *values), []).append(found)
-    return [group for files in places.values() for group in merge_candidates(files, target_bytes)]
-
-
-def _planned_report(groups: Sequence[Sequence[LiveDataFile]]) -> RewriteReport:
-    old = [file for group in groups for file in group]
-    return RewriteReport(
-        files_replaced=len(old),
-        files_written=len(groups),
-        rows=sum(file.rows for file in old),
-        bytes_before=sum(file.bytes for file in old),
-    )
+    return [
+        FileGroup(tuple(group), str(owner))
+        for (owner, *_), files in places.items()
+        for group in merge_candidates(files, target_bytes)
+    ]
 
 
 def _rewrite(
     table: ResultTable,
-    groups: Sequence[Sequence[LiveDataFile]],
+    groups: Sequence[FileGroup],
     target_bytes: int,
     spark: SparkSession | None,
     progress: Callable[[int, int], None],
@@ -167,31 +159,31 @@ def _rewrite(
     """Merge the groups, with a commit whenever `target_bytes` have been merged, or after each job of Spark."""
     rewrite = partial(_rewrite_here, table) if spark is None else partial(_rewrite_in_tasks, spark, table)
     report = RewriteReport()
-    merged, count = 0, sum(map(len, groups))
+    merged, count = 0, sum(len(group.files) for group in groups)
     for part in _parts(groups, target_bytes if spark is None else target_bytes * TASKS_MAX):
         items = [
             RewriteItem(
-                group[0].owner or MERGED_PREFIX,
-                tuple(file.path for file in group),
-                sum(file.rows for file in group),
+                group.owner or MERGED_PREFIX,
+                tuple(file.path for file in group.files),
+                sum(file.rows for file in group.files),
             )
             for group in part
         ]
-        report = _replace_files(table, part, rewrite(items), report)
-        merged += sum(map(len, part))
+        pairs = zip(part, rewrite(items), strict=True)
+        rewritten = [RewrittenGroup(group.files, files) for group, files in pairs]
+        report = report.with_groups(rewritten, _replace_groups(table, rewritten))
+        merged += sum(len(group.files) for group in part)
         progress(merged, count)
     return report
 
 
-def _parts(
-    groups: Sequence[Sequence[LiveDataFile]], part_bytes: int
-) -> Iterator[list[Sequence[LiveDataFile]]]:
-    """The groups in parts of about `part_bytes`, and at most `TASKS_MAX` groups."""
-    part: list[Sequence[LiveDataFile]] = []
+def _parts(groups: Sequence[FileGroup], part_bytes: int) -> Iterator[list[FileGroup]]:
+    """Yield the groups in parts of about `part_bytes`, and at most `TASKS_MAX` groups."""
+    part: list[FileGroup] = []
     size = 0
     for group in groups:
         part.append(group)
-        size += sum(file.bytes for file in group)
+        size += total_bytes(group.files)
         if size >= part_bytes or len(part) == TASKS_MAX:
             yield part
             part, size = [], 0
@@ -199,90 +191,22 @@ def _parts(
         yield part
 
 
-def _rewrite_here(table: ResultTable, items: Sequence[RewriteItem]) -> list[RewrittenFiles]:
+def _rewrite_here(table: ResultTable, items: Sequence[RewriteItem]) -> list[tuple[WrittenFile, ...]]:
     return [rewrite_files(table.layout(), table.sort_by, item) for item in items]
 
 
 def _rewrite_in_tasks(
     spark: SparkSession, table: ResultTable, items: Sequence[RewriteItem]
-) -> list[RewrittenFiles]:
+) -> list[tuple[WrittenFile, ...]]:
     work = spark.range(0, len(items), 1, len(items))
     task = partial(rewrite_items, table.layout(), table.sort_by, tuple(items))
     try:
         reports = work.mapInArrow(task, REPORT_SCHEMA).collect()
     except PySparkException as error:
         raise PipelineFailed(failure_reason(str(error))) from error
-    return [parse_rewritten_files(one["report"]) for one in reports]
+    return [parse_written_files(one["report"]) for one in reports]
 
 
-def _replace_files(
-    table: ResultTable,
-    groups: Sequence[Sequence[LiveDataFile]],
-    new: Sequence[RewrittenFiles],
-    report: RewriteReport,
-) -> RewriteReport:
-    """Replace the old files by the merged ones in one commit, except groups of which a file was replaced already."""
-    pairs = list(zip(groups, new, strict=True))
-    replaced: list[bool] = []
-
-    def attempt() -> int:
-        files = table.files()
-        live = {file.file_path: file for file in files.data_files()}
-        # The new files are live if a commit whose response was lost has been applied.
-        landed = [all(file.path in live for file in merged.files) for _, merged in pairs]
-        chosen = [
-            (group, merged)
-            for (group, merged), has_landed in zip(pairs, landed, strict=True)
-            if not has_landed and all(file.path in live for file in group)
-        ]
-        replaced[:] = [has_landed or pair in chosen for pair, has_landed in zip(pairs, landed, strict=True)]
-        if chosen:
-            refuse_row_level_deletes(table.iceberg, files)
-            _commit(table, chosen, live)
-        return len(chosen)
-
-    retry_on_conflict(table, attempt)
-    kept = [pair for pair, is_replaced in zip(pairs, replaced, strict=True) if is_replaced]
-    for (_, merged), is_replaced in zip(pairs, replaced, strict=True):
-        if not is_replaced:
-            _delete(table, merged)
-    old = [file for group, _ in kept for file in group]
-    written = [file for _, merged in kept for file in merged.files]
-    return replace(
-        report,
-        files_replaced=report.files_replaced + len(old),
-        files_written=report.files_written + len(written),
-        rows=report.rows + sum(file.rows for file in old),
-        bytes_before=report.bytes_before + sum(file.bytes for file in old),
-        bytes_after=report.bytes_after + sum(file.bytes for file in written),
-        files_conflicting=report.files_conflicting + sum(map(len, groups)) - len(old),
-    )
-
-
-def _commit(
-    table: ResultTable,
-    chosen: Sequence[tuple[Sequence[LiveDataFile], RewrittenFiles]],
-    live: dict[str, DataFile],
-) -> None:
-    """Raises pyiceberg's CommitFailedException if another commit was first: the snapshot must be the one of `live`."""
-    added = [
-        to_data_file(table.iceberg, file, is_sorted=merged.is_sorted)
-        for _, merged in chosen
-        for file in merged.files
-    ]
-    with (
-        CachedMetadataTransaction(table.iceberg) as transaction,
-        ReplaceDataFiles(transaction, table.files(), MAINTENANCE_SUMMARY, has_same_rows=True) as change,
-    ):
-        for group, _ in chosen:
-            for file in group:
-                change.delete_data_file(live[file.path])
-        for new in added:
-            change.append_data_file(new)
-
-
-def _delete(table: ResultTable, merged: RewrittenFiles) -> None:
-    """Delete files that the table does not refer to. Files that remain are orphans."""
-    for file in merged.files:
-        with suppress(OSError):
-            table.iceberg.io.delete(file.path)
+def _replace_groups(table: ResultTable, groups: Sequence[RewrittenGroup]) -> list[RewrittenGroup]:
+    """Replace the files of the groups in one commit. Return the groups that were replaced."""
+    return replace_groups(table, groups, table.reader, has_same_rows=True)

@@ -194,8 +194,8 @@ DEFECTS = (
         1_000_008,
         "what is stored is found by its offset, whatever the partition",
         MANAGER,
-        "self._cached: dict[int, _StoredRecords] = {}",
-        'self._cached: dict[int, _StoredRecords] = globals().setdefault("_all_cached", {})',
+        "self._cached: dict[int, StoredRecords] = {}",
+        'self._cached: dict[int, StoredRecords] = globals().setdefault("_all_cached", {})',
     ),
     rule(
         1_000_008,
@@ -222,8 +222,8 @@ DEFECTS = (
         1_000_000,
         "records that are delivered late are delivered twice",
         MANAGER,
-        "self.uncommitted_end = end_offset",
-        "self.uncommitted_end = end_offset;"
+        "self._delivered_end = end_offset",
+        "self._delivered_end = end_offset;"
         " due[0].due_ms < now_ms - 2_000 and self.view.pending.replace(due[0])",
     ),
     rule(

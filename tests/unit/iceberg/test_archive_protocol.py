@@ -25,7 +25,7 @@ from support.iceberg import checksum, expected, held, write_parts
 from support.tiers import examples
 
 if TYPE_CHECKING:
-    from mansio.iceberg.archive.table_format import WrittenDataFile
+    from mansio.iceberg.archive.table_format import WrittenRange
 
 TOPIC = "t"
 ARCHIVES = st.integers(0, 1)
@@ -42,7 +42,7 @@ class Archive:
     at: dict[int, int]
     batch: int = 0
     plan: BatchPlan | None = None
-    parts: list[WrittenDataFile] | None = None
+    parts: list[WrittenRange] | None = None
 
 
 class ArchiveProtocol(RuleBasedStateMachine):

@@ -23,7 +23,7 @@ from support.iceberg import plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.iceberg.archive.table_format import WrittenDataFile
+    from mansio.iceberg.archive.table_format import WrittenRange
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def opened(archive: ArchiveTable) -> ArchiveTable:
     return found
 
 
-def written(table: ArchiveTable, *rows: tuple[int, int, int, bytes]) -> list[WrittenDataFile]:
+def written(table: ArchiveTable, *rows: tuple[int, int, int, bytes]) -> list[WrittenRange]:
     """What a task does with dead letters: (partition, first, last, value)."""
     source = pa.RecordBatch.from_pylist(
         [

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.table.update import update_table_metadata
 
 from mansio.iceberg import commit
 from mansio.iceberg.archive import commit as archive_commit
 from mansio.iceberg.archive.commit import CommitDecision, decide_commit
 from mansio.iceberg.archive.table import ArchiveTable, open_table
-from mansio.iceberg.archive.table_format import Commit, LostRange, WrittenDataFile
+from mansio.iceberg.archive.table_format import Commit, LostRange, WrittenRange
+from mansio.iceberg.data_files import WrittenFile
 from mansio.iceberg.errors import ArchiveGap, CommitConflict, ConcurrentArchive, InvalidDataFiles
 from support.iceberg import add, expected, held, plan, write_parts
 
@@ -76,16 +76,16 @@ def test_race_of_two_archives_inside_the_commit_adds_once(
     second = other(table, tmp_path)
     assert add(table, plan(0, {0: 0}, {0: 2}))
     second.refresh()
-    original = parquet_file_to_data_file
+    original = commit.to_data_file
 
     def overtaken(*given: object, **named: object) -> object:
-        monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", original)
+        monkeypatch.setattr(commit, "to_data_file", original)
         assert add(table, plan(1, {0: 2}, {0: 5}))
         return original(*given, **named)  # type: ignore[arg-type]
 
     batch = plan(1, {0: 2}, {0: 5})
     parts = write_parts(second, batch)
-    monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", overtaken)
+    monkeypatch.setattr(commit, "to_data_file", overtaken)
     assert not second.commit(batch, parts).added
     assert held(second) == expected({0: 5})
 
@@ -125,7 +125,7 @@ def test_endless_conflicts_end_with_an_error(table: ArchiveTable, monkeypatch: p
     def refuse(*_: object) -> object:
         raise CommitFailedException("Requirement failed: branch main has changed")
 
-    monkeypatch.setattr(archive_commit, "COMMIT_RETRY_BACKOFF_S", 0)
+    monkeypatch.setattr(commit, "COMMIT_RETRY_BACKOFF_S", 0)
     monkeypatch.setattr(table.iceberg.catalog, "commit_table", refuse)
     with pytest.raises(CommitConflict, match="6 attempts"):
         add(table, plan(0, {0: 0}, {0: 1}))
@@ -188,8 +188,9 @@ def test_repeat_from_before_the_archive_began_is_not_taken_for_archived() -> Non
     assert decide_commit(stands, plan(1, {0: 0}, {0: 3}, "q")) is CommitDecision.CONFLICT
 
 
-def part(first: int, last: int, rows: int | None = None, partition: int = 0) -> WrittenDataFile:
-    return WrittenDataFile("file:///p", last - first + 1 if rows is None else rows, 1, partition, first, last)
+def part(first: int, last: int, rows: int | None = None, partition: int = 0) -> WrittenRange:
+    file = WrittenFile("file:///p", last - first + 1 if rows is None else rows, 1, (partition,))
+    return WrittenRange(file, partition, first, last)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +205,7 @@ def part(first: int, last: int, rows: int | None = None, partition: int = 0) -> 
     ],
     ids=["too-wide", "overlap", "too-early", "too-many-rows", "no-rows", "other-partition"],
 )
-def test_files_that_do_not_fit_the_plan_are_refused(
-    table: ArchiveTable, parts: list[WrittenDataFile]
-) -> None:
+def test_files_that_do_not_fit_the_plan_are_refused(table: ArchiveTable, parts: list[WrittenRange]) -> None:
     with pytest.raises(InvalidDataFiles):
         table.commit(plan(0, {0: 4}, {0: 9}), parts)
     assert table.last_commit() is None
@@ -216,8 +215,8 @@ def test_file_that_changed_since_its_task_wrote_it_is_refused(table: ArchiveTabl
     batch = plan(0, {0: 0}, {0: 5})
     (written,) = write_parts(table, batch)
     (shorter,) = write_parts(table, plan(0, {0: 0}, {0: 4}))
-    path = written.path.removeprefix("file://")
-    with open(shorter.path.removeprefix("file://"), "rb") as source, open(path, "wb") as target:
+    path = written.file.path.removeprefix("file://")
+    with open(shorter.file.path.removeprefix("file://"), "rb") as source, open(path, "wb") as target:
         target.write(source.read())
     with pytest.raises(InvalidDataFiles, match="its task wrote 5 rows"):
         table.commit(batch, [written])
@@ -231,7 +230,7 @@ def test_old_snapshots_go_with_the_commit_but_tagged_ones_and_offsets_stay(table
     table.iceberg.manage_snapshots().create_tag(tagged.snapshot_id, "first").commit()
     for batch in range(1, 9):
         batch_plan = plan(batch, {0: batch}, {0: batch + 1})
-        archive_commit.commit_files(
+        archive_commit.commit_batch(
             table.iceberg, batch_plan, write_parts(table, batch_plan), snapshots_max=5
         )
         assert len(table.iceberg.metadata.snapshots) <= 6
@@ -245,17 +244,17 @@ def test_maintenance_that_commits_between_does_not_disturb_a_batch(
 ) -> None:
     add(table, plan(0, {0: 0}, {0: 2}))
     maintenance = other(table, tmp_path)
-    original: Callable[..., object] = parquet_file_to_data_file
+    original: Callable[..., object] = commit.to_data_file
 
     def between(*given: object, **named: object) -> object:
-        monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", original)
+        monkeypatch.setattr(commit, "to_data_file", original)
         with maintenance.transaction() as change:
             change.update_snapshot().merge_append().commit()
         return original(*given, **named)
 
     batch = plan(1, {0: 2}, {0: 5})
     parts = write_parts(table, batch)
-    monkeypatch.setattr(archive_commit, "parquet_file_to_data_file", between)
+    monkeypatch.setattr(commit, "to_data_file", between)
     outcome = table.commit(batch, parts)
     assert (outcome.added, outcome.attempts) == (True, 2)
     assert held(table) == expected({0: 5})

@@ -43,15 +43,15 @@ def test_files_roll_over_at_their_size_and_name_what_they_hold(tmp_path: Path) -
     for low in (0, 5):
         writer.write(source_rows(0, range(low, low + 5)))
     parquet_writer = writer.close()
-    assert [(part.first_offset, part.last_offset, part.rows) for part in parquet_writer] == [
+    assert [(part.first_offset, part.last_offset, part.file.rows) for part in parquet_writer] == [
         (0, 4, 5),
         (5, 9, 5),
     ]
     for part in parquet_writer:
-        rows = pq.read_table(part.path.removeprefix("file://"))
+        rows = pq.read_table(part.file.path.removeprefix("file://"))
         assert rows.schema.equals(TABLE_SCHEMA)
-        assert rows.num_rows == part.rows
-    assert len({part.path for part in parquet_writer}) == 2
+        assert rows.num_rows == part.file.rows
+    assert len({part.file.path for part in parquet_writer}) == 2
 
 
 def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
@@ -61,7 +61,7 @@ def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
     for low in range(0, 400, 10):
         writer.write(source_rows(0, range(low, low + 10)))
     (part,) = writer.close()
-    file = pq.ParquetFile(part.path.removeprefix("file://"))
+    file = pq.ParquetFile(part.file.path.removeprefix("file://"))
     assert (file.num_row_groups, file.read().num_rows) == (1, 400)
     monkeypatch.setattr(fanout_writer, "BUFFERED_BYTES_MAX", 1_000)
     writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-1")
@@ -70,9 +70,9 @@ def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
             writer.write(source_rows(partition, range(low, low + 10)))
             assert writer._files.buffered_bytes < 1_000
     for part in writer.close():
-        rows = pq.read_table(part.path.removeprefix("file://"))
+        rows = pq.read_table(part.file.path.removeprefix("file://"))
         assert rows.column("__offset").to_pylist() == list(range(400))
-        assert part.rows == 400
+        assert part.file.rows == 400
 
 
 def test_rows_of_several_partitions_go_to_files_of_their_own(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.table.update import SetLocationUpdate
 
-from mansio.iceberg.archive.commit import commit_files
+from mansio.iceberg.archive.commit import commit_batch
 from mansio.iceberg.archive.rewrite_data_files import rewrite_data_files
 from mansio.iceberg.archive.table_scan import scan
 from mansio.iceberg.errors import ArchiveError
@@ -90,7 +90,7 @@ def test_files_of_a_batch_under_way_are_not_deleted(archive: Archive, table: Arc
     waited = remove_orphan_files(table, snapshots_kept=5, grace_s=GRACE_S, now_ms=LATER_MS - 1)
     assert waited.files_deleted == 0
     with table.iceberg.transaction() as change:
-        change.add_files([written.path], check_duplicate_files=False)
+        change.add_files([written.file.path], check_duplicate_files=False)
     remove_orphan_files(table, snapshots_kept=5, grace_s=GRACE_S, now_ms=LATER_MS * 2)
     assert len(rows_of(scan(archive.open()))) == 61
 
@@ -99,10 +99,10 @@ def test_a_file_that_is_needed_again_starts_its_grace_time_again(
     archive: Archive, table: ArchiveTable
 ) -> None:
     written = archive.write(table, [row(0, 42)])
-    path = written.path.removeprefix("file://")
+    path = written.file.path.removeprefix("file://")
     remove_orphan_files(table, snapshots_kept=50, grace_s=GRACE_S, now_ms=NOW_MS)
     with table.iceberg.transaction() as change:
-        change.add_files([written.path], check_duplicate_files=False)
+        change.add_files([written.file.path], check_duplicate_files=False)
     remove_orphan_files(table, snapshots_kept=50, grace_s=GRACE_S, now_ms=NOW_MS + 1)
     with table.iceberg.transaction() as change:
         change.delete("__offset = 42 and __partition = 0")
@@ -199,7 +199,7 @@ def test_expiry_beside_another_that_expires_the_same_snapshots(
 ) -> None:
     """The second one sees it and looks again."""
     other, begin = archive.open(), table.transaction
-    monkeypatch.setitem(present(commit_files.__kwdefaults__), "snapshots_max", 4)
+    monkeypatch.setitem(present(commit_batch.__kwdefaults__), "snapshots_max", 4)
 
     def begin_late() -> object:
         monkeypatch.setattr(table, "transaction", begin)

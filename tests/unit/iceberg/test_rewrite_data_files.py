@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.iceberg import rewrite
 from mansio.iceberg.archive import rewrite_data_files as rewriting
-from mansio.iceberg.archive.rewrite_data_files import choose_groups, merge_manifests, rewrite_data_files
+from mansio.iceberg.archive.rewrite_data_files import choose_groups, rewrite_data_files
 from mansio.iceberg.archive.table_format import LiveFile
 from mansio.iceberg.archive.table_scan import scan
+from mansio.iceberg.commit import commit_files
 from mansio.iceberg.errors import ArchiveError
+from mansio.iceberg.rewrite import merge_manifests, replace_groups
 from support.archive_tables import Archive, row, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mansio.iceberg.archive.rewrite_data_files import _MergedFile
     from mansio.iceberg.archive.table import ArchiveTable
 
 TARGET = 1 << 20
@@ -59,16 +61,16 @@ def test_the_archive_goes_on_while_files_are_rewritten(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, other = filled(archive, 6), archive.open()
-    commit = rewriting._commit
+    commit = commit_files
     came_between: list[int] = []
 
-    def commit_late(*given: object) -> None:
+    def commit_late(*given: Any, **named: Any) -> int:
         if len(came_between) < 2:
             came_between.append(1)
             archive.add(other, {0: 5})
-        commit(*given)  # type: ignore[arg-type]
+        return commit(*given, **named)
 
-    monkeypatch.setattr(rewriting, "_commit", commit_late)
+    monkeypatch.setattr(rewrite, "commit_files", commit_late)
     report = rewrite_data_files(table, TARGET)
     assert report.files_replaced == 12
     found = rows_of(scan(archive.open()))
@@ -112,16 +114,14 @@ def test_of_two_that_rewrite_the_same_files_one_wins(
 ) -> None:
     table, other = filled(archive, 4), archive.open()
     before = rows_of(scan(table))
-    exchange = rewriting._replace_files
+    exchange = replace_groups
 
-    def exchange_second(
-        table: ArchiveTable, pending: Sequence[_MergedFile], report: rewriting.RewriteReport
-    ) -> object:
-        monkeypatch.setattr(rewriting, "_replace_files", exchange)
+    def exchange_second(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(rewriting, "replace_groups", exchange)
         rewrite_data_files(other, TARGET)
-        return exchange(table, pending, report)
+        return exchange(*given, **named)
 
-    monkeypatch.setattr(rewriting, "_replace_files", exchange_second)
+    monkeypatch.setattr(rewriting, "replace_groups", exchange_second)
     report = rewrite_data_files(table, TARGET)
     assert (report.files_replaced, report.files_conflicting) == (0, 8)
     assert rows_of(scan(archive.open())) == before
@@ -141,7 +141,7 @@ def test_rows_that_are_not_those_the_table_lists_are_not_put_into_their_place(ar
     victim = table.live_files()[0]
     broken = archive.write(table, [row(0, offset) for offset in range(6)])
     with (
-        open(broken.path.removeprefix("file://"), "rb") as source,
+        open(broken.file.path.removeprefix("file://"), "rb") as source,
         open(victim.path.removeprefix("file://"), "wb") as target,
     ):
         target.write(source.read())

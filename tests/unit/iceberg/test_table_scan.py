@@ -115,7 +115,7 @@ def test_a_record_that_is_there_twice_is_an_error_and_not_an_answer(
 ) -> None:
     doubled = archive.write(table, [row(0, offset) for offset in range(5, 12)])
     with table.iceberg.transaction() as change:
-        change.add_files([doubled.path], check_duplicate_files=False)
+        change.add_files([doubled.file.path], check_duplicate_files=False)
     with pytest.raises(ArchiveError, match="partition 0 is not in order"):
         rows_of(scan(table))
 

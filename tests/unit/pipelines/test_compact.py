@@ -13,6 +13,7 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from mansio.iceberg.archive.table import ArchiveTable
 from mansio.iceberg.archive.table_format import TABLE_SCHEMA
 from mansio.iceberg.archive.task_files import write_files
+from mansio.iceberg.data_files import WrittenFile, parse_written_file
 from mansio.iceberg.errors import CommitConflict, NotAnArchiveTable
 from mansio.pipelines.compact import COMPACTED_OFFSETS_PROPERTY, open_target_table, replace_rows
 from support.archive_tables import Archive, row
@@ -32,17 +33,17 @@ def opened(source: ArchiveTable) -> ArchiveTable:
     return ArchiveTable(table, source.topic, table.location())
 
 
-def written(table: ArchiveTable, *counts: int) -> list[str]:
+def written(table: ArchiveTable, *counts: int) -> list[WrittenFile]:
     """The files of one run: a task for each number of rows, which come in two batches."""
-    paths: list[str] = []
+    files: list[WrittenFile] = []
     for task, count in enumerate(counts):
         rows = pa.RecordBatch.from_pylist([row(task, offset) for offset in range(count)], TABLE_SCHEMA)
         batches = iter([rows.slice(0, 1), rows.slice(1), rows.slice(0, 0)])
         for result in write_files(table.data_location, "compact", TABLE_SCHEMA, batches):
             (one,) = result.to_pylist()
-            assert one["rows"] == count
-            paths.append(one["path"])
-    return paths
+            files.append(parse_written_file(one["file"]))
+            assert files[-1].rows == count
+    return files
 
 
 def rows_in(source: ArchiveTable) -> list[dict[str, Any]]:
@@ -59,9 +60,9 @@ def test_files_of_a_run_take_the_place_of_those_before_and_an_empty_run_empties_
 ) -> None:
     for number, counts in enumerate(((5, 0, 3), (4,), ())):
         table = opened(source)
-        paths = written(table, *counts)
-        assert len(paths) == sum(count > 0 for count in counts)
-        replace_rows(table, paths, {0: number})
+        files = written(table, *counts)
+        assert len(files) == sum(count > 0 for count in counts)
+        replace_rows(table, files, {0: number})
         assert len(rows_in(source)) == sum(counts)
         assert opened(source).iceberg.properties[COMPACTED_OFFSETS_PROPERTY] == f'{{"0":{number}}}'
 

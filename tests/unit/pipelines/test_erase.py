@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.exceptions import CommitStateUnknownException
 
 from mansio.errors import InvalidRequest
 from mansio.iceberg import orphan_cleanup
@@ -19,7 +20,9 @@ from mansio.iceberg.archive.table import ArchiveTable
 from mansio.iceberg.archive.table_format import DEAD_LETTER_SCHEMA, TABLE_SCHEMA, BatchPlan
 from mansio.iceberg.archive.table_scan import scan
 from mansio.iceberg.archive.task_files import write_files
+from mansio.iceberg.data_files import parse_written_file
 from mansio.iceberg.errors import CommitConflict
+from mansio.iceberg.rewrite import replace_groups
 from mansio.pipelines.compact import open_target_table, replace_rows
 from mansio.pipelines.erase import erase
 from mansio.pipelines.maintain import maintain, tag_snapshot
@@ -122,25 +125,43 @@ def test_tags_would_keep_the_rows_and_are_dropped_on_request_only(archive: Archi
 def test_commit_of_the_archive_in_between_does_not_bring_rows_back(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = erase_keys._replace_files
+    replace = replace_groups
     other = archive.open()
 
-    def replace_after_a_commit(*given: Any) -> Any:
-        monkeypatch.setattr(erase_keys, "_replace_files", replace)
+    def replace_after_a_commit(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(erase_keys, "replace_groups", replace)
         archive.add(other, {0: batch(0, 52, 4, [53])})
-        return replace(*given)
+        return replace(*given, **named)
 
-    monkeypatch.setattr(erase_keys, "_replace_files", replace_after_a_commit)
+    monkeypatch.setattr(erase_keys, "replace_groups", replace_after_a_commit)
     report = erase(archive.open(), [SECRET_KEY], grace_s=0)
     assert report.tables[0].rows == 6, "the new file is found by the next pass"
     assert files_with_secret(archive.warehouse) == []
     assert archive.open().last_commit() == other.last_commit()
 
 
+def test_erased_rows_are_counted_if_the_answer_of_the_catalog_was_lost(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = archive.open()
+    catalog = table.iceberg.catalog
+    original = catalog.commit_table
+
+    def unknown(*given: Any) -> Any:
+        monkeypatch.setattr(catalog, "commit_table", original)
+        original(*given)
+        raise CommitStateUnknownException("the connection was lost")
+
+    monkeypatch.setattr(catalog, "commit_table", unknown)
+    report = erase(table, [SECRET_KEY], grace_s=0)
+    assert (report.tables[0].rows, report.tables[0].files) == (5, 2)
+    assert files_with_secret(archive.warehouse) == []
+
+
 def test_erasure_gives_up_if_files_are_replaced_without_end(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(erase_keys, "_replace_files", lambda *_: [])
+    monkeypatch.setattr(erase_keys, "replace_groups", lambda *_, **__: [])
     with pytest.raises(CommitConflict, match="maintenance job running"):
         erase(archive.open(), [SECRET_KEY], grace_s=0)
 
@@ -152,7 +173,7 @@ def test_killed_erasure_is_completed_by_the_next_one(
         raise KeyboardInterrupt
 
     before = other_rows(archive.open())
-    for step in ("_replace_files", "remove_orphan_files"):
+    for step in ("replace_groups", "remove_orphan_files"):
         with monkeypatch.context() as patched:
             patched.setattr(erase_keys, step, killed)
             with pytest.raises(KeyboardInterrupt):
@@ -168,7 +189,7 @@ def test_compacted_and_dead_letter_tables_are_erased_too(archive: Archive) -> No
     latest = ArchiveTable(open_target_table(source, "flights-latest"), source.topic, source._catalog_address)
     rows = pa.RecordBatch.from_pylist(batch(0, 0, 8, [5]), TABLE_SCHEMA)
     (written,) = write_files(latest.data_location, "compact", TABLE_SCHEMA, iter([rows]))
-    replace_rows(latest, written.column("path").to_pylist(), {0: 8})
+    replace_rows(latest, [parse_written_file(written["file"][0].as_py())], {0: 8})
 
     dead_letters = open_dead_letters(source, create=True)
     assert dead_letters is not None

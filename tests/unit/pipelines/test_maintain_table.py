@@ -393,11 +393,11 @@ def test_task_of_spark_merges_the_items_that_it_gets(tmp_path: Path) -> None:
     items = [RewriteItem("a", tuple(files[:2]), 20), RewriteItem("b", tuple(files[2:]), 20)]
     places = [pa.RecordBatch.from_pydict({"id": [one]}) for one in (1, 0)]
     reports = [
-        rewrite_tasks.parse_rewritten_files(batch["report"][0].as_py())
+        rewrite_tasks.parse_written_files(batch["report"][0].as_py())
         for batch in rewrite_items(table.layout(), (), items, iter(places))
     ]
-    assert [one.files[0].path.rpartition("/")[2][0] for one in reports] == ["b", "a"]
-    assert [one.files[0].rows for one in reports] == [20, 20]
+    assert [files[0].path.rpartition("/")[2][0] for files in reports] == ["b", "a"]
+    assert [files[0].rows for files in reports] == [20, 20]
 
 
 @pytest.mark.full

@@ -85,7 +85,7 @@ class ViewReplay(Generic[View]):
         self._failures = 0
         self._retained_until: tuple[int, int] | None = None
         """See `retain`."""
-        self.snapshots = ViewSnapshots(disk, background, log, view)
+        self.snapshots = ViewSnapshots(disk, background, log, type(view))
         self.applied_end = 0
         self._load()
 
@@ -127,7 +127,7 @@ class ViewReplay(Generic[View]):
     def on_committed(self, high_watermark: int) -> None:
         if self._retained_until is not None and self._retained_until[0] <= high_watermark:
             self._retained_until = None
-        self.snapshots.on_committed(high_watermark)
+        self.snapshots.on_committed(self.view, high_watermark)
 
     def on_trim(self, start_offset: int) -> None:
         """Go on at the new start of the log: what the view needs from below it was copied to a later part."""
@@ -161,7 +161,7 @@ class ViewReplay(Generic[View]):
     def close(self, *, save: bool) -> None:
         self._closed = True
         if save and self.view.is_whole:
-            self.snapshots.save_last(self.applied_end)
+            self.snapshots.save_last(self.view, self.applied_end)
 
     # Application of the log
 
@@ -171,7 +171,7 @@ class ViewReplay(Generic[View]):
         snapshots.unsaved_bytes += header.batch_length
         self.view.apply(header, base_offset, content)
         if snapshots.is_due and self.view.is_whole:
-            snapshots.prepare(self.applied_end)
+            snapshots.prepare(self.view, self.applied_end)
 
     def _skip_to(self, offset: int) -> None:
         self.applied_end = offset
@@ -251,11 +251,11 @@ class ViewReplay(Generic[View]):
 
     def _load(self) -> None:
         log = self._log
-        end_offset = self.snapshots.load()
+        end_offset = self.snapshots.load(self.view)
         if end_offset is None:
             end_offset, is_stored = self.view.begin()
             if is_stored:
-                self.snapshots.save(end_offset, self.view.freeze(end_offset), durable=True)
+                self.snapshots.save(self.view, end_offset, self.view.freeze(end_offset), durable=True)
         self.applied_end = max(end_offset, log.start_offset)
         self._is_reading = self.applied_end < log.end_offset
         if self._is_reading:

@@ -54,25 +54,28 @@ def remove_snapshots_above(end_offset: int, disk: Disk, directory: str, suffix: 
 
 
 class ViewSnapshots:
-    """The snapshots of one view. `save` may run on any thread, all other methods run on the broker's event loop."""
+    """The snapshots of one view. It owns this object, and passes itself as `source` to the methods that need its state:
+    without a cycle of references, a partition that is closed keeps no file open until garbage collection.
+
+    `save` may run on any thread, all other methods run on the broker's event loop."""
 
     __slots__ = (
         "_background",
         "_directory",
         "_disk",
+        "_kind",
         "_log",
-        "_source",
         "saved_end_offset",
         "unsaved_bytes",
         "waiting",
     )
 
-    def __init__(self, disk: Disk, background: Background, log: Log, source: SnapshotSource) -> None:
+    def __init__(self, disk: Disk, background: Background, log: Log, kind: type[SnapshotSource]) -> None:
         self._disk = disk
         self._background = background
         self._log = log
         self._directory = log.directory
-        self._source = source
+        self._kind = kind
         self.waiting: tuple[int, Any] | None = None
         """Offset and state of a snapshot that is written when the log is committed up to the offset."""
         self.saved_end_offset = -1
@@ -85,45 +88,45 @@ class ViewSnapshots:
         """Whether a snapshot should be prepared."""
         return self.unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self.waiting is None
 
-    def prepare(self, end_offset: int) -> None:
+    def prepare(self, source: SnapshotSource, end_offset: int) -> None:
         """Take a snapshot of the state, which contains the log below `end_offset`. It is written when that is
         committed."""
         self.unsaved_bytes = 0
-        self.waiting = (end_offset, self._source.freeze(end_offset))
+        self.waiting = (end_offset, source.freeze(end_offset))
 
-    def on_committed(self, high_watermark: int) -> None:
+    def on_committed(self, source: SnapshotSource, high_watermark: int) -> None:
         """Write the snapshot that waits for the commit."""
         if self.waiting is not None and self.waiting[0] <= high_watermark:
             end_offset, state = self.waiting
             self.waiting = None
-            self._background.submit(lambda: self.save(end_offset, state), self._log_save_error)
+            self._background.submit(lambda: self.save(source, end_offset, state), self._log_save_error)
 
-    def save(self, end_offset: int, state: Any, *, durable: bool = False) -> None:
+    def save(self, source: SnapshotSource, end_offset: int, state: Any, *, durable: bool = False) -> None:
         """Write the snapshot of an offset, and remove older ones. `durable`: it is on stable storage on return.
 
         Raises `OSError`."""
-        data = self._source.encode_snapshot(end_offset, state)
-        if self._source.needs_newer_format(data):
+        data = source.encode_snapshot(end_offset, state)
+        if source.needs_newer_format(data):
             self._log.before_newer_format()
-        target = f"{self._directory}/{end_offset:020d}{self._source.suffix}"
+        target = f"{self._directory}/{end_offset:020d}{self._kind.suffix}"
         write_file_atomically(self._disk, target, data, durable=durable)
         for path in self.paths()[RETAINED_SNAPSHOTS:]:
             self._disk.remove(path)
         self.saved_end_offset = end_offset
 
-    def save_last(self, end_offset: int) -> None:
+    def save_last(self, source: SnapshotSource, end_offset: int) -> None:
         """Write a snapshot before the log is closed, if the state contains the whole log, which is flushed, and has
         changed. Raises `OSError`."""
         log = self._log
         is_durable = end_offset == log.end_offset == log.durable_end_offset and log.failure is None
         if is_durable and end_offset != self.saved_end_offset:
-            self.save(end_offset, self._source.freeze(end_offset))
+            self.save(source, end_offset, source.freeze(end_offset))
 
-    def load(self) -> int | None:
+    def load(self, source: SnapshotSource) -> int | None:
         """Restore the state from the latest snapshot that can be used, and return its offset; None if there is none.
 
         Raises `OSError`."""
-        log, source = self._log, self._source
+        log = self._log
         self.truncate(log.end_offset)
         self.saved_end_offset = -1
         for path in self.paths():
@@ -144,14 +147,14 @@ class ViewSnapshots:
     def truncate(self, end_offset: int) -> None:
         """Remove the snapshots of offsets above `end_offset`, durably. Raises `OSError`."""
         self.waiting = None
-        remove_snapshots_above(end_offset, self._disk, self._directory, self._source.suffix)
+        remove_snapshots_above(end_offset, self._disk, self._directory, self._kind.suffix)
 
     def paths(self) -> list[str]:
         """Return the paths of the snapshots, newest first. Raises `OSError`."""
-        names = snapshot_names(self._disk, self._directory, self._source.suffix)
+        names = snapshot_names(self._disk, self._directory, self._kind.suffix)
         return [f"{self._directory}/{name}" for name in names]
 
     def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid
-            known = fields(view=self._source.kind, directory=self._directory, reason=error)
+            known = fields(view=self._kind.kind, directory=self._directory, reason=error)
             logger.warning("view_snapshot_not_written", extra=known)

@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.broker.partition.append import AppendFeature, Draft, Following, ReleasingFeature
-    from mansio.broker.partition.append_validation import InspectedRecords
+    from mansio.broker.partition.append_validation import InspectedRecords, RecordReader
     from mansio.broker.partition.batch_verifier import BatchVerifier
     from mansio.broker.partition.partition_hook import Contents, PartitionHook
     from mansio.broker.partition.producer_hook import ProducerHook
@@ -185,6 +185,11 @@ class PartitionFeature(ABC):
         Raises `OSError`."""
         del log
         return False
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        """Return what the feature reads from clients' batches on a topic with these settings; None for nothing."""
+        del settings
+        return None
 
     @abstractmethod
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
@@ -536,7 +541,7 @@ class Partition:
             )  # duplicates too: what was not flushed never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
-                if rules.deduplicates:
+                if rules.readers:
                     known = self.pipeline.with_first_offset(batch, rules, inspected, known)
                 return known._replace(append_time_ms=-1) if by_client else known
         if rules.inspects_records and not internal:
@@ -1464,20 +1469,28 @@ class Partition:
         self._attached.clear()
         self.producers = None
         self.pipeline.features.clear()
-        self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
+        # A hook that refers to its partition would keep files open until garbage collection.
+        self._hooks.clear()
+        self._before_append.clear()
+        self._after_append = []
+        self._readable_ends = [_closed_end]
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
         self._fail_commit_waits(error)
         self._fail_start_offset_waits(error)
         self._wake_all()
         self._parked.clear()
         self._parked_followers.clear()
-        self._remove_after_append(self._wake_followers_after_append)
         self._isr_listener = None
         self.storage_health.remove_partition(self.topic, self.index)
 
 
 def _damaged_offset(error: StorageError) -> int:
     return error.first_offset if isinstance(error, DamagedRange) else UNKNOWN_OFFSET
+
+
+def _closed_end(_: int) -> int:
+    """Return the end for readers of a closed partition: without its producers, it does not know what was aborted."""
+    return 0
 
 
 class _SessionCheck:

@@ -137,7 +137,7 @@ class ProducerHook(SnapshotSource):
         self._clock = clock
         self._directory = directory
         self._log = log
-        self._snapshots = view_snapshots.ViewSnapshots(disk, background, log, self)
+        self._snapshots = view_snapshots.ViewSnapshots(disk, background, log, ProducerHook)
         self._expiry_checked = (clock.wall_ms(), clock.monotonic())
         self._expiry_due_ms = self._expiry_checked[0] + EXPIRY_INTERVAL_MS
         self._expiration_ms = expiration_ms
@@ -190,7 +190,7 @@ class ProducerHook(SnapshotSource):
             if self.transactions.has_lost_ends:
                 snapshots.unsaved_bytes = 0
             else:
-                snapshots.prepare(base_offset + header.last_offset_delta + 1)
+                snapshots.prepare(self, base_offset + header.last_offset_delta + 1)
 
     def _expire(self, now_ms: int) -> None:
         """Remove the producers without a batch for long. A wall clock that was set forward since the last call makes
@@ -209,7 +209,7 @@ class ProducerHook(SnapshotSource):
         if self.transactions.has_uncommitted_markers:
             self.transactions.on_committed(high_watermark)
         if self._snapshots.waiting is not None:
-            self._snapshots.on_committed(high_watermark)
+            self._snapshots.on_committed(self, high_watermark)
 
     def on_trim(self, start_offset: int) -> None:
         """Forget the aborted transactions below the start; producers expire by time, not when their batches are
@@ -250,12 +250,11 @@ class ProducerHook(SnapshotSource):
     def save(self) -> None:
         """Write a snapshot, if the log is flushed and has changed. Raises `OSError`."""
         if not self.transactions.has_lost_ends:
-            self._snapshots.save_last(self._log.end_offset)
+            self._snapshots.save_last(self, self._log.end_offset)
 
     def close(self, *, save: bool) -> None:
         if save:
             self.save()
-        del self._snapshots  # it refers to this object: both would keep files open until garbage collection
 
     # Transactions
 
@@ -429,7 +428,7 @@ class ProducerHook(SnapshotSource):
     def _load(self) -> None:
         self.damaged_offset = None
         snapshots = self._snapshots
-        end_offset = snapshots.load()
+        end_offset = snapshots.load(self)
         from_offset = self._log.start_offset if end_offset is None else end_offset
         snapshots.saved_end_offset = from_offset  # an idle partition writes no snapshots
         self.table.retained = self.transactions.open.keys()

@@ -7,34 +7,22 @@ removed later, and Spark repeats the batch. After a crash between steps 2 and 3 
 commit finds its offsets in the properties and adds nothing.
 
 Invariants:
-* A batch is added only to the table state against which it was checked. Every commit creates a snapshot, also for a
-  batch without records, and requires that the branch still points to the previous snapshot. After a concurrent commit
-  the properties are read and checked again.
-* pyiceberg's own retry is disabled by a table property, because it would repeat the append without this check. A table
-  without this property is rejected.
-
-Private names of pyiceberg (`_updates`, `_apply`) are used in this package only, and tested with version 0.12.
+* Those of the module `mansio.iceberg.commit`. A table without the property that disables pyiceberg's own retry is
+  rejected.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections import defaultdict
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
-from pyiceberg.table.update import RemoveSnapshotsUpdate
-
 from mansio.iceberg.archive.decoded_schema import NO_DECODED_COLUMNS, evolve_table
 from mansio.iceberg.archive.table_format import (
-    BATCH_PROPERTY,
     HISTORY_PROPERTY,
     LOST_RANGES_PROPERTY,
-    QUERY_PROPERTY,
     Commit,
     CommitOutcome,
     HistoryEntry,
@@ -48,25 +36,29 @@ from mansio.iceberg.archive.table_format import (
     read_commit,
     read_lost_ranges,
 )
-from mansio.iceberg.commit import CachedMetadataTransaction
-from mansio.iceberg.errors import ArchiveGap, CommitConflict, ConcurrentArchive, InvalidDataFiles
+from mansio.iceberg.commit import (
+    COMMIT_RETRIES_MAX,
+    commit_files,
+    commit_with_retries,
+    expirable_snapshots,
+)
+from mansio.iceberg.errors import ArchiveGap, ConcurrentArchive, InvalidDataFiles
+from mansio.iceberg.table_properties import BATCH_PROPERTY, QUERY_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
-    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
-    from mansio.iceberg.archive.table_format import BatchPlan, WrittenDataFile
+    from mansio.iceberg.archive.table_format import BatchPlan, WrittenRange
+    from mansio.iceberg.data_files import WrittenFile
 
 SNAPSHOTS_MAX = 30
 SNAPSHOTS_RETAINED = 10
-COMMIT_RETRIES_MAX = 5
 ADDED_RECORDS_KEY = "added-records"
 """A key of a snapshot's summary (Iceberg specification)."""
-COMMIT_RETRY_BACKOFF_S = 0.1
 
 
 class CommitDecision(Enum):
@@ -109,10 +101,10 @@ def decide_commit(last: Commit | None, plan: BatchPlan) -> CommitDecision:
     return CommitDecision.CONFLICT
 
 
-def commit_files(
+def commit_batch(
     table: Table,
     plan: BatchPlan,
-    parts: Sequence[WrittenDataFile],
+    parts: Sequence[WrittenRange],
     lost: Sequence[LostRange] = (),
     *,
     decoded: pa.Schema = NO_DECODED_COLUMNS,
@@ -130,35 +122,27 @@ def commit_files(
         CommitConflict: In every attempt another commit changed the table first.
     """
     check_data_files(plan, parts)
-    is_fresh = False
-    for attempt in range(1, retries + 2):
+
+    def attempt(number: int) -> CommitOutcome:
         last = read_commit(table.properties)
         decision = decide_commit(last, plan)
-        if decision is not CommitDecision.ACCEPT and not is_fresh:
+        if decision is not CommitDecision.ACCEPT and number == 1:
             table.refresh()
             last = read_commit(table.properties)
             decision = decide_commit(last, plan)
         if decision is not CommitDecision.ACCEPT:
-            return _outcome_without_commit(decision, last, plan, attempt)
+            return _outcome_without_commit(decision, last, plan, number)
         commit = next_commit(last, plan)
-        listed = (
-            {LOST_RANGES_PROPERTY: format_lost_ranges((*read_lost_ranges(table.properties), *lost))}
-            if lost
-            else {}
-        )
+        files = [part.file for part in parts]
         at_ms = now_ms or time.time_ns() // 1_000_000
-        try:
-            snapshot_id = _commit_append(table, commit, parts, snapshots_max, at_ms, listed, decoded)
-        except (CommitFailedException, CommitStateUnknownException):
-            time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
-            table.refresh()
-            is_fresh = True
-            continue
-        return CommitOutcome(added=True, commit=commit, snapshot_id=snapshot_id, attempts=attempt)
-    raise CommitConflict(
+        snapshot_id = _commit(table, commit, files, lost, at_ms, decoded, snapshots_max)
+        return CommitOutcome(added=True, commit=commit, snapshot_id=snapshot_id, attempts=number)
+
+    conflict = (
         f"other commits were first in {retries + 1} attempts to add batch {plan.batch} to {_name(table)}: "
         "is another archive or a maintenance job writing without a pause?"
     )
+    return commit_with_retries(table, attempt, conflict, retries=retries)
 
 
 def skip_to_log_start(
@@ -172,8 +156,8 @@ def skip_to_log_start(
     Raises:
         CommitConflict: In every attempt another commit changed the table first.
     """
-    for attempt in range(1, retries + 2):
-        table.refresh()
+
+    def attempt(_number: int) -> tuple[LostRange, ...]:
         last = read_commit(table.properties)
         if last is None:
             return ()
@@ -182,33 +166,28 @@ def skip_to_log_start(
             for partition, first in sorted(log_starts.items())
             if last.offsets.get(partition, 0) < first
         )
-        if not lost:
-            return ()
-        commit = replace(
-            last,
-            offsets=last.offsets | {one.partition: one.end for one in lost},
-            first_offsets={one.partition: one.start for one in lost} | last.first_offsets,
-        )
-        listed = {LOST_RANGES_PROPERTY: format_lost_ranges((*read_lost_ranges(table.properties), *lost))}
-        try:
-            _commit_append(table, commit, (), SNAPSHOTS_MAX, time.time_ns() // 1_000_000, listed)
-        except (CommitFailedException, CommitStateUnknownException):
-            time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
-            continue
+        if lost:
+            commit = replace(
+                last,
+                offsets=last.offsets | {one.partition: one.end for one in lost},
+                first_offsets={one.partition: one.start for one in lost} | last.first_offsets,
+            )
+            _commit(table, commit, (), lost, time.time_ns() // 1_000_000)
         return lost
-    raise CommitConflict(
-        f"other commits were first in {retries + 1} attempts to record lost offsets in {_name(table)}"
-    )
+
+    table.refresh()
+    conflict = f"other commits were first in {retries + 1} attempts to record lost offsets in {_name(table)}"
+    return commit_with_retries(table, attempt, conflict, retries=retries)
 
 
 def next_commit(last: Commit | None, plan: BatchPlan) -> Commit:
-    """The table's commit after an accepted batch."""
+    """Return the table's commit after an accepted batch."""
     known = {} if last is None else last.offsets
     first = {} if last is None else last.first_offsets
     return Commit(plan.query, plan.batch, known | plan.end, plan.start | first)
 
 
-def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
+def check_data_files(plan: BatchPlan, parts: Sequence[WrittenRange]) -> None:
     """Check that every file lies within the plan and none overlaps another.
 
     Raises:
@@ -223,16 +202,17 @@ def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
     for part in sorted(parts, key=lambda part: (part.partition, part.first_offset)):
         if part.partition not in plan.end:
             raise InvalidDataFiles(
-                f"{part.path} holds partition {part.partition}, which batch {plan.batch} is not about"
+                f"{part.file.path} holds partition {part.partition}, which batch {plan.batch} is not about"
             )
         if part.first_offset < next_offsets[part.partition] or part.last_offset >= plan.end[part.partition]:
             raise InvalidDataFiles(
-                f"{part.path} holds offsets {part.first_offset} to {part.last_offset} of partition {part.partition}; "
+                f"{part.file.path} holds offsets {part.first_offset} to {part.last_offset} of partition"
+                f" {part.partition}; "
                 f"wanted were {next_offsets[part.partition]} to {plan.end[part.partition] - 1}"
             )
-        if not 0 < part.rows <= part.last_offset - part.first_offset + 1:
+        if not 0 < part.file.rows <= part.last_offset - part.first_offset + 1:
             raise InvalidDataFiles(
-                f"{part.path} holds {part.rows} rows, more than its offsets allow, or none"
+                f"{part.file.path} holds {part.file.rows} rows, more than its offsets allow, or none"
             )
         next_offsets[part.partition] = part.last_offset + 1
 
@@ -240,7 +220,9 @@ def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
 def _outcome_without_commit(
     decision: CommitDecision, last: Commit | None, plan: BatchPlan, attempt: int
 ) -> CommitOutcome:
-    """The outcome of a batch that is not added: returned if the table already has the batch, otherwise raised."""
+    """Return the outcome of a batch that is not added, if the table already has the batch; otherwise raise the
+    reason.
+    """
     assert last is not None
     if decision is CommitDecision.ALREADY_COMMITTED:
         return CommitOutcome(added=False, commit=last, attempts=attempt)
@@ -259,43 +241,48 @@ def _outcome_without_commit(
     )
 
 
-def _commit_append(
+def _commit(
     table: Table,
     commit: Commit,
-    parts: Sequence[WrittenDataFile],
-    snapshots_max: int,
+    files: Sequence[WrittenFile],
+    lost: Sequence[LostRange],
     now_ms: int,
-    extra_properties: Mapping[str, str] | None = None,
     decoded: pa.Schema = NO_DECODED_COLUMNS,
+    snapshots_max: int = SNAPSHOTS_MAX,
 ) -> int:
-    """Expire old snapshots, evolve the schema, add the files and set the properties, in one transaction. Returns the
-    new snapshot's id.
-    """
-    properties = {**commit_properties(commit), **(extra_properties or {})}
+    """Commit the state of the archive with the files that lead to it, in one attempt. Return the new snapshot's id."""
+    properties = commit_properties(commit)
+    if lost:
+        listed = format_lost_ranges((*read_lost_ranges(table.properties), *lost))
+        properties[LOST_RANGES_PROPERTY] = listed
     history = parse_history(table.properties.get(HISTORY_PROPERTY, "[]"))
     last, newest = read_commit(table.properties), table.current_snapshot()
     before = None if last is None or newest is None else HistoryEntry(newest.timestamp_ms, last.offsets)
     new_history = add_offset_history_entry(history, now_ms, commit.offsets, before)
-    with CachedMetadataTransaction(table) as transaction:
-        evolve_table(transaction, table, decoded)
-        data_files = [to_data_file(table, part, transaction.table_metadata) for part in parts]
-        expired = expirable_snapshots(table.metadata, snapshots_max)
-        if expired:
-            transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
-        transaction.set_properties(
-            properties
-            if new_history == history
-            else {**properties, HISTORY_PROPERTY: format_history(new_history)}
-        )
-        with transaction.update_snapshot(snapshot_properties=properties).merge_append() as append:
-            for data_file in data_files:
-                append.append_data_file(data_file)
-            snapshot_id: int = append.snapshot_id
-    return snapshot_id
+    stored = (
+        properties
+        if new_history == history
+        else {**properties, HISTORY_PROPERTY: format_history(new_history)}
+    )
+    return commit_files(
+        table,
+        files,
+        properties=stored,
+        summary=properties,
+        expired=expired_snapshots(table.metadata, snapshots_max),
+        change_columns=lambda transaction: evolve_table(transaction, table, decoded),
+    )
+
+
+def expired_snapshots(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_MAX) -> list[int]:
+    """Return the ids of the snapshots that a commit to an archive expires."""
+    return expirable_snapshots(
+        metadata, kept=min(SNAPSHOTS_RETAINED, snapshots_max - 1), count_min=snapshots_max
+    )
 
 
 def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
-    """Number of records that each batch of a query has added, by batch id, from the retained snapshots."""
+    """Return the number of records that each batch of a query has added, by batch id, from the retained snapshots."""
     added: dict[int, int] = defaultdict(int)
     for snapshot in metadata.snapshots:
         summary = snapshot.summary
@@ -303,34 +290,6 @@ def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
             # A sum: `skip_to_log_start` creates another snapshot with the last batch's number.
             added[int(summary[BATCH_PROPERTY] or 0)] += int(summary[ADDED_RECORDS_KEY] or 0)
     return dict(added)
-
-
-def to_data_file(table: Table, part: WrittenDataFile, metadata: TableMetadata | None = None) -> DataFile:
-    """The manifest entry of a file. Rows and size of the file are compared with those that the task reported.
-    `metadata`: those of a transaction that changes the table's columns.
-
-    Raises:
-        InvalidDataFiles: They differ, so the file is not the one that the task wrote.
-    """
-    data_file = parquet_file_to_data_file(table.io, metadata or table.metadata, part.path)
-    if data_file.record_count != part.rows or data_file.file_size_in_bytes != part.bytes:
-        raise InvalidDataFiles(
-            f"{part.path} has {data_file.record_count} rows and {data_file.file_size_in_bytes} bytes; "
-            f"its task wrote {part.rows} rows and {part.bytes} bytes"
-        )
-    return data_file
-
-
-def expirable_snapshots(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_MAX) -> list[int]:
-    """Ids of the snapshots to expire: none below `snapshots_max` snapshots, else all except the newest
-    `SNAPSHOTS_RETAINED` and those with a tag or branch.
-    """
-    if len(metadata.snapshots) < snapshots_max:
-        return []
-    named = {reference.snapshot_id for reference in metadata.refs.values()}
-    kept = min(SNAPSHOTS_RETAINED, snapshots_max - 1)
-    old = metadata.snapshots[: len(metadata.snapshots) - kept]
-    return [snapshot.snapshot_id for snapshot in old if snapshot.snapshot_id not in named]
 
 
 def _name(table: Table) -> str:

@@ -13,29 +13,17 @@ Invariants:
 
 from __future__ import annotations
 
-import random
-import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    CommitStateUnknownException,
-    NoSuchTableError,
-    TableAlreadyExistsError,
-)
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
-from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
-from mansio.iceberg.archive.commit import (
-    COMMIT_RETRIES_MAX,
-    COMMIT_RETRY_BACKOFF_S,
-    expirable_snapshots,
-    to_data_file,
-)
+from mansio.iceberg.archive.commit import expired_snapshots
 from mansio.iceberg.archive.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter
 from mansio.iceberg.archive.table_format import (
     DEAD_LETTER_SCHEMA,
@@ -49,17 +37,16 @@ from mansio.iceberg.archive.table_format import (
     format_offsets,
     parse_offsets,
 )
-from mansio.iceberg.commit import CachedMetadataTransaction
-from mansio.iceberg.errors import CommitConflict, NotAnArchiveTable
+from mansio.iceberg.catalog import create_table
+from mansio.iceberg.commit import COMMIT_RETRIES_MAX, commit_files, commit_with_retries
+from mansio.iceberg.errors import NotAnArchiveTable
 from mansio.iceberg.fanout_writer import file_system
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyiceberg.table import Table
-
     from mansio.iceberg.archive.table import ArchiveTable
-    from mansio.iceberg.archive.table_format import BatchPlan, WrittenDataFile
+    from mansio.iceberg.archive.table_format import BatchPlan, WrittenRange
 
 NAMESPACE: Final = "mansio_dead_letters"
 
@@ -95,11 +82,7 @@ def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | 
                 TOPIC_ID_PROPERTY: archive.topic_id,
                 "schema.name-mapping.default": _ICEBERG_SCHEMA.name_mapping.model_dump_json(),
             }
-            catalog.create_namespace_if_not_exists(NAMESPACE)
-            try:
-                table = catalog.create_table(identifier, _ICEBERG_SCHEMA, properties=properties)
-            except TableAlreadyExistsError:
-                table = catalog.load_table(identifier)
+            table = create_table(catalog, identifier, _ICEBERG_SCHEMA, properties=properties)
     found = table.properties.get(TOPIC_PROPERTY), table.properties.get(TOPIC_ID_PROPERTY)
     if found != (archive.topic, archive.topic_id):
         raise NotAnArchiveTable(
@@ -109,7 +92,7 @@ def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | 
     return archive.sibling(table)
 
 
-def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> int:
+def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[WrittenRange]) -> int:
     """Add the dead letters of a batch that the table does not have yet. Call it before the batch itself is committed.
     Returns the number of files added.
 
@@ -117,47 +100,38 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
         CommitConflict: In every attempt another commit changed the table first.
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now; Spark will repeat the batch.
     """
-    with table.catalog_errors():
-        for attempt in range(1, COMMIT_RETRIES_MAX + 2):
-            known = parse_offsets(table.iceberg.properties.get(OFFSETS_PROPERTY, "{}"))
-            new = [one for part in parts for one in _above_offset(table, part, known.get(part.partition, 0))]
-            if not new:
-                return 0
+    iceberg = table.iceberg
+
+    def attempt(_number: int) -> int:
+        known = parse_offsets(iceberg.properties.get(OFFSETS_PROPERTY, "{}"))
+        new = [one for part in parts for one in _above_offset(table, part, known.get(part.partition, 0))]
+        if new:
             ends = {partition: max(end, known.get(partition, 0)) for partition, end in plan.end.items()}
-            try:
-                _append(table.iceberg, new, known | ends)
-            except (CommitFailedException, CommitStateUnknownException):
-                time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
-                table.iceberg.refresh()
-                continue
-            return len(new)
-    raise CommitConflict(
+            commit_files(
+                iceberg,
+                [replace(part.file, partition=()) for part in new],  # the table has no partition spec
+                properties={OFFSETS_PROPERTY: format_offsets(known | ends)},
+                summary={},
+                expired=expired_snapshots(iceberg.metadata),
+            )
+        return len(new)
+
+    conflict = (
         f"other commits were first in {COMMIT_RETRIES_MAX + 1} attempts to add dead letters to {table.name}"
     )
+    with table.catalog_errors():
+        return commit_with_retries(iceberg, attempt, conflict)
 
 
-def _append(table: Table, parts: Sequence[WrittenDataFile], offsets: dict[int, int]) -> None:
-    """Add the files and set the end offsets in one transaction. The new snapshot makes a concurrent commit fail."""
-    files = [to_data_file(table, part) for part in parts]
-    with CachedMetadataTransaction(table) as transaction:
-        expired = expirable_snapshots(table.metadata)
-        if expired:
-            transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
-        transaction.set_properties({OFFSETS_PROPERTY: format_offsets(offsets)})
-        with transaction.update_snapshot().merge_append() as append:
-            for file in files:
-                append.append_data_file(file)
-
-
-def _above_offset(table: ArchiveTable, part: WrittenDataFile, known: int) -> list[WrittenDataFile]:
-    """The rows of a task's file with offsets from `known` on: the file itself, a new file with a part of its rows, or
-    nothing.
+def _above_offset(table: ArchiveTable, part: WrittenRange, known: int) -> list[WrittenRange]:
+    """Return the rows of a task's file with offsets from `known` on: the file itself, a new file with a part of its
+    rows, or nothing.
     """
     if part.first_offset >= known:
         return [part]
     location = table.data_location
     system, directory = file_system(location)
-    rows = pq.read_table(directory + part.path[len(location) :], filesystem=system, partitioning=None)
+    rows = pq.read_table(directory + part.file.path[len(location) :], filesystem=system, partitioning=None)
     rest = rows.filter(pc.greater_equal(rows[LAST_OFFSET_COLUMN], known))
     if not rest.num_rows:
         return []

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from mansio.errors import InvalidRequest
-from mansio.iceberg.archive.rewrite_data_files import COMPRESSION, COMPRESSION_LEVEL
 from mansio.iceberg.errors import CommitConflict
-from mansio.iceberg.orphan_cleanup import MAINTENANCE_SUMMARY, remove_orphan_files, retry_on_conflict
+from mansio.iceberg.orphan_cleanup import remove_orphan_files
+from mansio.iceberg.rewrite import LiveDataFile, RewrittenGroup, replace_groups, write_file
+from mansio.iceberg.snapshot_files import SnapshotReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
     from mansio.iceberg.archive.table import ArchiveTable
+    from mansio.iceberg.data_files import WrittenFile
 
     RowFilter = Callable[[pa.Table], pa.ChunkedArray]
     """Returns for each row whether it is selected."""
@@ -57,17 +58,8 @@ class ErasureReport:
     files_waiting: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _RewrittenFile:
-    """A file of the table and its copy without the erased rows; `path` is None if no row remains."""
-
-    source: str
-    path: str | None
-    rows: int
-
-
 def with_key(keys: Sequence[bytes]) -> RowFilter:
-    """A filter that selects the rows with one of these keys."""
+    """Return a filter that selects the rows with one of these keys."""
 
     def select(rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(KEY_COLUMN)
@@ -104,10 +96,10 @@ def erase_rows(
         rewritten = list(_rewrite_affected(table, is_erased, columns, progress))
         if not rewritten:
             break
-        done = _replace_files(table, rewritten)
+        done = replace_groups(table, rewritten, has_same_rows=False)
         report = replace(
             report,
-            rows=report.rows + sum(one.rows for one in done),
+            rows=report.rows + sum(_erased_rows(group) for group in done),
             files=report.files + len(done),
         )
     else:
@@ -135,11 +127,11 @@ def check_tags(table: ArchiveTable, *, drop_tags: bool) -> None:
 
 
 def count_rows(table: ArchiveTable, is_selected: RowFilter, columns: Sequence[str]) -> int:
-    """Number of rows of the current snapshot that `is_selected` selects; it is called with these columns."""
+    """Return the number of rows of the current snapshot that `is_selected` selects; it is called with these columns."""
     table.refresh()
     count = 0
-    for path in _data_files(table):
-        with table.iceberg.io.new_input(path).open() as stream:
+    for file in _data_files(table):
+        with table.iceberg.io.new_input(file.file_path).open() as stream:
             count += _count_in(pq.ParquetFile(stream), is_selected, columns)
     return count
 
@@ -158,14 +150,16 @@ def _remove_tags(table: ArchiveTable) -> None:
             change.commit()
         return len(names)
 
-    retry_on_conflict(table, attempt)
+    table.retry_on_conflict(attempt)
 
 
-def _data_files(table: ArchiveTable) -> dict[str, DataFile]:
-    if table.iceberg.current_snapshot() is None:
-        return {}
-    with table.catalog_errors():
-        return {task.file.file_path: task.file for task in table.iceberg.scan().plan_files()}
+def _erased_rows(group: RewrittenGroup) -> int:
+    return sum(file.rows for file in group.sources) - sum(file.rows for file in group.files)
+
+
+def _data_files(table: ArchiveTable) -> list[DataFile]:
+    """Return the live files, by path."""
+    return sorted(SnapshotReader().read(table.iceberg).data_files(), key=lambda file: file.file_path)
 
 
 def _rewrite_affected(
@@ -173,69 +167,34 @@ def _rewrite_affected(
     is_erased: RowFilter,
     columns: Sequence[str],
     progress: Callable[[int, int], None],
-) -> Iterator[_RewrittenFile]:
+) -> Iterator[RewrittenGroup]:
     """Rewrite every file of the table that has selected rows."""
-    paths = sorted(_data_files(table))
-    for searched, path in enumerate(paths, 1):
-        with table.iceberg.io.new_input(path).open() as stream:
+    files = _data_files(table)
+    for searched, file in enumerate(files, 1):
+        with table.iceberg.io.new_input(file.file_path).open() as stream:
             source = pq.ParquetFile(stream)
             rows = _count_in(source, is_erased, columns)
             if rows:
-                remaining = source.metadata.num_rows - rows
-                yield _RewrittenFile(path, _copy(table, path, source, is_erased, remaining), rows)
-        progress(searched, len(paths))
+                found = LiveDataFile(file.file_path, source.metadata.num_rows, file.file_size_in_bytes)
+                kept = [] if rows == found.rows else [_copy(table, file, source, is_erased)]
+                yield RewrittenGroup((found,), tuple(kept))
+        progress(searched, len(files))
 
 
 def _count_in(source: pq.ParquetFile, is_selected: RowFilter, columns: Sequence[str]) -> int:
-    """Number of selected rows of a file."""
+    """Return the number of selected rows of a file."""
     groups = (source.read_row_group(group, columns=list(columns)) for group in range(source.num_row_groups))
     return sum(int(pc.sum(is_selected(rows), min_count=0).as_py()) for rows in groups)
 
 
-def _copy(
-    table: ArchiveTable, path: str, source: pq.ParquetFile, is_erased: RowFilter, rows: int
-) -> str | None:
-    """Write the rows of a file that are not selected to a new file beside it, and return its path; None if there are
-    no rows.
-    """
-    if not rows:
-        return None
-    copy = posixpath.join(posixpath.dirname(path), f"kept-{uuid.uuid4().hex}.parquet")
-    with (
-        table.iceberg.io.new_output(copy).create() as stream,
-        pq.ParquetWriter(
-            stream, source.schema_arrow, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
-        ) as writer,
-    ):
+def _copy(table: ArchiveTable, file: DataFile, source: pq.ParquetFile, is_erased: RowFilter) -> WrittenFile:
+    """Write the rows of a file that are not selected to a new file beside it."""
+    path = posixpath.join(posixpath.dirname(file.file_path), f"kept-{uuid.uuid4().hex}.parquet")
+
+    def kept() -> Iterator[pa.Table]:
         for group in range(source.num_row_groups):
-            found = source.read_row_group(group)
-            kept = found.filter(pc.invert(pc.fill_null(is_erased(found), fill_value=False)))
-            if kept.num_rows:
-                writer.write_table(kept, row_group_size=kept.num_rows)
-    return copy
+            rows = source.read_row_group(group)
+            yield rows.filter(pc.invert(pc.fill_null(is_erased(rows), fill_value=False)))
 
-
-def _replace_files(table: ArchiveTable, rewritten: Sequence[_RewrittenFile]) -> list[_RewrittenFile]:
-    """Replace the files by their copies in one commit, except those that another program has replaced. Returns the
-    replaced ones.
-    """
-    done: list[_RewrittenFile] = []
-
-    def attempt() -> int:
-        live = _data_files(table)
-        done[:] = [one for one in rewritten if one.source in live]
-        if done:
-            with (
-                table.transaction() as transaction,
-                transaction.update_snapshot(snapshot_properties=MAINTENANCE_SUMMARY).overwrite() as change,
-            ):
-                for one in done:
-                    change.delete_data_file(live[one.source])
-                    if one.path is not None:
-                        change.append_data_file(
-                            parquet_file_to_data_file(table.iceberg.io, table.iceberg.metadata, one.path)
-                        )
-        return len(done)
-
-    retry_on_conflict(table, attempt)
-    return done
+    partition = tuple(file.partition[index] for index in range(len(table.iceberg.spec().fields)))
+    return write_file(table, path, source.schema_arrow, kept(), partition)

@@ -25,8 +25,9 @@ from mansio.iceberg.archive.table_format import (
     TABLE_SCHEMA,
     TIMESTAMP_COLUMN,
     TIMESTAMP_TYPE_COLUMN,
-    WrittenDataFile,
+    WrittenRange,
 )
+from mansio.iceberg.data_files import WrittenFile
 from mansio.iceberg.errors import InvalidDataFiles
 from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES, WRITER_OPTIONS, FanoutWriter
 
@@ -49,8 +50,8 @@ PARQUET_WRITER_OPTIONS: dict[str, Any] = {
 
 
 def _writer_options(schema: pa.Schema) -> dict[str, Any]:
-    """The options for a file. Fields of decoded columns have dictionaries and statistics: their values are often equal,
-    and readers skip row groups by them.
+    """Return the options for a file. Fields of decoded columns have dictionaries and statistics: their values are often
+    equal, and readers skip row groups by them.
     """
     fields = [
         path for name in DECODED_COLUMNS if name in schema.names for path in _leaves(schema.field(name))
@@ -63,7 +64,7 @@ def _writer_options(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _leaves(column: pa.Field, prefix: str = "") -> list[str]:
-    """The paths of the fields of a column without those in lists and maps."""
+    """Return the paths of the fields of a column without those in lists and maps."""
     path = f"{prefix}{column.name}"
     if pa.types.is_struct(column.type):
         return [leaf for one in column.type for leaf in _leaves(one, f"{path}.")]
@@ -86,7 +87,7 @@ class PartitionFileWriter:
         )
         self._offsets: dict[int, tuple[int, int]] = {}
         """First and last offset of the rows in the open file of each partition."""
-        self._done: list[WrittenDataFile] = []
+        self._done: list[WrittenRange] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows with the columns of the source.
@@ -107,7 +108,7 @@ class PartitionFileWriter:
         for partition in pc.unique(partitions).to_pylist():
             self._write(partition, rows.filter(pc.equal(partitions, partition)))
 
-    def close(self) -> list[WrittenDataFile]:
+    def close(self) -> list[WrittenRange]:
         """Close all files; returns a description of each for the commit."""
         self._files.close()
         return self._done
@@ -131,7 +132,8 @@ class PartitionFileWriter:
         self._files.write(partition, rows, f"{self._name}-{partition}")
 
     def _add_done(self, partition: int, path: str, rows: int, size: int) -> None:
-        self._done.append(WrittenDataFile(path, rows, size, partition, *self._offsets.pop(partition)))
+        file = WrittenFile(path, rows, size, (partition,))
+        self._done.append(WrittenRange(file, partition, *self._offsets.pop(partition)))
 
 
 def to_table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:
@@ -151,7 +153,7 @@ def to_table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa
 
 
 def _empty_to_null(lists: pa.ListArray) -> pa.ListArray:
-    """The same lists, with empty ones replaced by null."""
+    """Return the same lists, with empty ones replaced by null."""
     is_none = pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 0)
     offsets = pa.array(lists.offsets.to_numpy())  # copied, because a slice of offsets cannot have a mask
     return pa.ListArray.from_arrays(offsets, lists.values, type=lists.type, mask=is_none)

@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from mansio.iceberg.table_properties import BATCH_PROPERTY, COMMON_PROPERTIES, QUERY_PROPERTY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from mansio.iceberg.data_files import WrittenFile
 
 FORMAT_VERSION = "1"
 HEADERS_COLUMN = "headers"
@@ -35,16 +39,12 @@ the schemas of the topic.
 FORMAT_PROPERTY = "mansio.format"
 TOPIC_PROPERTY = "mansio.topic"
 TOPIC_ID_PROPERTY = "mansio.topic-id"
-QUERY_PROPERTY = "mansio.query-id"
-BATCH_PROPERTY = "mansio.batch-id"
 OFFSETS_PROPERTY = "mansio.offsets"
 FIRST_OFFSETS_PROPERTY = "mansio.first-offsets"
 HISTORY_PROPERTY = "mansio.progress"
 LOST_RANGES_PROPERTY = "mansio.lost"
 LOST_RANGES_MAX = 1_000
 """Maximum number of lost ranges that a table lists; the oldest are dropped."""
-
-COMMIT_RETRIES_PROPERTY = "commit.retry.num-retries"
 
 TABLE_SCHEMA = pa.schema(
     [
@@ -79,12 +79,7 @@ COMPACTED_FROM_PROPERTY = "mansio.compacted-from"
 """Property of a table of latest records: the archived topic."""
 
 TABLE_PROPERTIES = {
-    # pyiceberg's own retry repeats an append without checking whether the append was applied.
-    COMMIT_RETRIES_PROPERTY: "0",
-    "commit.manifest-merge.enabled": "true",
-    "commit.manifest.min-count-to-merge": "20",
-    "write.metadata.previous-versions-max": "5",
-    "write.metadata.delete-after-commit.enabled": "true",
+    **COMMON_PROPERTIES,
     # Bounds only of the columns used for pruning: manifests stay small regardless of the records.
     "write.metadata.metrics.default": "none",
     **{
@@ -108,12 +103,12 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenDataFile:
-    """A Parquet file that a task wrote for a batch, with records of one partition in offset order."""
+class WrittenRange:
+    """Records of one partition in offset order, in a file that a task wrote for a batch; first and last offset,
+    inclusive.
+    """
 
-    path: str
-    rows: int
-    bytes: int
+    file: WrittenFile
     partition: int
     first_offset: int
     last_offset: int
@@ -210,7 +205,7 @@ def read_commit(properties: Mapping[str, str]) -> Commit | None:
 
 
 def commit_properties(commit: Commit) -> dict[str, str]:
-    """The table properties that store a commit; `read_commit` reads them."""
+    """Return the table properties that store a commit; `read_commit` reads them."""
     return {
         QUERY_PROPERTY: commit.query,
         BATCH_PROPERTY: str(commit.batch),
@@ -231,7 +226,7 @@ def read_lost_ranges(properties: Mapping[str, str]) -> tuple[LostRange, ...]:
 
 
 def format_lost_ranges(lost: Iterable[LostRange]) -> str:
-    """The value of the property of lost ranges: `[[partition, start, end], ...]`."""
+    """Return the value of the property of lost ranges: `[[partition, start, end], ...]`."""
     return json.dumps(
         [[one.partition, one.start, one.end] for one in lost][-LOST_RANGES_MAX:], separators=(",", ":")
     )
@@ -264,9 +259,9 @@ class HistoryEntry:
 def add_offset_history_entry(
     history: Sequence[HistoryEntry], at_ms: int, offsets: dict[int, int], before: HistoryEntry | None = None
 ) -> tuple[HistoryEntry, ...]:
-    """The history after a commit at `at_ms`. `before`: the time and offsets of the previous commit; None for the first
-    commit. The first commit after a full hour adds the offsets of the previous commit, which were valid at that hour.
-    If the clock was set back, nothing is added.
+    """Return the history after a commit at `at_ms`. `before`: the time and offsets of the previous commit; None for the
+    first commit. The first commit after a full hour adds the offsets of the previous commit, which were valid at that
+    hour. If the clock was set back, nothing is added.
     """
     full_hour_ms = at_ms if before is None else (before.at_ms // HOUR_MS + 1) * HOUR_MS
     if full_hour_ms > at_ms or (history and full_hour_ms <= history[-1].at_ms):
@@ -289,7 +284,7 @@ def _day(entry: HistoryEntry) -> int:
 
 
 def history_entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None:
-    """The last entry at or before `at_ms`; None if the history begins later."""
+    """Return the last entry at or before `at_ms`; None if the history begins later."""
     found = None
     for entry in history:
         if entry.at_ms > at_ms:
@@ -299,7 +294,7 @@ def history_entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntr
 
 
 def format_history(history: Sequence[HistoryEntry]) -> str:
-    """The value of the property of the history: `[[ms, {partition: offset}], ...]`."""
+    """Return the value of the property of the history: `[[ms, {partition: offset}], ...]`."""
     return "[" + ",".join(f"[{entry.at_ms},{format_offsets(entry.offsets)}]" for entry in history) + "]"
 
 

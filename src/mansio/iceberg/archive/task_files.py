@@ -8,28 +8,27 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from mansio.iceberg.data_files import WrittenFile, report_files
 from mansio.iceberg.fanout_writer import FanoutWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WRITTEN_FILE_COLUMNS: Final = "path string, rows bigint"
-
 
 def write_files(
     location: str, prefix: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task as one Parquet file `PREFIX-<id>.parquet` with this schema under this address; yields
-    its path and number of rows (`WRITTEN_FILE_COLUMNS`), if there are rows.
+    """Write the rows of one task as one Parquet file `PREFIX-<id>.parquet` with this schema under this address; yield
+    its description (`REPORT_SCHEMA`), if there are rows.
     """
-    written: list[tuple[str, int]] = []
+    written: list[WrittenFile] = []
 
-    def add_written(_partition: None, path: str, rows: int, _size: int) -> None:
-        written.append((path, rows))
+    def add_written(_partition: None, path: str, rows: int, size: int) -> None:
+        written.append(WrittenFile(path, rows, size))
 
     writer: FanoutWriter[None] = FanoutWriter(location, schema, add_written, file_bytes=None)
     try:
@@ -41,5 +40,5 @@ def write_files(
     except BaseException:
         writer.abort()
         raise
-    for path, rows in written:
-        yield pa.RecordBatch.from_pydict({"path": [path], "rows": pa.array([rows], pa.int64())})
+    if written:
+        yield report_files(written)

@@ -6,39 +6,20 @@ open files and their invariants.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from mansio.iceberg.data_files import WrittenFile, report_files
 from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES, FanoutWriter
 from mansio.iceberg.result_table.partition_spec import split_by_partition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from mansio.iceberg.result_table.partition_spec import PartitionField, PartitionValue
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A Parquet file that a task wrote, and the values of its partition fields."""
-
-    path: str
-    rows: int
-    bytes: int
-    partition: tuple[PartitionValue, ...] = ()
-
-    def to_json(self) -> str:
-        """The text with which a task reports the file; `parse_written_file` reads it."""
-        return json.dumps([self.path, self.rows, self.bytes, self.partition])
-
-
-def parse_written_file(text: str) -> WrittenFile:
-    """Parse the result of `WrittenFile.to_json`."""
-    path, rows, size, partition = json.loads(text)
-    return WrittenFile(path, rows, size, tuple(partition))
+    from mansio.iceberg.data_files import PartitionValue
+    from mansio.iceberg.result_table.partition_spec import PartitionField
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +67,7 @@ class DataFileWriter:
 
 
 def to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows with exactly the columns of `schema`, by name. A missing column becomes null."""
+    """Return the rows with exactly the columns of `schema`, by name. A missing column becomes null."""
     columns = []
     for wanted in schema:
         index = batch.schema.get_field_index(wanted.name)
@@ -112,12 +93,3 @@ def write_rows(layout: FileLayout, name: str, batches: Iterator[pa.RecordBatch])
         writer.abort()
         raise
     yield report_files(files)
-
-
-REPORT_SCHEMA: Final = "file string"
-"""Spark schema of the descriptions of files that a task returns to the driver."""
-
-
-def report_files(files: Sequence[WrittenFile]) -> pa.RecordBatch:
-    """The descriptions of files as rows of `REPORT_SCHEMA`."""
-    return pa.RecordBatch.from_pydict({"file": pa.array([one.to_json() for one in files], pa.string())})

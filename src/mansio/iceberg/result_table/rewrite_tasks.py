@@ -12,15 +12,16 @@ Invariants:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mansio.iceberg.data_files import WrittenFile, parse_written_file
 from mansio.iceberg.errors import InvalidDataFiles
-from mansio.iceberg.result_table.data_file_writer import DataFileWriter, WrittenFile, parse_written_file
+from mansio.iceberg.result_table.data_file_writer import DataFileWriter
 from mansio.iceberg.result_table.upsert_tasks import READ_ROWS, read_data_file
 
 if TYPE_CHECKING:
@@ -44,22 +45,9 @@ class RewriteItem:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class RewrittenFiles:
-    """Result of one `RewriteItem`. `is_sorted`: whether the files have the table's sort order."""
-
-    files: tuple[WrittenFile, ...]
-    is_sorted: bool
-
-    def to_json(self) -> str:
-        """The text with which a task reports; `parse_rewritten_files` reads it."""
-        return json.dumps([[one.to_json() for one in self.files], self.is_sorted])
-
-
-def parse_rewritten_files(text: str) -> RewrittenFiles:
-    """Parse the result of `RewrittenFiles.to_json`."""
-    files, is_sorted = json.loads(text)
-    return RewrittenFiles(tuple(map(parse_written_file, files)), is_sorted)
+def parse_written_files(text: str) -> tuple[WrittenFile, ...]:
+    """Parse the report of `rewrite_items`: the new files of one item."""
+    return tuple(map(parse_written_file, json.loads(text)))
 
 
 def rewrite_items(
@@ -73,11 +61,13 @@ def rewrite_items(
     """
     for batch in batches:
         for place in batch.column(0).to_pylist():
-            report = rewrite_files(layout, sort_by, items[place])
-            yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_json()], pa.string())})
+            report = json.dumps([one.to_json() for one in rewrite_files(layout, sort_by, items[place])])
+            yield pa.RecordBatch.from_pydict({"report": pa.array([report], pa.string())})
 
 
-def rewrite_files(layout: FileLayout, sort_by: Sequence[SortField], item: RewriteItem) -> RewrittenFiles:
+def rewrite_files(
+    layout: FileLayout, sort_by: Sequence[SortField], item: RewriteItem
+) -> tuple[WrittenFile, ...]:
     """Write the rows of the files to new ones.
 
     Raises:
@@ -97,7 +87,7 @@ def rewrite_files(layout: FileLayout, sort_by: Sequence[SortField], item: Rewrit
                 f"{found} rows were read where the table lists {item.rows}, in {item.paths[0]} and"
                 f" {len(item.paths) - 1} other files"
             )
-        return RewrittenFiles(tuple(files), is_sorted)
+        return tuple(replace(file, is_sorted=is_sorted) for file in files)
     except BaseException:
         writer.abort()
         raise
@@ -106,8 +96,8 @@ def rewrite_files(layout: FileLayout, sort_by: Sequence[SortField], item: Rewrit
 def _in_order(
     schema: pa.Schema, batches: Iterator[pa.RecordBatch], sort_by: Sequence[SortField]
 ) -> tuple[Iterator[pa.RecordBatch], bool]:
-    """The rows in the sort order, if there is one and they fit into `SORT_BYTES_MAX`, otherwise unchanged; and whether
-    they are sorted.
+    """Return the rows in the sort order, if there is one and they fit into `SORT_BYTES_MAX`, otherwise unchanged; and
+    whether they are sorted.
     """
     if not sort_by:
         return batches, False
@@ -123,7 +113,9 @@ def _in_order(
 
 
 def sort_indices(rows: pa.Table, sort_by: Sequence[SortField]) -> pa.Array:
-    """The places of the rows in the sort order, with Spark's order of nulls: first if ascending, last if descending."""
+    """Return the places of the rows in the sort order, with Spark's order of nulls: first if ascending, last if
+    descending.
+    """
     columns = {}
     keys = []
     for index, one in enumerate(sort_by):

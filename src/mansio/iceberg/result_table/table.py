@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.partitioning import PartitionField as IcebergPartitionField
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -34,8 +34,7 @@ from pyiceberg.types import (
 )
 
 from mansio.errors import ConfigError
-from mansio.iceberg.archive.table_format import COMMIT_RETRIES_PROPERTY
-from mansio.iceberg.catalog import CatalogTable, catalog_errors
+from mansio.iceberg.catalog import CatalogTable, catalog_errors, create_table
 from mansio.iceberg.errors import TableNotFound
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.iceberg.result_table.commit import (
@@ -63,14 +62,15 @@ from mansio.iceberg.result_table.table_schema import (
 from mansio.iceberg.result_table.upsert_plan import group_fields
 from mansio.iceberg.result_table.upsert_tasks import DEAD_LETTER_COLUMNS
 from mansio.iceberg.snapshot_files import SnapshotReader
+from mansio.iceberg.table_properties import COMMON_PROPERTIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyiceberg.table import Table
 
+    from mansio.iceberg.data_files import WrittenFile
     from mansio.iceberg.result_table.commit import BatchCommit, QueryBatch
-    from mansio.iceberg.result_table.data_file_writer import WrittenFile
     from mansio.iceberg.result_table.table_name import OpenCatalog, TableName
     from mansio.iceberg.snapshot_files import SnapshotFiles
 
@@ -95,12 +95,8 @@ FIRST_PARTITION_FIELD_ID: Final = 1_000
 
 TABLE_PROPERTIES: Final = {
     CREATED_PROPERTY: "mansio pipeline run",
-    COMMIT_RETRIES_PROPERTY: "0",
+    **COMMON_PROPERTIES,
     SNAPSHOTS_KEPT_PROPERTY: str(SNAPSHOTS_KEPT),
-    "commit.manifest-merge.enabled": "true",
-    "commit.manifest.min-count-to-merge": "20",
-    "write.metadata.previous-versions-max": "5",
-    "write.metadata.delete-after-commit.enabled": "true",
 }
 _FIELD_SUFFIXES: Final = {IDENTITY: "", TRUNCATE: "_trunc"}
 
@@ -132,7 +128,8 @@ class ResultTable(CatalogTable):
         self.changes = SchemaChanges({})
         """What was changed when the table was opened."""
         self._table_name = name
-        self._reader = SnapshotReader()
+        self.reader = SnapshotReader()
+        """Reads the live files; each manifest once."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Open the table again in another process."""
@@ -165,8 +162,8 @@ class ResultTable(CatalogTable):
         return FileLayout(location.rstrip("/"), write_schema(self.iceberg.schema()), self.partition_by)
 
     def files(self) -> SnapshotFiles:
-        """The live files, as of the last `refresh` or `commit`. Each manifest is read once."""
-        return self._reader.read(self.iceberg)
+        """Return the live files, as of the last `refresh` or `commit`. Each manifest is read once."""
+        return self.reader.read(self.iceberg)
 
     def is_committed(self, batch: QueryBatch) -> bool:
         """Whether the table has the batch, as of the last `refresh` or `commit`."""
@@ -178,8 +175,6 @@ class ResultTable(CatalogTable):
         added: Sequence[WrittenFile],
         replaced: Sequence[str] = (),
         is_current: Callable[[], bool] = lambda: True,
-        *,
-        is_sorted: bool = False,
     ) -> BatchCommit:
         """Commit a batch exactly once; see `commit.commit_batch` for errors."""
         return self.retry_while_locked(
@@ -190,8 +185,7 @@ class ResultTable(CatalogTable):
                 added,
                 replaced,
                 is_current,
-                is_sorted=is_sorted,
-                reader=self._reader,
+                reader=self.reader,
             )
         )
 
@@ -352,7 +346,6 @@ def _check_partition_types(table: ResultTable) -> None:
 
 
 def _create_table(name: TableName, opened: OpenCatalog, target: TableTarget, schema: Schema) -> Table:
-    """Create the table. If another program creates it at the same time, its table is loaded."""
     partition_by = target.partition_by
     if target.key and not partition_by:
         partition_by = (PartitionField(target.key[0], BUCKET, KEY_BUCKETS),)
@@ -362,17 +355,14 @@ def _create_table(name: TableName, opened: OpenCatalog, target: TableTarget, sch
     properties = dict(TABLE_PROPERTIES)
     if target.key:
         properties[KEY_PROPERTY] = json.dumps(target.key)
-    opened.catalog.create_namespace_if_not_exists(name.namespace)
-    try:
-        return opened.catalog.create_table(
-            name.identifier,
-            schema,
-            partition_spec=_partition_spec(partition_by, schema),
-            sort_order=_sort_order(target.sort_by, schema),
-            properties=properties,
-        )
-    except TableAlreadyExistsError:
-        return opened.catalog.load_table(name.identifier)
+    return create_table(
+        opened.catalog,
+        name.identifier,
+        schema,
+        partition_spec=_partition_spec(partition_by, schema),
+        sort_order=_sort_order(target.sort_by, schema),
+        properties=properties,
+    )
 
 
 def _partition_spec(fields: Sequence[PartitionField], schema: Schema) -> PartitionSpec:
@@ -406,7 +396,7 @@ def _sort_order(fields: Sequence[SortField], schema: Schema) -> SortOrder:
 
 
 def partition_fields(table: Table) -> tuple[PartitionField, ...]:
-    """The partition spec of a table.
+    """Return the partition spec of a table.
 
     Raises:
         ConfigError: It has a transform that Mansio does not have.
@@ -424,7 +414,7 @@ def partition_fields(table: Table) -> tuple[PartitionField, ...]:
 
 
 def sort_fields(table: Table) -> tuple[SortField, ...]:
-    """The sort order of a table; empty if it is not one of columns with Spark's order of nulls."""
+    """Return the sort order of a table; empty if it is not one of columns with Spark's order of nulls."""
     found = []
     for one in table.sort_order().fields:
         descending = one.direction == SortDirection.DESC

@@ -18,6 +18,7 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.types import PrimitiveType
 
 from mansio.errors import ConfigError
+from mansio.iceberg.commit import refuse_row_level_deletes
 from mansio.iceberg.errors import InvalidDataFiles
 from mansio.iceberg.result_table.upsert_tasks import MergeItem, group_name, key_bound
 
@@ -50,7 +51,7 @@ class KeyedFile:
 def group_fields(
     partition_by: Sequence[PartitionField], key: Sequence[str]
 ) -> list[tuple[int, PartitionField]]:
-    """The partition fields that depend on the key only, with their places in the partition spec.
+    """Return the partition fields that depend on the key only, with their places in the partition spec.
 
     Raises:
         ConfigError: There is none, so every batch would have to read all files of the table.
@@ -67,7 +68,7 @@ def group_fields(
 def keyed_files(
     table: Table, files: SnapshotFiles, fields: Sequence[tuple[int, PartitionField]], key: str
 ) -> list[KeyedFile]:
-    """The files of the current snapshot. `key`: the first column of the key.
+    """Return the files of the current snapshot. `key`: the first column of the key.
 
     Raises:
         ConfigError: The table has files that cannot be rewritten file by file.
@@ -83,19 +84,6 @@ def keyed_files(
             )
         found.append(_keyed_file(file, fields, field.field_id, field.field_type))
     return found
-
-
-def refuse_row_level_deletes(table: Table, files: SnapshotFiles) -> None:
-    """Check that the table has no row-level deletes of its live files.
-
-    Raises:
-        ConfigError: It has; a rewritten file would have the deleted rows again.
-    """
-    if files.deletes and any(task.delete_files for task in table.scan().plan_files()):
-        raise ConfigError(
-            f"table {'.'.join(table.name())} has rows that another engine deleted without rewriting their files"
-            " (merge-on-read): rewrite its data files first, for instance with Spark's rewrite_data_files"
-        )
 
 
 def _keyed_file(
@@ -119,7 +107,7 @@ def plan_merge(
     small_bytes: int = SMALL_FILE_BYTES,
     small_files_max: int = SMALL_FILES_MAX,
 ) -> list[MergeItem]:
-    """The work of the second job: one item per staged group.
+    """Return the work of the second job: one item per staged group.
 
     Raises:
         InvalidDataFiles: A group was staged by two tasks, so the last row of a key is not known.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ from pyspark.sql import functions
 from mansio.errors import ConfigError, DataLoss
 from mansio.iceberg.archive.table import ArchiveTable, open_table
 from mansio.iceberg.archive.table_scan import Selection
+from mansio.iceberg.data_files import REPORT_SCHEMA, parse_written_file
 from mansio.iceberg.errors import TableNotFound
 from mansio.iceberg.replace_files import replace_files
 from mansio.iceberg.result_table.backfill_ranges import (
@@ -34,8 +35,7 @@ from mansio.iceberg.result_table.backfill_ranges import (
     format_ranges,
     with_range,
 )
-from mansio.iceberg.result_table.commit import to_data_file
-from mansio.iceberg.result_table.data_file_writer import REPORT_SCHEMA, parse_written_file, write_rows
+from mansio.iceberg.result_table.data_file_writer import write_rows
 from mansio.iceberg.result_table.table import open_result_table
 from mansio.pipelines.backfilling.backfilled_table import known_ranges
 from mansio.pipelines.pipeline_file import dataframe_builder
@@ -141,10 +141,10 @@ def _backfill_once(spark: SparkSession, job: BackfillJob) -> BackfillReport:
         reports = rows.mapInArrow(write, REPORT_SCHEMA).collect()
     except PySparkException as error:
         raise PipelineFailed(failure_reason(str(error))) from error
-    files = [parse_written_file(report["file"]) for report in reports]
+    files = [replace(parse_written_file(report["file"]), is_sorted=bool(order)) for report in reports]
     replaced = replace_files(
-        ArchiveTable(table.iceberg, "", table.catalog.address),
-        [to_data_file(table.iceberg, file, is_sorted=bool(order)) for file in files],
+        table,
+        files,
         {RANGES_PROPERTY: format_ranges(update.ranges)},
         run_property=RUN_ID_PROPERTY,
         is_replaced=update.replaces_file,
@@ -171,7 +171,7 @@ class _BackfillInputs:
         self._client = sync_client(job.bootstrap_servers)
 
     def read(self, topic: str, **options: str) -> DataFrame:
-        """The records of a topic, or of several separated by commas, whose timestamps are in the range."""
+        """Return the records of a topic, or of several separated by commas, whose timestamps are in the range."""
         chosen = {
             name: str(value)
             for name, value in {**self._job.options, **options}.items()
@@ -209,7 +209,7 @@ class _BackfillInputs:
         return rows.where(functions.col("timestamp") >= functions.timestamp_millis(functions.lit(from_ms)))
 
     def _archive(self, topic: str) -> ArchiveTable | None:
-        """The archive of the topic in the warehouse, if there is one."""
+        """Return the archive of the topic in the warehouse, if there is one."""
         if self._job.warehouse is None:
             return None
         with contextlib.suppress(TableNotFound):

@@ -11,12 +11,14 @@ Invariants:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions
 
-from mansio.iceberg.result_table.data_file_writer import REPORT_SCHEMA, parse_written_file, write_rows
+from mansio.iceberg.data_files import REPORT_SCHEMA, parse_written_file
+from mansio.iceberg.result_table.data_file_writer import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,18 +50,18 @@ class AppendSink:
         rows = frame.sortWithinPartitions(*order) if order else frame
         write = partial(write_rows, self._table.layout(), file_prefix(batch))
         reports = rows.mapInArrow(write, REPORT_SCHEMA).collect()
-        files = [parse_written_file(report["file"]) for report in reports]
+        files = [replace(parse_written_file(report["file"]), is_sorted=bool(order)) for report in reports]
         if files:
-            self._table.commit(batch, files, is_sorted=bool(order))
+            self._table.commit(batch, files)
 
 
 def file_prefix(batch: QueryBatch) -> str:
-    """The prefix of the names of a batch's files."""
+    """Return the prefix of the names of a batch's files."""
     return f"{batch.query}-{batch.batch}"
 
 
 def quoted(column: str) -> str:
-    """The name of a column as Spark's expressions have it; a dot in a name is not an access to a field."""
+    """Return the name of a column as Spark's expressions have it; a dot in a name is not an access to a field."""
     return f"`{column.replace('`', '``')}`"
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.delays.delay_control_records import DelayControlType
-from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.delays.delay_manager import DELAY_READER, DelayManager, StoredRecordsCache
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
 from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.log_view.snapshots import snapshot_names
@@ -15,7 +15,9 @@ from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
+    from mansio.config.topic_config import TopicSettings
     from mansio.storage.log import Log
 
 
@@ -35,12 +37,18 @@ class DelayFeature(PartitionFeature):
     def is_stored(self, log: Log) -> bool:
         return bool(snapshot_names(self._ports.disk, log.directory, DelayedRecords.suffix))
 
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        return DELAY_READER if settings.accepts_delays else None
+
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new
-        open_replay = partial(self._ports.replay, partition)
-        manager = DelayManager(partition, open_replay, self.delivery.on_due_changed)
-        self.delivery.on_due_changed(manager)
-        return Attached(manager, manager.replay, appends=manager, releases=manager)
+        stored = StoredRecordsCache()
+        on_due_changed = partial(self.delivery.on_due_changed, partition)
+        view = DelayedRecords(partition.log, on_due_changed, stored.clear)
+        replay = self._ports.replay(partition, view)
+        manager = DelayManager(partition, replay, stored, on_due_changed)
+        self.delivery.attach(manager)
+        return Attached(manager, replay, appends=manager, releases=manager)
 
     def detach(self, feature: object) -> None:
         if isinstance(feature, DelayManager):

@@ -29,11 +29,10 @@ from mansio.broker.features.delays.delay_control_records import (
     encode_delivered,
     encode_moved,
 )
-from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.features.delays.pending_records import PendingRecord
 from mansio.broker.features.delays.schedule_manager import ScheduleManager
-from mansio.broker.partition.append import Following
-from mansio.broker.partition.append_validation import reject_delayed
+from mansio.broker.partition.append import AppendFeature, Following
+from mansio.broker.partition.append_validation import RecordReader, reject_delayed
 from mansio.errors import (
     UNREADABLE_OR_DAMAGED,
     CoordinatorLoadInProgress,
@@ -43,7 +42,7 @@ from mansio.errors import (
     ThrottlingQuotaExceeded,
 )
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.delay_headers import NOT_DELAYED_MS, base_timestamp_ms, delivered_record
+from mansio.wire.batch.delay_headers import NOT_DELAYED_MS, base_timestamp_ms, delivered_record, read_delays
 from mansio.wire.batch.record_batch import (
     TimestampType,
     build_batch,
@@ -56,12 +55,12 @@ from mansio.wire.batch.record_reader import decompress_batch, read_record_at, re
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mansio.broker.features.delays.delayed_records import DelayedRecords
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append import Draft
     from mansio.broker.partition.partition import Partition
-    from mansio.broker.partition.partition_hook import AppendResult, Contents
+    from mansio.broker.partition.partition_hook import Contents
     from mansio.ports import Buffer
-    from mansio.wire.batch.dedup_header import IdentifiedBatch
     from mansio.wire.batch.delay_headers import DelayedBatch
     from mansio.wire.batch.record_batch import NewRecord
 
@@ -77,7 +76,7 @@ UNREADABLE_RETRY_MS: Final = 10_000
 """Time after which the delivery of a record that cannot be read is tried again."""
 
 
-class _StoredRecords(NamedTuple):
+class StoredRecords(NamedTuple):
     """The decoded batch in a control record."""
 
     codec: Codec
@@ -85,53 +84,77 @@ class _StoredRecords(NamedTuple):
     data: bytes
 
 
-class DelayManager:
+class StoredRecordsCache:
+    """The stored records that were read, or appended, last, by the offset of their control batch."""
+
+    __slots__ = ("_bytes", "_cached")
+
+    def __init__(self) -> None:
+        self._cached: dict[int, StoredRecords] = {}
+        self._bytes = 0
+
+    def find(self, location: int) -> StoredRecords | None:
+        """Return the records of the control batch at an offset; None if they are not cached."""
+        return self._cached.get(location)
+
+    def add(self, location: int, stored: StoredRecords) -> None:
+        """Keep the records of a control batch, in place of older ones."""
+        cached = self._cached
+        cached[location] = stored
+        self._bytes += len(stored.data)
+        while len(cached) > 1 and (len(cached) > CACHED_BATCHES_MAX or self._bytes > CACHED_BYTES_MAX):
+            self._bytes -= len(cached.pop(next(iter(cached))).data)
+
+    def clear(self) -> None:
+        """Forget all: the log may be different now."""
+        self._cached.clear()
+        self._bytes = 0
+
+
+DELAY_READER: Final = RecordReader((), read_delays)
+"""It finds the headers by decoding the records."""
+
+
+class DelayManager(AppendFeature):
     """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
 
     __slots__ = (
-        "_cached",
-        "_cached_bytes",
+        "_delivered_end",
         "_due_at_once",
         "_on_due_changed",
+        "_stored_records",
         "has_fired",
         "partition",
         "replay",
         "schedules",
-        "uncommitted_end",
         "view",
     )
 
     def __init__(
         self,
         partition: Partition,
-        open_replay: Callable[[DelayedRecords], ViewReplay[DelayedRecords]],
-        on_due_changed: Callable[[DelayManager], object],
+        replay: ViewReplay[DelayedRecords],
+        stored: StoredRecordsCache,
+        on_due_changed: Callable[[], None],
     ) -> None:
-        """`open_replay` keeps a view of the partition's log; its `StorageError` is passed on. `on_due_changed` is
-        called with this object when the earliest due time may be earlier than before."""
+        """`stored`: empty, and cleared when the log is truncated. `on_due_changed` is called when the earliest due time
+        may be earlier than before."""
         self.partition = partition
+        self.replay = replay
+        self.view = replay.view
+        self.schedules = ScheduleManager(partition, replay, on_due_changed)
+        self._stored_records = stored
         self._on_due_changed = on_due_changed
-        self._cached: dict[int, _StoredRecords] = {}
-        self._cached_bytes = 0
         self._due_at_once: list[PendingRecord] = []
         """Records that were due when they were accepted, until the append of their batch returns."""
         self.has_fired = False
         """Whether the last slice was one of firings, whose duration says nothing about delayed records."""
-        self.uncommitted_end = 0
-        """End offset of the last delivery or firing."""
-        self.view = DelayedRecords(partition.log, self)
-        self.replay = open_replay(self.view)
-        self.schedules = ScheduleManager(partition, self.replay, self.on_due_changed)
+        self._delivered_end = 0
 
-    def on_due_changed(self) -> None:
-        """Called when the earliest due time may be earlier than before."""
-        self._on_due_changed(self)
-
-    def on_truncated(self) -> None:
-        """Forget what was read from, or appended to, a part of the log that may be different now."""
-        self._cached.clear()
-        self._cached_bytes = 0
-        self.uncommitted_end = 0
+    @property
+    def uncommitted_end(self) -> int:
+        """End offset of the last delivery or firing, as far as it was not truncated."""
+        return min(self._delivered_end, self.partition.end_offset)
 
     # Acceptance
 
@@ -140,7 +163,8 @@ class DelayManager:
 
         Raises `InvalidRecord` in a transaction, `ThrottlingQuotaExceeded` if too many records are pending, and
         `LeaderNotAvailable` while the view is being read."""
-        batch, delays, partition = draft.batch, draft.delays, self.partition
+        batch, partition = draft.batch, self.partition
+        delays: DelayedBatch | None = draft.found.get(DELAY_READER)
         if batch is None or delays is None:
             return
         if not self.replay.is_complete:  # producers retry this error, unlike that of `ensure_usable`
@@ -152,11 +176,6 @@ class DelayManager:
         draft.replace(control)
         draft.keeps_timestamps = True
         draft.contents[self.view] = partial(self._accept, delays)
-
-    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
-        """Return `known`: a batch with delays is recognized by its sequence alone."""
-        del identified
-        return known
 
     def _check_limits(self, delays: DelayedBatch) -> None:
         pending, settings = self.view.pending, self.partition.settings
@@ -188,10 +207,12 @@ class DelayManager:
                 due.append(record)
         if due:
             header = delays.header
-            self._cache(base_offset, _StoredRecords(header.codec, base_timestamp_ms(header), delays.data))
+            self._stored_records.add(
+                base_offset, StoredRecords(header.codec, base_timestamp_ms(header), delays.data)
+            )
             self._due_at_once = due
             view.has_taken_records = True
-        self.on_due_changed()
+        self._on_due_changed()
 
     def following(self) -> Following | None:
         """Return the delivery of the records that were due when they were accepted."""
@@ -199,7 +220,7 @@ class DelayManager:
         if not due:
             return None
         self.view.has_taken_records = False
-        return self._delivery(due, self.partition.clock.wall_ms(), self.on_due_changed)
+        return self._delivery(due, self.partition.clock.wall_ms(), self._on_due_changed)
 
     # Delivery
 
@@ -219,7 +240,7 @@ class DelayManager:
         if self.has_fired:
             until_ms = now_ms if record_ms is None else min(now_ms, record_ms - 1)
             count = self.schedules.fire_due(until_ms, records_max, bytes_max)
-            self.uncommitted_end = self.partition.end_offset
+            self._delivered_end = self.partition.end_offset
             return count
         limit_ms = now_ms if schedule_ms is None else min(now_ms, schedule_ms)
         due = view.pending.take_due(limit_ms, records_max, bytes_max)
@@ -262,7 +283,7 @@ class DelayManager:
             raise
 
         def done(end_offset: int) -> None:
-            self.uncommitted_end = end_offset
+            self._delivered_end = end_offset
 
         def failed() -> None:
             self._put_back(due, ids)
@@ -302,7 +323,7 @@ class DelayManager:
                 self.view.pending.remove(record_id)
 
         end_offset = self._append_control(encode_cancelled(known), apply)
-        self.on_due_changed()
+        self._on_due_changed()
         return known, end_offset
 
     def reschedule(self, ids: Iterable[int], due_ms: int) -> tuple[list[int], int]:
@@ -317,7 +338,7 @@ class DelayManager:
                 self.view.pending.replace(record._replace(due_ms=due_ms))
 
         end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)
-        self.on_due_changed()
+        self._on_due_changed()
         return known, end_offset
 
     def ensure_usable(self) -> None:
@@ -392,9 +413,9 @@ class DelayManager:
 
     # Stored records
 
-    def _stored(self, location: int) -> _StoredRecords:
+    def _stored(self, location: int) -> StoredRecords:
         """Read the control batch at an offset. Raises `CorruptMessage`, `StorageError`."""
-        found = self._cached.get(location)
+        found = self._stored_records.find(location)
         if found is None:
             batch = next(self.partition.log.batches(location), b"")
             check_stored_batch(batch)
@@ -402,23 +423,16 @@ class DelayManager:
             if control is None or not control.batch:
                 raise CorruptMessage(f"{self.partition.name}: no delayed records at offset {location}")
             found = _decode(control.batch)
-            self._cache(location, found)
+            self._stored_records.add(location, found)
         return found
 
-    def _cache(self, location: int, stored: _StoredRecords) -> None:
-        cached = self._cached
-        cached[location] = stored
-        self._cached_bytes += len(stored.data)
-        while len(cached) > 1 and (len(cached) > CACHED_BATCHES_MAX or self._cached_bytes > CACHED_BYTES_MAX):
-            self._cached_bytes -= len(cached.pop(next(iter(cached))).data)
 
-
-def _decode(batch: Buffer) -> _StoredRecords:
+def _decode(batch: Buffer) -> StoredRecords:
     header, data = decompress_batch(batch)
-    return _StoredRecords(header.codec, base_timestamp_ms(header), data)
+    return StoredRecords(header.codec, base_timestamp_ms(header), data)
 
 
-def _content(stored: _StoredRecords, record: PendingRecord) -> NewRecord:
+def _content(stored: StoredRecords, record: PendingRecord) -> NewRecord:
     return read_record_at(
         stored.data, record.position, record.position + record.size, stored.base_timestamp_ms
     )

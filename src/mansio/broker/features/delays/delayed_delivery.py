@@ -24,6 +24,7 @@ from mansio.logs import fields
 
 if TYPE_CHECKING:
     from mansio.broker.features.delays.delay_manager import DelayManager
+    from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Scheduler, Timer
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class DelayedDelivery:
         self._queue: list[tuple[int, int, DelayManager]] = []
         """Heap of (wall clock in ms, number, partition); entries that `_wake_ms` does not name are ignored."""
         self._number = 0
+        self._managers: dict[Partition, DelayManager] = {}
         self._wake_ms: dict[DelayManager, int] = {}
         self._due: deque[DelayManager] = deque()
         self._timer: Timer | None = None
@@ -64,8 +66,14 @@ class DelayedDelivery:
         self.delivered_count = 0
         """Number of delayed records and records of schedules delivered since the broker started."""
 
+    def attach(self, manager: DelayManager) -> None:
+        """Deliver the records of a partition from now on."""
+        self._managers[manager.partition] = manager
+        self.on_due_changed(manager.partition)
+
     def detach(self, manager: DelayManager) -> None:
         """Forget a partition that was closed."""
+        self._managers.pop(manager.partition, None)
         self._wake_ms.pop(manager, None)
         self._rebuild_queue()
 
@@ -84,11 +92,11 @@ class DelayedDelivery:
         """When the next partition is looked at, or earlier, ms since the Unix epoch; None if nothing is pending."""
         return self._queue[0][0] if self._queue else None
 
-    def on_due_changed(self, manager: DelayManager) -> None:
-        """Deliver the records of a partition when they are due. To be called when it is opened, when its earliest due
-        time may be earlier than before, and when its view has become complete."""
-        due_ms = manager.view.next_wake_ms
-        if due_ms is not None:
+    def on_due_changed(self, partition: Partition) -> None:
+        """Called when the earliest due time of a partition may be earlier than before, or when its view has become
+        complete. Partitions that are not attached are ignored."""
+        manager = self._managers.get(partition)
+        if manager is not None and (due_ms := manager.view.next_wake_ms) is not None:
             self._wake_at(manager, due_ms)
 
     def _wake_at(self, manager: DelayManager, wall_ms: int) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from mansio.broker.features.delays.delay_control_records import (
     DelayControlType,
@@ -50,23 +50,14 @@ _END_OFFSET: Final = struct.Struct(">q")
 _SIZE: Final = struct.Struct(">I")  # of the schedules in a snapshot
 
 
-class DelayedRecordsListener(Protocol):
-    """What the view of delayed records calls."""
-
-    def on_due_changed(self) -> None:
-        """Called when the view has become complete, so that the earliest due time may be earlier than before."""
-
-    def on_truncated(self) -> None:
-        """Called when a part of the log was truncated."""
-
-
 class DelayedRecords(LogView["ApplyAt"]):
     """The pending records and schedules of a partition."""
 
     __slots__ = (
         "_expected",
-        "_listener",
         "_log",
+        "_on_due_changed",
+        "_on_truncated",
         "has_taken_records",
         "pending",
         "schedules",
@@ -75,9 +66,14 @@ class DelayedRecords(LogView["ApplyAt"]):
     kind = "delayed_records"
     suffix = SNAPSHOT_SUFFIX
 
-    def __init__(self, log: Log, listener: DelayedRecordsListener) -> None:
+    def __init__(
+        self, log: Log, on_due_changed: Callable[[], object], on_truncated: Callable[[], object]
+    ) -> None:
+        """`on_due_changed` is called when the view has become complete, so that the earliest due time may be earlier
+        than before; `on_truncated` when a part of the log was truncated."""
         self._log = log
-        self._listener = listener
+        self._on_due_changed = on_due_changed
+        self._on_truncated = on_truncated
         self._expected: tuple[int, int, Callable[[], object]] | None = None
         """Offset and CRC of the second batch of a delivery or of firings, and what applies them if it follows."""
         self.has_taken_records = False
@@ -171,11 +167,11 @@ class DelayedRecords(LogView["ApplyAt"]):
         self._expected = None
         self.pending = PendingRecords()
         self.schedules = Schedules()
-        self._listener.on_truncated()
+        self._on_truncated()
         return False
 
     def on_complete(self) -> None:
-        self._listener.on_due_changed()
+        self._on_due_changed()
 
     def lowest_location(self) -> int | None:
         locations = (self.pending.lowest_location(), self.schedules.lowest_location())

@@ -15,6 +15,18 @@ DISTANT_MS = 365 * 24 * 3_600_000
 DAY_S = 86_400
 
 
+class _Partition:
+    """A partition that is led, and whose deliveries are committed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.is_leader = True
+        self.high_watermark = 0
+        self.log = SimpleNamespace(failure=None)
+        self.topic = "t"
+        self.index = 0
+
+
 class _Manager:
     """A partition with one record that is due in a year, and one that is always due soon."""
 
@@ -26,14 +38,7 @@ class _Manager:
         self.soon_ms: int | None = None
         self.distant_ms = clock.wall_ms() + DISTANT_MS
         self.delivered = 0
-        self.partition = SimpleNamespace(
-            closed=False,
-            is_leader=True,
-            high_watermark=0,
-            log=SimpleNamespace(failure=None),
-            topic="t",
-            index=0,
-        )
+        self.partition = _Partition()
         self.view: Any = self
         self.replay: Any = self
         self.is_complete = True
@@ -55,10 +60,10 @@ def test_wake_ups_before_a_distant_due_time_leave_nothing_behind() -> None:
     clock, scheduler = ManualClock(), ManualScheduler()
     delivery = DelayedDelivery(clock, cast("Any", scheduler))
     manager = _Manager(clock)
-    delivery.on_due_changed(cast("DelayManager", manager))
+    delivery.attach(cast("DelayManager", manager))
     for _ in range(2_000):
         manager.soon_ms = clock.wall_ms() + 10
-        delivery.on_due_changed(cast("DelayManager", manager))
+        delivery.on_due_changed(cast("Any", manager.partition))
         clock.seconds += 0.02
         scheduler.fire()
     assert manager.delivered == 2_000
@@ -69,7 +74,7 @@ def test_a_closed_partition_is_forgotten() -> None:
     clock, scheduler = ManualClock(), ManualScheduler()
     delivery = DelayedDelivery(clock, cast("Any", scheduler))
     manager = _Manager(clock)
-    delivery.on_due_changed(cast("DelayManager", manager))
+    delivery.attach(cast("DelayManager", manager))
     delivery.detach(cast("DelayManager", manager))
     assert delivery._queue == []
 
@@ -82,7 +87,7 @@ def test_a_partition_that_is_tried_again_does_not_wait_for_a_clock_that_was_set_
     clock.seconds += DAY_S
     manager.partition.is_leader = False
     manager.soon_ms = clock.wall_ms() - 1_000 * DAY_S
-    delivery.on_due_changed(cast("DelayManager", manager))
+    delivery.attach(cast("DelayManager", manager))
     scheduler.fire()  # not the leader: it is tried again a second later
     clock.seconds -= DAY_S
     manager.partition.is_leader = True
@@ -104,11 +109,11 @@ def test_slices_of_firings_leave_the_number_of_delayed_records_per_slice() -> No
         return records_max
 
     manager.deliver_due = deliver_slowly
-    delivery.on_due_changed(cast("DelayManager", manager))
+    delivery.attach(cast("DelayManager", manager))
     for has_fired in (True, False):
         before = delivery._slice_records
         manager.has_fired = has_fired
         manager.soon_ms = clock.wall_ms()
-        delivery.on_due_changed(cast("DelayManager", manager))
+        delivery.on_due_changed(cast("Any", manager.partition))
         scheduler.fire()
         assert (delivery._slice_records == before) is has_fired
