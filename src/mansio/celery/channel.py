@@ -76,10 +76,10 @@ class QoS(virtual.QoS):  # type: ignore[misc]  # kombu has no types
         return max(0, self.prefetch_count - len(self._leases)) if self.prefetch_count else None
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Called by kombu for a message that will be acknowledged: `add` has kept its lease."""
+        """Do nothing: kombu calls it for a message that will be acknowledged, and `add` has kept its lease."""
 
     def get(self, delivery_tag: str) -> Leased:
-        """The leased record of a message."""
+        """Return the leased record of a message."""
         return self._leases[delivery_tag][1]
 
     def ack(self, delivery_tag: str) -> None:
@@ -362,7 +362,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return reader
 
     def _kept_reader(self, queue: str) -> QueueReader | None:
-        """The reader of an earlier connection of this process that failed, None if there is none that works."""
+        """Return the reader of an earlier connection of this process that failed, None if there is none that works."""
         reader = take_reader(self.connection.client_options, queue)
         if reader is None:
             return None
@@ -385,7 +385,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self.thread.run(reader.stop())
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """The next message of a queue, None if there is none now."""
+        """Return the next message of a queue, None if there is none now."""
         exchange_reader = self._process_queues.get(queue)
         source = exchange_reader.source if exchange_reader is not None else self._reader(queue).source
         deadline = time.monotonic() + GET_S_MAX
@@ -469,7 +469,7 @@ def close_readers(thread: ClientThread, readers: Iterable[QueueReader | Exchange
 
 
 def revoked_task_ids(message: dict[str, Any]) -> list[str]:
-    """The tasks that a control command revokes; empty for other commands."""
+    """Return the tasks that a control command revokes; empty for other commands."""
     try:
         command = loads(message["body"])
         if command["method"] != "revoke":
@@ -482,7 +482,7 @@ def revoked_task_ids(message: dict[str, Any]) -> list[str]:
 
 
 def _naive_timezone() -> tzinfo:
-    """The time zone of an eta without one: that of the application, if the publisher has one."""
+    """Return the time zone of an eta without one: that of the application, if the publisher has one."""
     from celery import current_app  # takes a moment to import, and few messages have an eta
 
     found: tzinfo = current_app.timezone
