@@ -91,7 +91,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The formatted message; a defect in a logging call must not lose the line."""
+    """Return the formatted message; a defect in a logging call must not lose the line."""
     try:
         return record.getMessage()
     except (TypeError, ValueError):
@@ -219,7 +219,7 @@ class RateLimitFilter(logging.Filter):
         return found
 
     def release(self, *, at_end: bool = False) -> list[logging.LogRecord]:
-        """The last suppressed line of each kind whose interval is over, to be written now.
+        """Return the last suppressed line of each kind whose interval is over, to be written now.
 
         `at_end`: of all kinds, because the process ends.
         """

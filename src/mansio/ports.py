@@ -49,7 +49,7 @@ class DiskFile(Protocol):
     def path(self) -> str: ...
 
     def size(self) -> int:
-        """Current length of the file."""
+        """Return the current length of the file."""
 
     def write_at(self, buffers: Sequence[Buffer], position: int) -> int:
         """Write all `buffers`, one after the other, from `position`, with one system call, more only after a short
@@ -65,7 +65,7 @@ class DiskFile(Protocol):
         """Read as `read_at` does, without adding pages to the page cache, where the platform supports this."""
 
     def map(self, length: int) -> memoryview:
-        """The first `length` bytes as a read-only view that stays valid after `close`. `length` <= size, > 0."""
+        """Return the first `length` bytes as a read-only view that stays valid after `close`. `length` <= size, > 0."""
 
     def truncate(self, size: int) -> None:
         """Truncate or extend (with zeros) to `size`."""
@@ -74,7 +74,7 @@ class DiskFile(Protocol):
         """Write the bytes and the length to stable storage: fdatasync, on macOS F_FULLFSYNC."""
 
     def fileno(self) -> int:
-        """The descriptor, for sendfile; -1 if there is none (a simulated disk)."""
+        """Return the descriptor, for sendfile; -1 if there is none (a simulated disk)."""
 
     def close(self) -> None: ...
 
@@ -97,7 +97,7 @@ class Disk(Protocol):
     def read_file(self, path: str) -> bytes: ...
 
     def list_directory(self, path: str) -> list[str]:
-        """The names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
         """Create a directory and its missing parents; no error if it exists. With `durable` each is synced to disk;

@@ -41,8 +41,8 @@ def without_traceback(error: OptionalError) -> OptionalError:
 
 
 def copied(error: E) -> E:
-    """A stored exception, to be raised: of a `MansioError` a copy with the same class, message, attributes and cause;
-    any other one itself, because its constructor may do anything. Without traceback."""
+    """Return a stored exception, to be raised: of a `MansioError` a copy with the same class, message, attributes and
+    cause; any other one itself, because its constructor may do anything. Without traceback."""
     if not isinstance(error, MansioError):
         return without_traceback(error)
     # Constructors may take other arguments.

@@ -127,7 +127,7 @@ def _require_spark() -> None:
 
 
 def _missing_for_spark() -> str:
-    """The missing one of "spark" and "java", or an empty string."""
+    """Return the missing one of "spark" and "java", or an empty string."""
     from mansio.errors import MissingExtra
     from mansio.spark.session.java import JavaNotFound
 

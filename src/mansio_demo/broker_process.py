@@ -30,7 +30,7 @@ class BrokerProcess(AbstractContextManager["BrokerProcess"]):
     """One broker on one directory. The first start chooses free ports; later starts use the same ones."""
 
     def __init__(self, directory: str, settings: Mapping[str, str] | None = None) -> None:
-        """`settings`: settings of the broker by name, in addition to the defaults."""
+        """Prepare a broker. `settings`: settings of the broker by name, in addition to the defaults."""
         self.directory = directory
         self._environment = {f"MANSIO_{name.upper()}": text for name, text in (settings or {}).items()}
         self.kafka = "127.0.0.1:0"

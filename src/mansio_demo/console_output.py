@@ -86,7 +86,7 @@ class Bars:
 
 
 def new_console() -> Console:
-    """Standard output, at most 80 columns wide; 80 if it is not a terminal."""
+    """Return standard output, at most 80 columns wide; 80 if it is not a terminal."""
     console = Console(highlight=False)
     console.width = min(console.width, COLUMNS_MAX)
     return console

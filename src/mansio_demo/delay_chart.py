@@ -38,7 +38,7 @@ def departure_ms(flight: Flight) -> int:
 
 
 def means(flights: Iterable[Flight]) -> dict[tuple[str, int], Mean]:
-    """The means by carrier and month, computed from the flights."""
+    """Return the means by carrier and month, computed from the flights."""
     count: dict[tuple[str, int], int] = defaultdict(int)
     delays: dict[tuple[str, int], list[float]] = defaultdict(list)
     for flight in flights:

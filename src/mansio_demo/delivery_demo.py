@@ -76,7 +76,7 @@ class DemoState:
             self.wrong.append(otherwise)
 
     def handle(self, message: Leased) -> None:
-        """Handler of a flight. A cancelled one has no delay, which fails until the handler is fixed."""
+        """Handle a flight. A cancelled one has no delay, which fails until the handler is fixed."""
         value = message.value or b""
         place = (message.partition, message.offset)
         attempt = Attempt(time.monotonic(), line_of(value), message.delivery_count, *place, is_done=True)
@@ -261,7 +261,7 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
 
 
 async def _redrive_all(client: Client) -> tuple[int, int]:
-    """(number of redriven records, number redriven earlier with the same id)."""
+    """Redrive all dead letters. Return (number of redriven records, number redriven earlier with the same id)."""
     redriven = repeated = 0
     positions = [(headers.partition, headers.offset) for _, headers in await _dead_letters(client)]
     for index in range(PARTITIONS):
@@ -330,7 +330,7 @@ def is_cancelled(flight: Flight) -> bool:
 
 
 def delay_min(value: bytes) -> int:
-    """The delay of a flight. Raises `ValueError` for a cancelled one: the error in the handlers."""
+    """Return the delay of a flight. Raises `ValueError` for a cancelled one: the error in the handlers."""
     return int(value.split(b",")[DELAY])
 
 
@@ -373,12 +373,13 @@ class Attempts:
         return sum(self.delays.values()) / max(1, len(self.delays))
 
     def backoffs_of(self, line: int) -> list[float]:
-        """Times between the deliveries of a flight, in seconds."""
+        """Return the times between the deliveries of a flight, in seconds."""
         times = [one.at for one in self.found[line][: self.limit]]
         return [later - earlier for earlier, later in pairwise(times)]
 
     def passed(self, line: int) -> tuple[int, int]:
-        """(number of later flights of its partition processed before its last delivery, number processed in total)."""
+        """Return (number of later flights of its partition processed before its last delivery, number processed in
+        total)."""
         last = self.found[line][: self.limit][-1]
         later_records = [
             one

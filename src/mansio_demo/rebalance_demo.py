@@ -112,7 +112,7 @@ class RebalanceRun:
         return f"{PARTITIONS} partitions, {rate} records a second each, {len(WORKERS)} workers; {NEWCOMER!r} joins:"
 
     def chart_lines(self) -> list[str]:
-        """The chart of readers over time, with the time of the join."""
+        """Return the chart of readers over time, with the time of the join."""
         at = read_gaps.column(self.joined, self.begin, self.end)
         return [
             *read_gaps.chart_lines(self.first_reads, self.begin, self.end),

@@ -102,7 +102,7 @@ class SparkThread:
         return batches
 
     def means(self) -> dict[tuple[str, int], Mean]:
-        """The query over archive and log as one table."""
+        """Return the query over archive and log as one table."""
         from pyspark.sql import functions
 
         from mansio.iceberg.archive.table import open_table

@@ -219,8 +219,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def acquire_client(options: ClientOptions) -> ClientThread:
-    """The client of this process with these options; connects if there is none. Call `release_client` for each call.
-    Raises `ConnectionLost`."""
+    """Return the client of this process with these options; connect if there is none. Call `release_client` for each
+    call. Raises `ConnectionLost`."""
     return _threads.acquire(options)
 
 

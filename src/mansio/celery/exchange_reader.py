@@ -143,11 +143,11 @@ class ProcessQueues:
         return queue in self._readers
 
     def get(self, queue: str) -> ExchangeReader | None:
-        """The reader of a queue, None if the queue is not one of this process."""
+        """Return the reader of a queue, None if the queue is not one of this process."""
         return self._readers.get(queue)
 
     def add(self, queue: str, thread: ClientThread, inbox: Inbox) -> ExchangeReader:
-        """The reader of a queue; a new one, without bindings, if there is none."""
+        """Return the reader of a queue; a new one, without bindings, if there is none."""
         if queue not in self._readers:
             self._readers[queue] = ExchangeReader(thread, queue, inbox)
         return self._readers[queue]

@@ -120,7 +120,7 @@ class Inbox:
         self._changed.wait(timeout_s)
 
     def fileno(self) -> int:
-        """A file descriptor that is readable after a change; opened by the first call."""
+        """Return a file descriptor that is readable after a change; opened by the first call."""
         if self._sockets is None:
             reader, writer = socket.socketpair()
             reader.setblocking(False)

@@ -54,7 +54,7 @@ def take_reader(options: ClientOptions, queue: str) -> QueueReader | None:
 
 
 def running_tags() -> set[str]:
-    """The delivery tags of the tasks that run on the worker of Celery in this process."""
+    """Return the delivery tags of the tasks that run on the worker of Celery in this process."""
     state = sys.modules.get("celery.worker.state")
     if state is None:
         return set()

@@ -186,7 +186,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
 
 
 def transport_options(given: Mapping[str, Any]) -> TransportOptions:
-    """The options of `broker_transport_options` that Mansio knows; kombu adds others. Raises `ConfigError`."""
+    """Return the options of `broker_transport_options` that Mansio knows; kombu adds others. Raises `ConfigError`."""
     names = TransportOptions.__dataclass_fields__
     found = TransportOptions(**{name: given[name] for name in names if name in given})
     if found.visibility_timeout is not None and not 1 <= found.visibility_timeout <= EXTEND_S_MAX:
@@ -216,7 +216,7 @@ def client_options(connection: Any, options: TransportOptions) -> ClientOptions:
 
 
 def _tls(given: Any) -> ssl.SSLContext | None:
-    """The TLS context of `broker_use_ssl`: True, a context, or a mapping with the keys of Celery."""
+    """Return the TLS context of `broker_use_ssl`: True, a context, or a mapping with the keys of Celery."""
     if not given or isinstance(given, ssl.SSLContext):
         return given or None
     keys = given if isinstance(given, Mapping) else {}

@@ -19,14 +19,14 @@ NAME_CHARACTERS_MAX: Final = 200
 
 
 def topic_of_queue(queue: str) -> str:
-    """The topic, and the share group, of a queue: its name, if that can be the name of a topic."""
+    """Return the topic, and the share group, of a queue: its name, if that can be the name of a topic."""
     if queue.startswith((EXCHANGE_PREFIX, DEAD_LETTER_PREFIX, "__")):
         return f"queue.{marked_name(queue, NAME_CHARACTERS_MAX)}"
     return _valid_or_marked(queue)
 
 
 def topic_of_exchange(exchange: str) -> str:
-    """The topic of an exchange whose messages go to the queues of single processes."""
+    """Return the topic of an exchange whose messages go to the queues of single processes."""
     return EXCHANGE_PREFIX + _valid_or_marked(exchange)
 
 

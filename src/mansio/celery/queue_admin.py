@@ -102,7 +102,7 @@ async def has_queue(client: Client, topic: str) -> bool:
 
 
 async def size(client: Client, topic: str) -> int:
-    """Number of tasks that wait for a worker: neither delayed nor at a worker."""
+    """Return the number of tasks that wait for a worker: neither delayed nor at a worker."""
     partitions = await _partitions(client, topic)
     try:
         found = await client.admin.shares.leases(topic, partitions)

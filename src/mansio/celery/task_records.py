@@ -59,8 +59,8 @@ def record_of(
     *,
     can_be_delayed: bool = True,
 ) -> OutgoingTask:
-    """The record of a message. An eta without time zone is in that of `naive_timezone()`. Where the record cannot be
-    delayed, the worker gets the eta and waits for it. Raises `ValueError` for an eta that is none."""
+    """Return the record of a message. An eta without time zone is in that of `naive_timezone()`. Where the record
+    cannot be delayed, the worker gets the eta and waits for it. Raises `ValueError` for an eta that is none."""
     headers = dict(message.get("headers") or {})
     properties = {**(message.get("properties") or {})}
     at = None
@@ -87,7 +87,7 @@ def record_of(
 
 
 def message_of(record: Message, delivery_count: int) -> dict[str, Any]:
-    """The message of a record. Raises `InvalidRecord` if kombu did not publish it."""
+    """Return the message of a record. Raises `InvalidRecord` if kombu did not publish it."""
     headers = _load(record, HEADERS)
     properties = _load(record, PROPERTIES)
     tag = f"{record.topic}:{record.partition}:{record.offset}:{next(_delivery_numbers)}"
@@ -108,14 +108,14 @@ def message_of(record: Message, delivery_count: int) -> dict[str, Any]:
 
 
 def parse_eta(eta: str, naive_timezone: Callable[[], tzinfo]) -> datetime:
-    """The moment of an eta, which Celery sends in ISO 8601. Raises `ValueError`."""
+    """Return the moment of an eta, which Celery sends in ISO 8601. Raises `ValueError`."""
     moment = datetime.fromisoformat(eta)
     return moment if moment.utcoffset() is not None else moment.replace(tzinfo=naive_timezone())
 
 
 def priority_of(priority: object) -> str | None:
-    """The priority of a record by that of Celery, 1 to 9, the highest first; 0 is what kombu sends where none is given,
-    and is normal (None), as 4 to 6 are."""
+    """Return the priority of a record by that of Celery, 1 to 9, the highest first; 0 is what kombu sends where none is
+    given, and is normal (None), as 4 to 6 are."""
     if not isinstance(priority, int) or priority <= 0:
         return None
     if priority >= HIGH_FROM:

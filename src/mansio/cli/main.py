@@ -87,8 +87,8 @@ def root(
 
 
 def _app_of(words: Sequence[str]) -> typer.Typer:
-    """The app with the named commands only, or with all if there is none of that name: to build those that are not
-    needed takes a tenth of a second."""
+    """Return the app with the named commands only, or with all if there is none of that name: to build those that are
+    not needed takes a tenth of a second."""
     one = copy.copy(app)
     one.registered_commands = [each for each in app.registered_commands if each.name in words]
     one.registered_groups = [each for each in app.registered_groups if each.name in words]

@@ -58,8 +58,8 @@ def parse_dead_letter(message: Message) -> DeadLetter | None:
 
 
 def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
-    """The headers of the original record: those of the dead letter without the headers that the broker has added, and
-    without a deduplication id, of which the record would be a repeat."""
+    """Return the headers of the original record: those of the dead letter without the headers that the broker has
+    added, and without a deduplication id, of which the record would be a repeat."""
     return [
         (name, value)
         for name, value in message.headers
@@ -79,7 +79,7 @@ async def _is_dead_letter_topic(client: Client, name: str) -> bool:
 
 
 async def resolve_dead_letter_topic(client: Client, name: str) -> str:
-    """The dead-letter topic for `name`: `name` itself if it is one, otherwise the topic with the dead letters of
+    """Return the dead-letter topic for `name`: `name` itself if it is one, otherwise the topic with the dead letters of
     `name`.
 
     Raises `UnknownTopicOrPartition` if there is neither.

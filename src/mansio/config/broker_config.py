@@ -53,7 +53,7 @@ _KINDS: Final = {bool: ConfigType.BOOLEAN, int: ConfigType.LONG, str: ConfigType
 
 
 def config_name(name: str) -> str:
-    """The name that DescribeConfigs returns for a field of `Settings`: Kafka's, or `mansio.<name>`."""
+    """Return the name that DescribeConfigs returns for a field of `Settings`: Kafka's, or `mansio.<name>`."""
     return SPECIFICATIONS[name].kafka_name or f"mansio.{name}"
 
 
@@ -125,8 +125,8 @@ class BrokerConfigSources(NamedTuple):
     default_values: Mapping[str, str] = {}
 
     def effective_settings(self) -> Settings:
-        """The effective settings. Dynamic values that this version does not know are ignored. Raises `ConfigError` if
-        values contradict each other."""
+        """Return the effective settings. Dynamic values that this version does not know are ignored. Raises
+        `ConfigError` if values contradict each other."""
         if not self.own_values and not self.default_values:
             return self.static_settings
         topics = dict(self.static_settings.topic_defaults)
@@ -151,7 +151,7 @@ class BrokerConfigSources(NamedTuple):
         return dataclasses.replace(self.static_settings, topic_defaults=topics, **values)
 
     def without_contradictions(self) -> tuple[BrokerConfigSources, dict[str, str]]:
-        """(sources without the dynamic values that contradict others, name of a removed value -> reason).
+        """Return (sources without the dynamic values that contradict others, name of a removed value -> reason).
 
         Such values exist because another broker accepts a default for all brokers that contradicts the static
         settings of this one. Values are added one after the other, those of this broker first, then the defaults, each

@@ -49,7 +49,7 @@ class MemberAddress:
 
 
 def url_host(host: str) -> str:
-    """The host part of a URL: an IPv6 address gets brackets."""
+    """Return the host part of a URL: an IPv6 address gets brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -85,7 +85,7 @@ class ConfigDef:
         self._has_lists = any(key.kind is ConfigType.LIST for key in self.keys.values())
 
     def key(self, name: str) -> ConfigKey:
-        """The definition of a setting. Raises `InvalidConfig` for an unknown or unsupported name."""
+        """Return the definition of a setting. Raises `InvalidConfig` for an unknown or unsupported name."""
         key = self.keys.get(name)
         if key is not None:
             return key
@@ -108,7 +108,7 @@ class ConfigDef:
             raise InvalidConfig(f"{name}: {error}") from error
 
     def normalize(self, name: str, text: str | None) -> str:
-        """The text of a value without redundant whitespace. Raises `InvalidConfig`."""
+        """Return the text of a value without redundant whitespace. Raises `InvalidConfig`."""
         value = self.parse(name, text)
         return ",".join(value) if isinstance(value, tuple) else str(value)
 
@@ -118,8 +118,8 @@ class ConfigDef:
         changes: Iterable[Change],
         default_of: Callable[[ConfigKey], str] = lambda key: key.default,
     ) -> dict[str, str]:
-        """The overrides after incremental changes (KIP-339). `default_of`: returns the value that APPEND and SUBTRACT
-        change if the setting has no override.
+        """Return the overrides after incremental changes (KIP-339). `default_of`: returns the value that APPEND and
+        SUBTRACT change if the setting has no override.
 
         DELETE of a setting without an override changes nothing, whatever its name: tools remove settings that they may
         have set before. Raises `InvalidConfig` for an invalid setting or value, `InvalidRequest` for an invalid
@@ -162,7 +162,7 @@ def _changed_list(current: str, operation: int, value: str) -> str:
 
 
 def integer_parser(minimum: int, maximum: int) -> Callable[[str], int]:
-    """A parser of whole numbers from `minimum` to `maximum`, both included."""
+    """Return a parser of whole numbers from `minimum` to `maximum`, both included."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*-?\d{1,19}\s*", text, re.ASCII):
@@ -173,8 +173,8 @@ def integer_parser(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def decimal_parser(minimum: float, maximum: float) -> Callable[[str], float]:
-    """A parser of decimal numbers from `minimum` to `maximum`, both included; it rejects infinity, hexadecimal digits
-    and underscores."""
+    """Return a parser of decimal numbers from `minimum` to `maximum`, both included; it rejects infinity, hexadecimal
+    digits and underscores."""
 
     def parse(text: str) -> float:
         if not re.fullmatch(r"\s*-?(\d{1,19}(\.\d{0,19})?|\.\d{1,19})([eE]-?\d{1,3})?\s*", text, re.ASCII):
@@ -195,8 +195,8 @@ def _check_bounds(value: Number, minimum: Number, maximum: Number) -> Number:
 def choice_parser(
     *choices: str, refused: Mapping[str, str] | None = None, ignore_case: bool = False
 ) -> Callable[[str], str]:
-    """A parser that accepts the words `choices`. `refused`: value -> reason, for values that Kafka accepts and Mansio
-    does not."""
+    """Return a parser that accepts the words `choices`. `refused`: value -> reason, for values that Kafka accepts and
+    Mansio does not."""
 
     def parse(text: str) -> str:
         value = text.strip().lower() if ignore_case else text.strip()

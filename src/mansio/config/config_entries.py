@@ -58,7 +58,7 @@ class ConfigEntry(NamedTuple):
 def topic_entries(
     configs: Mapping[str, str], config_sources: BrokerConfigSources, replication_factor: int
 ) -> list[ConfigEntry]:
-    """The entries of all settings of a topic. `configs`: overrides of the topic; `config_sources`: those of the
+    """Return the entries of all settings of a topic. `configs`: overrides of the topic; `config_sources`: those of the
     broker's settings."""
     return [
         _topic_entry(row, configs, config_sources, replication_factor)
@@ -67,7 +67,7 @@ def topic_entries(
 
 
 def group_entries(configs: Mapping[str, str], config_sources: BrokerConfigSources) -> list[ConfigEntry]:
-    """The entries of all settings of a group. `configs`: overrides of the group; `config_sources`: those of the
+    """Return the entries of all settings of a group. `configs`: overrides of the group; `config_sources`: those of the
     broker's settings."""
     settings = config_sources.static_settings
     entries = []
@@ -84,7 +84,7 @@ def group_entries(configs: Mapping[str, str], config_sources: BrokerConfigSource
 
 
 def broker_entries(config_sources: BrokerConfigSources) -> list[ConfigEntry]:
-    """The entries of all settings of a broker, including the defaults of topics."""
+    """Return the entries of all settings of a broker, including the defaults of topics."""
     entries = [_broker_entry(config_sources, name) for name in SPECIFICATIONS if name != "topic_defaults"]
     for row in topic_config.SETTINGS.values():
         if row.broker_name:
@@ -99,7 +99,7 @@ def broker_entries(config_sources: BrokerConfigSources) -> list[ConfigEntry]:
 
 
 def default_broker_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
-    """The entries of the dynamic defaults for all brokers; as in Kafka only those that are set."""
+    """Return the entries of the dynamic defaults for all brokers; as in Kafka only those that are set."""
     entries = []
     for name, value in sorted(configs.items()):
         row = BROKER_CONFIG.keys.get(name)
@@ -139,7 +139,7 @@ def _dynamic_synonyms(name: str, config_sources: BrokerConfigSources) -> tuple[S
 def _default_synonyms(
     row: ConfigKey, config_sources: BrokerConfigSources, replication_factor: int
 ) -> tuple[Synonym, ...]:
-    """The broker's values for a topic setting. Empty for a setting that Kafka's brokers do not have, unless
+    """Return the broker's values for a topic setting. Empty for a setting that Kafka's brokers do not have, unless
     `topic_defaults` sets it."""
     synonyms: tuple[Synonym, ...] = ()
     if row.broker_name:

@@ -60,8 +60,8 @@ SETTINGS: Final = GROUP_CONFIG.keys
 
 
 def effective_int_value(name: str, configs: Mapping[str, str], default: int) -> int:
-    """The effective value of the setting `name`: the group's override, otherwise `default`. An override that this
-    version cannot parse is ignored."""
+    """Return the effective value of the setting `name`: the group's override, otherwise `default`. An override that
+    this version cannot parse is ignored."""
     text = configs.get(name)
     if text is None:
         return default

@@ -15,7 +15,7 @@ ITEMS_MAX: Final = 1_000
 
 
 def too_many_items(count: int) -> PolicyViolation | None:
-    """The error of each item of a request with `count` items; None if it has no more than `ITEMS_MAX`."""
+    """Return the error of each item of a request with `count` items; None if it has no more than `ITEMS_MAX`."""
     if count <= ITEMS_MAX:
         return None
     return PolicyViolation(f"{count} items in one request, which may have {ITEMS_MAX}; nothing was changed")

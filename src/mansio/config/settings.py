@@ -679,7 +679,7 @@ class Settings:
         return "https" if self.etcd_cert_file else "http"
 
     def own_etcd_member(self) -> MemberAddress:
-        """The entry of `etcd_join` that this broker runs. Raises `ConfigError`."""
+        """Return the entry of `etcd_join` that this broker runs. Raises `ConfigError`."""
         members = parse_members(self.etcd_join)
         if self.etcd_member:
             wanted = parse_member("etcd_member", self.etcd_member)
@@ -786,7 +786,7 @@ cluster. An explicit setting has precedence."""
 
 
 def default_of(name: str) -> Any:
-    """The default of a setting (for `topic_defaults`: empty)."""
+    """Return the default of a setting (for `topic_defaults`: empty)."""
     return {} if name == "topic_defaults" else _DEFAULTS[name]
 
 
@@ -806,7 +806,7 @@ def parse_address(name: str, text: str) -> Address:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The text "; did you mean ...?" with a known word similar to `word`; "" if there is none."""
+    """Return the text "; did you mean ...?" with a known word similar to `word`; "" if there is none."""
     import difflib  # only for an error: it costs a tenth of an embedded broker's start
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)

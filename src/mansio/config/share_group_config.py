@@ -196,8 +196,8 @@ SHARE_CONFIG_KEYS_BY_NAME: Final = {row.name: row for row in SHARE_CONFIG_KEYS}
 
 
 def effective_value(name: str, configs: Mapping[str, str]) -> Any:
-    """The effective value of a setting: that in `configs`, the group's override or the broker's default; otherwise the
-    built-in default. A value that this version cannot parse is ignored."""
+    """Return the effective value of a setting: that in `configs`, the group's override or the broker's default;
+    otherwise the built-in default. A value that this version cannot parse is ignored."""
     row = SHARE_CONFIG_KEYS_BY_NAME[name]
     try:
         return row.parse(configs[name])

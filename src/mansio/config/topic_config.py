@@ -452,8 +452,8 @@ def check_change(before: Mapping[str, str], after: Mapping[str, str]) -> None:
 def apply_changes(
     overrides: Mapping[str, str], defaults: Mapping[str, str], changes: Iterable[Change]
 ) -> dict[str, str]:
-    """The overrides of a topic after incremental changes; see `ConfigDef.apply_changes`. `defaults`: the broker's topic
-    defaults."""
+    """Return the overrides of a topic after incremental changes; see `ConfigDef.apply_changes`. `defaults`: the
+    broker's topic defaults."""
     return TOPIC_CONFIG.apply_changes(overrides, changes, lambda key: _default_text(key, defaults))
 
 
@@ -466,7 +466,8 @@ def _default_text(row: ConfigKey, defaults: Mapping[str, str], replication_facto
 def effective_value(
     name: str, overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> str:
-    """The effective value as text: the topic's override, else the broker's topic default, else the built-in default.
+    """Return the effective value as text: the topic's override, else the broker's topic default, else the built-in
+    default.
 
     A min.insync.replicas that is not an override is reduced to the number of replicas.
     """
@@ -479,7 +480,7 @@ def effective_value(
 def resolve_topic_settings(
     overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> TopicSettings:
-    """The effective settings of a topic.
+    """Return the effective settings of a topic.
 
     Stored values that this version does not accept, because another version stored them, are replaced by the built-in
     default, so that the topic can be opened.
@@ -522,7 +523,7 @@ def resolve_topic_settings(
 
 
 def _compression_level(codec: str, value: Mapping[str, Any]) -> int | None:
-    """The level of the topic's codec; None for its default (of lz4, that is the fast compressor)."""
+    """Return the level of the topic's codec; None for its default (of lz4, that is the fast compressor)."""
     level: int | None = value.get(f"compression.{codec}.level")
     is_default = (codec, level) in (("gzip", _GZIP_DEFAULT_LEVEL), ("lz4", _LZ4_DEFAULT_LEVEL))
     return None if is_default else level

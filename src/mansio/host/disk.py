@@ -297,8 +297,8 @@ class HostDisk:
 
 
 def _load_syncfs() -> Callable[[int], int] | None:
-    """The function `syncfs` of libc; None if it does not exist, or the kernel does not report write-back errors with
-    it."""
+    """Return the function `syncfs` of libc; None if it does not exist, or the kernel does not report write-back errors
+    with it."""
     if sys.platform != "linux" or _kernel_version() < SYNCFS_KERNEL_MIN:
         return None
     try:

@@ -44,15 +44,15 @@ def require_extra(extra: str) -> None:
 
 
 def missing_extra(extra: str, modules: tuple[str, ...] = ()) -> MissingExtra:
-    """The error that names missing `modules` of an extra (default: all of its modules) and the command that installs
-    them."""
+    """Return the error that names missing `modules` of an extra (default: all of its modules) and the command that
+    installs them."""
     names = [DISTRIBUTION_NAMES.get(module, module) for module in modules or EXTRAS[extra]]
     verb = "is" if len(names) == 1 else "are"
     return MissingExtra(f"{', '.join(names)} {verb} not installed: pip install 'mansio[{extra}]'")
 
 
 def missing_modules(extra: str) -> tuple[str, ...]:
-    """The modules of an extra that are not installed."""
+    """Return the modules of an extra that are not installed."""
     return tuple(module for module in EXTRAS[extra] if not _is_installed(module))
 
 

@@ -24,7 +24,7 @@ class PortOwner(NamedTuple):
 
 
 def port_owner(port: int) -> PortOwner | None:
-    """The process that listens on `port`; None if no process does or it cannot be determined."""
+    """Return the process that listens on `port`; None if no process does or it cannot be determined."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not sockets:
         return None

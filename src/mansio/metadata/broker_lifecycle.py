@@ -335,7 +335,7 @@ class BrokerLifecycle:
             raise ConcurrentChange("the registration was changed concurrently")
 
     def _transferable(self) -> int:
-        """Number of partitions that this broker leads although another broker could lead them.
+        """Return the number of partitions that this broker leads although another broker could lead them.
 
         Until the image contains the draining state, it is the number of all partitions that it leads, at least 1.
         """

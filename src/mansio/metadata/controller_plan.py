@@ -50,7 +50,7 @@ class ClusterView(NamedTuple):
     expected_back: frozenset[int] = frozenset()
 
     def epoch(self, node_id: int) -> int:
-        """The epoch of a broker's session; 0 without a session."""
+        """Return the epoch of a broker's session; 0 without a session."""
         broker = self.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
 
@@ -123,7 +123,7 @@ def plan(view: ClusterView, *, balance: bool = False) -> Plan:
 
 
 def transferable_leaderships(view: ClusterView, node_id: int) -> int:
-    """Number of partitions that the broker `node_id` leads although another in-sync replica may lead."""
+    """Return the number of partitions that the broker `node_id` leads although another in-sync replica may lead."""
     return sum(
         1
         for partition in _live_partitions(view)
@@ -170,7 +170,7 @@ def preferred_election(view: ClusterView, topic: Topic, index: int) -> Partition
 
 
 def without_replica(partition: PartitionState, node_id: int) -> PartitionState:
-    """The state of a partition without the replica `node_id`, whose log is lost, in the in-sync set.
+    """Return the state of a partition without the replica `node_id`, whose log is lost, in the in-sync set.
 
     The set may become empty: then no replica is known to be complete, and only an unclean election elects a leader.
     """
@@ -193,7 +193,7 @@ def _live_partitions(view: ClusterView) -> Iterator[PartitionState]:
 def _decide(
     view: ClusterView, topic_id: UUID, index: int, partition: PartitionState, *, balance: bool
 ) -> PartitionChange | None:
-    """The change of one partition that is due now; None if there is none."""
+    """Return the change of one partition that is due now; None if there is none."""
     dead = [member for member in partition.isr if view.is_dead(member)]
     leader, reason = partition.leader, "in-sync member died"
     if view.has_leader(partition):
@@ -237,7 +237,8 @@ def _with_leader(
 
 
 def _next_leader(view: ClusterView, partition: PartitionState) -> int | None:
-    """The next leader: the first in-sync replica that is active, otherwise the first one that is draining, or None."""
+    """Return the next leader: the first in-sync replica that is active, otherwise the first one that is draining, or
+    None."""
     online = [member for member in _isr_in_order(partition) if member in view.brokers]
     for state in (BROKER_ACTIVE, BROKER_DRAINING):
         for member in online:
@@ -248,7 +249,8 @@ def _next_leader(view: ClusterView, partition: PartitionState) -> int | None:
 
 
 def _successor(view: ClusterView, partition: PartitionState) -> int:
-    """The successor of a stopping leader: the first in-sync replica that may lead, otherwise the leader itself."""
+    """Return the successor of a stopping leader: the first in-sync replica that may lead, otherwise the leader
+    itself."""
     return next((one for one in _isr_in_order(partition) if view.may_lead(one)), partition.leader)
 
 
@@ -258,7 +260,7 @@ def _has_better_leader(view: ClusterView, partition: PartitionState) -> bool:
 
 
 def _isr_in_order(partition: PartitionState) -> list[int]:
-    """The in-sync replicas, the preferred leader first."""
+    """Return the in-sync replicas, the preferred leader first."""
     return [replica for replica in partition.replicas if replica in partition.isr]
 
 

@@ -182,7 +182,7 @@ class MetadataImage:
         self.brokers.pop(node_id, None)
 
     def epoch_of(self, node_id: int) -> int:
-        """The epoch of a broker's session; 0 without a session."""
+        """Return the epoch of a broker's session; 0 without a session."""
         broker = self.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
 
@@ -192,7 +192,7 @@ class MetadataImage:
         return node_id in self.brokers and registration is not None and registration.state == BROKER_ACTIVE
 
     def colliding_topics(self, name: str) -> list[Topic]:
-        """The topics, live or unfinished, whose names differ from `name` in `.` and `_` only, sorted."""
+        """Return the topics, live or unfinished, whose names differ from `name` in `.` and `_` only, sorted."""
         others = sorted(self._spellings.get(unified_name(name), set()) - {name})
         return [self.topics.get(other) or self.unfinished_topics[other] for other in others]
 
@@ -520,5 +520,5 @@ async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Rand
 
 
 def new_cluster_id(random: Random) -> str:
-    """A random cluster id in Kafka's format: a UUID as 22 characters of URL-safe base64."""
+    """Return a random cluster id in Kafka's format: a UUID as 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(new_uuid(random).bytes).rstrip(b"=").decode()

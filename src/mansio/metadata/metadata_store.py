@@ -251,12 +251,12 @@ def decode(key: str, value: bytes) -> dict[str, Any]:
 
 
 def new_uuid(random: Random) -> UUID:
-    """A random UUID (version 4), for example the id of a topic or cluster."""
+    """Return a random UUID (version 4), for example the id of a topic or cluster."""
     return UUID(bytes=random.bytes(16), version=4)
 
 
 def new_writer_id(random: Random) -> str:
-    """A token that is unique for each transaction."""
+    """Return a token that is unique for each transaction."""
     return random.bytes(12).hex()
 
 

@@ -139,7 +139,7 @@ class TopicChange:
 
 
 def topic_document(topic: Topic) -> dict[str, Any]:
-    """The value of the key `topics/<name>`."""
+    """Return the value of the key `topics/<name>`."""
     document: dict[str, Any] = {
         "uuid": str(topic.topic_id),
         "partitions": len(topic.partitions),
@@ -176,7 +176,7 @@ def decode_topic(
 
 
 def partition_document(partition: PartitionState) -> dict[str, Any]:
-    """The value of the key `parts/<topic-uuid>/<p>`."""
+    """Return the value of the key `parts/<topic-uuid>/<p>`."""
     document: dict[str, Any] = {
         "replicas": partition.replicas,
         "adding": partition.adding,

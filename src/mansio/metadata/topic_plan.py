@@ -157,7 +157,7 @@ def plan_growth(
     creatable_partition_count: int,
     cluster_brokers: ClusterBrokers | None = None,
 ) -> Partitions:
-    """The partitions to add to a topic that has `current_count` partitions, so that it has `count`.
+    """Return the partitions to add to a topic that has `current_count` partitions, so that it has `count`.
 
     Raises the errors of `plan_partitions`.
     """
@@ -246,7 +246,7 @@ def _rotate(items: list[int], by: int) -> list[int]:
 def _initial_partition(
     index: int, replicas: tuple[int, ...], cluster_brokers: ClusterBrokers
 ) -> PartitionState:
-    """A new partition: its in-sync replicas are those that may lead, and the first of them is the leader."""
+    """Return a new partition: its in-sync replicas are those that may lead, and the first of them is the leader."""
     in_sync = tuple(replica for replica in replicas if replica in cluster_brokers.brokers)
     if not in_sync:
         raise InvalidReplicaAssignment(f"partition {index}: none of the brokers {list(replicas)} may lead")
@@ -288,7 +288,7 @@ class UsableBroker(NamedTuple):
 def place_replicas(
     count: int, replication_factor: int, brokers: Iterable[UsableBroker], *, start: int = 0
 ) -> list[tuple[int, ...]]:
-    """The replicas of `count` partitions, each with its preferred leader first.
+    """Return the replicas of `count` partitions, each with its preferred leader first.
 
     `start` is the position of the first leader in the round of brokers: the number of existing partitions of the topic
     plus an arbitrary number. `replication_factor` is at least 1 and at most the number of brokers.
@@ -319,7 +319,7 @@ def _choose_replicas(
 
 
 def _alternate_racks(brokers: Iterable[UsableBroker]) -> list[UsableBroker]:
-    """The brokers ordered by turns: one broker of each rack, then the next broker of each rack."""
+    """Return the brokers ordered by turns: one broker of each rack, then the next broker of each rack."""
     racks: dict[Hashable, list[UsableBroker]] = {}
     for one in sorted(brokers, key=lambda one: one.node_id):
         racks.setdefault(_rack(one), []).append(one)

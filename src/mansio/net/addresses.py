@@ -21,8 +21,8 @@ ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
 
 
 def default_bootstrap_servers() -> str:
-    """The value of the environment variable MANSIO_BOOTSTRAP_SERVERS, or `127.0.0.1:9092` if the variable is not set or
-    empty."""
+    """Return the value of the environment variable MANSIO_BOOTSTRAP_SERVERS, or `127.0.0.1:9092` if the variable is not
+    set or empty."""
     return os.environ.get(BOOTSTRAP_SERVERS_VARIABLE) or DEFAULT_BOOTSTRAP_SERVERS
 
 

@@ -258,7 +258,8 @@ class BlockingProxy(Generic[T]):
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """The method of a `BlockingProxy` that runs a coroutine method of the original object and waits for its result."""
+    """Return the method of a `BlockingProxy` that runs a coroutine method of the original object and waits for its
+    result."""
 
     @functools.wraps(method)
     def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -268,7 +269,7 @@ def blocking(
 
 
 def blocking_function(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The method of a `BlockingProxy` that calls a method without `async` on the loop's thread and waits for its
+    """Return the method of a `BlockingProxy` that calls a method without `async` on the loop's thread and waits for its
     result."""
 
     @functools.wraps(method)
@@ -282,7 +283,7 @@ def blocking_function(method: Callable[Concatenate[Any, P], R]) -> Callable[Conc
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop, or asyncio's own if uvloop is not installed. Does not change the global loop policy."""
+    """Return a uvloop loop, or asyncio's own if uvloop is not installed. Does not change the global loop policy."""
     try:
         import uvloop
     except ImportError:  # Windows, and interpreters without a uvloop wheel

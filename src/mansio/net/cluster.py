@@ -128,8 +128,8 @@ class Cluster:
         await asyncio.gather(*(connection.close() for connection in connections))
 
     async def connection(self, node_id: int, channel: str = "main") -> BrokerConnection:
-        """The connection to one broker on a channel; opens it if necessary. Raises `ConnectionLost` if that fails or
-        the broker is not in the cluster."""
+        """Return the connection to one broker on a channel; opens it if necessary. Raises `ConnectionLost` if that
+        fails or the broker is not in the cluster."""
         node = self.nodes.get(node_id)
         if node is None:
             await self.refresh_metadata(())
@@ -139,7 +139,7 @@ class Cluster:
         return await self._connect(node, channel)
 
     def existing_connection(self, node_id: int, channel: str = "main") -> BrokerConnection | None:
-        """The open connection to one broker on a channel, or None. Does no I/O; used on hot paths."""
+        """Return the open connection to one broker on a channel, or None. Does no I/O; used on hot paths."""
         node = self.nodes.get(node_id)
         if node is None:
             return None
@@ -147,8 +147,8 @@ class Cluster:
         return None if connection is None or connection.closed else connection
 
     async def any_connection(self) -> BrokerConnection:
-        """A connection to any broker: an open connection if there is one, else a new connection to the first broker
-        that accepts, in random order. Raises `ConnectionLost` if none does."""
+        """Return a connection to any broker: an open connection if there is one, else a new connection to the first
+        broker that accepts, in random order. Raises `ConnectionLost` if none does."""
         for (_, _, channel), connection in self._connections.items():
             if channel == "main" and not connection.closed:
                 return connection
@@ -238,7 +238,7 @@ class Cluster:
                 self._failed[topic.name] = without_traceback(error)
 
     def cached_topic(self, name: str) -> TopicMetadata | None:
-        """Cached metadata of a topic, however old; None if there is none. Does no I/O; used on hot paths."""
+        """Return the cached metadata of a topic, however old; None if there is none. Does no I/O; used on hot paths."""
         cached = self._topics.get(name)
         return None if cached is None else cached[1]
 
@@ -388,13 +388,13 @@ class Cluster:
     async def coordinator(
         self, key: str, channel: str = "group", *, key_type: int = GROUP_KEY_TYPE
     ) -> BrokerConnection:
-        """The connection to the coordinator of a group, or with `TRANSACTION_KEY_TYPE` of a transactional id, on a
-        channel. Looks up the coordinator and opens the connection if necessary, without retries."""
+        """Return the connection to the coordinator of a group, or with `TRANSACTION_KEY_TYPE` of a transactional id, on
+        a channel. Looks up the coordinator and opens the connection if necessary, without retries."""
         node = await self.coordinator_node(key, key_type=key_type)
         return await self._connect(node, channel)
 
     async def coordinator_node(self, key: str, *, key_type: int = GROUP_KEY_TYPE) -> Node:
-        """The coordinator of a group or transactional id; looks it up if necessary, without retries."""
+        """Return the coordinator of a group or transactional id; looks it up if necessary, without retries."""
         node = self._coordinators.get((key_type, key))
         if node is None:
             connection = await self.any_connection()

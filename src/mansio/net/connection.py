@@ -102,7 +102,7 @@ class BrokerConnection(ABC):
         self._correlation_ids = itertools.count()
 
     def version_for(self, api_key: int, *, highest: int | None = None) -> int:
-        """The highest version of an API, up to `highest`, that both the broker and this client support. Raises
+        """Return the highest version of an API, up to `highest`, that both the broker and this client support. Raises
         `UnsupportedVersion` if there is none."""
         ours = SUPPORTED_APIS[api_key]  # type: ignore[index]  # an IntEnum equals its number
         theirs = self.versions.get(api_key)
@@ -403,7 +403,8 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
 
 
 def _highest_api_versions(body: bytes, requested: int) -> int:
-    """The highest version of ApiVersions that the broker supports, from the body of its UNSUPPORTED_VERSION response.
+    """Return the highest version of ApiVersions that the broker supports, from the body of its UNSUPPORTED_VERSION
+    response.
 
     If the body cannot be decoded, returns `requested`, so that the caller tries the next lower version.
     """

@@ -57,7 +57,8 @@ class TopicMetadata(NamedTuple):
 
 
 def topic_metadata(response: Any) -> TopicMetadata:
-    """The metadata of one topic of a Metadata response. Raises `LeaderNotAvailable` if partitions are missing."""
+    """Return the metadata of one topic of a Metadata response. Raises `LeaderNotAvailable` if partitions are
+    missing."""
     found = sorted(response.partitions, key=lambda partition: int(partition.partition_index))
     partitions = tuple(
         PartitionMetadata(
@@ -75,5 +76,5 @@ def topic_metadata(response: Any) -> TopicMetadata:
 
 
 def _id_bytes(topic_id: Any) -> bytes:
-    """The 16 bytes of a topic id given as bytes, UUID or None (no topic id: all zero)."""
+    """Return the 16 bytes of a topic id given as bytes, UUID or None (no topic id: all zero)."""
     return NO_TOPIC_ID if topic_id is None else getattr(topic_id, "bytes", topic_id)

@@ -113,7 +113,7 @@ async def list_offsets(
     *,
     isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, ListedOffset]:
-    """The offset of the requested timestamp in each partition of `timestamps`.
+    """Return the offset of the requested timestamp in each partition of `timestamps`.
 
     A timestamp is `LATEST`, `EARLIEST` or `MAX_TIMESTAMP`, or a time in milliseconds since the Unix epoch, which
     requests the offset of the first record whose timestamp is equal or greater.
@@ -167,7 +167,8 @@ async def fetch_offsets(
     *,
     require_stable: bool = False,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Committed offsets of a group in `partitions` (None: in all). Partitions without a committed offset are absent.
+    """Return the committed offsets of a group in `partitions` (None: in all). Partitions without a committed offset are
+    absent.
 
     With `require_stable`, the request is repeated until no transaction that is still open has committed an offset of
     these partitions; raises `UnstableOffsetCommit` after the cluster's retry timeout (KIP-447)."""
@@ -292,7 +293,7 @@ async def _delete_on_node(
 
 
 def _deletion_error(code: int, partition: TopicPartition, before_offset: int) -> MansioError:
-    """The typed error of a partition's error code; a DeleteRecords response has codes without messages."""
+    """Return the typed error of a partition's error code; a DeleteRecords response has codes without messages."""
     name = f"{partition.topic}-{partition.partition}"
     if code == OffsetOutOfRange.kafka_code:
         return OffsetOutOfRange(f"{name}: offset {before_offset} is beyond its end")

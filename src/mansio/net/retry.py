@@ -37,7 +37,8 @@ DEFAULT_BACKOFF = Backoff()
 
 
 def client_error_for_code(code: int, message: str | None = None) -> MansioError:
-    """The typed error for an error code of a response (not 0); `Unavailable` for a retriable code without a class."""
+    """Return the typed error for an error code of a response (not 0); `Unavailable` for a retriable code without a
+    class."""
     if code in BY_KAFKA_CODE or code not in UNTYPED_RETRIABLE_CODES:
         return error_for_code(code, message or "")
     return Unavailable(message or f"the broker returned error code {code}")

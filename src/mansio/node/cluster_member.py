@@ -170,7 +170,7 @@ class ClusterMember:
         return None if self._lifecycle is None else self._lifecycle.session
 
     def broker_epoch(self) -> int:
-        """The epoch of this broker's session; 0 while it has none."""
+        """Return the epoch of this broker's session; 0 while it has none."""
         return 0 if self._lifecycle is None else self._lifecycle.epoch
 
     def is_session_valid(self) -> bool:
@@ -183,14 +183,15 @@ class ClusterMember:
         return 0 if self._lifecycle is None else self._lifecycle.sessions_lost
 
     def broker_epoch_of(self, node_id: int) -> int:
-        """The epoch of the session of broker `node_id` in the metadata image; 0 if it has no session."""
+        """Return the epoch of the session of broker `node_id` in the metadata image; 0 if it has no session."""
         broker = self._state.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
 
     # Partitions of this broker
 
     async def new_partition_check(self) -> Callable[[PartitionState], bool]:
-        """A predicate that is true for partitions that may have no directory on this broker because they are new.
+        """Return a predicate that is true for partitions that may have no directory on this broker because they are
+        new.
 
         It is used when the broker has no list of the partitions that it hosts. A partition may be new if this broker is
         not in sync, or if its state is unchanged since its creation and the data directory is the one with which this
@@ -275,7 +276,7 @@ class ClusterMember:
         )
 
     def _repair_sources(self, partition: Partition) -> list[int]:
-        """The other in-sync replicas of a partition that have a session, its leader first."""
+        """Return the other in-sync replicas of a partition that have a session, its leader first."""
         topic = self._state.topics_by_id.get(partition.topic_id)
         if topic is None or partition.index >= len(topic.partitions):
             return []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def etcd_config(settings: Settings) -> EtcdConfig:
-    """The configuration of the etcd client; reads the password and certificate files. Raises `ConfigError`."""
+    """Return the configuration of the etcd client; reads the password and certificate files. Raises `ConfigError`."""
     return EtcdConfig.create(
         settings.etcd_urls,
         user=settings.etcd_user or None,
@@ -55,7 +55,7 @@ def _tls_files(settings: Settings) -> TlsFiles | None:
 
 
 async def _address_of(host: str) -> str:
-    """The IP address of `host`, because etcd rejects names as listen addresses. Raises `ConfigError`."""
+    """Return the IP address of `host`, because etcd rejects names as listen addresses. Raises `ConfigError`."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

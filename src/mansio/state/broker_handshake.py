@@ -38,7 +38,7 @@ class ClusterSecret:
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
-        """Raises `ValueError` for a key that does not have `SECRET_BYTES` bytes."""
+        """Take the key. Raises `ValueError` for a key that does not have `SECRET_BYTES` bytes."""
         if len(key) != SECRET_BYTES:
             raise ValueError(f"a cluster secret has {SECRET_BYTES} bytes")
         self._key = key

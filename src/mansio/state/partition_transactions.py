@@ -234,7 +234,7 @@ class PartitionTransactions:
         return found
 
     def _first_position(self, from_offset: int) -> int:
-        """The number of aborted transactions whose marker is below an offset."""
+        """Return the number of aborted transactions whose marker is below an offset."""
         fields = self._aborted
         return bisect_left(
             range(self.aborted_count), from_offset, key=lambda number: fields[number * _FIELDS + _LAST]

@@ -46,32 +46,32 @@ class CheckedRanges:
 
     @classmethod
     def for_active_segment(cls, position: int, offset: int) -> CheckedRanges:
-        """Checked ranges of an active segment: all batches that this process appends are intact.
+        """Return the checked ranges of an active segment: all batches that this process appends are intact.
 
         `position` and `offset` are the end of the segment before the first of these appends."""
         return cls([CheckedRange(position, OPEN_RANGE_END, offset, OPEN_RANGE_END)])
 
     def find(self, offset: int) -> CheckedRange | None:
-        """The range that contains `offset`; None if the batch with that offset was not checked."""
+        """Return the range that contains `offset`; None if the batch with that offset was not checked."""
         at = bisect_right(self._offsets, offset) - 1
         if at >= 0 and offset < (found := self.ranges[at]).end_offset:
             return found
         return None
 
     def range_before(self, offset: int) -> CheckedRange | None:
-        """The last range that ends at or below `offset`."""
+        """Return the last range that ends at or below `offset`."""
         at = bisect_right(self._offsets, offset) - 1
         if at >= 0 and self.ranges[at].end_offset > offset:
             at -= 1
         return self.ranges[at] if at >= 0 else None
 
     def range_after(self, offset: int) -> CheckedRange | None:
-        """The first range that begins at or above `offset`."""
+        """Return the first range that begins at or above `offset`."""
         at = bisect_right(self._offsets, offset - 1)
         return self.ranges[at] if at < len(self.ranges) else None
 
     def damaged_ranges(self) -> list[CheckedRange]:
-        """The damaged ranges."""
+        """Return the damaged ranges."""
         return [each for each in self.ranges if each.damage]
 
     def is_complete(self, size: int, end_offset: int) -> bool:
@@ -126,7 +126,7 @@ def _position_of(one: CheckedRange) -> int:
 
 
 def damaged_range_error(path: str, found: CheckedRange) -> DamagedRange:
-    """The error that a reader of a damaged range gets, with the first and last damaged offset."""
+    """Return the error that a reader of a damaged range gets, with the first and last damaged offset."""
     last = found.end_offset - 1
     error = DamagedRange(f"{path}: offsets {found.offset} to {last} are damaged: {found.damage}")
     error.first_offset, error.end_offset = found.offset, found.end_offset

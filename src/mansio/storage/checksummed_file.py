@@ -25,13 +25,13 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def encode_checksummed(magic: bytes, version: int, payload: bytes) -> bytes:
-    """The bytes of a checksummed file. `magic` is the 8-byte magic number of the file type."""
+    """Return the bytes of a checksummed file. `magic` is the 8-byte magic number of the file type."""
     body = _HEAD.pack(magic, version, 0, len(payload)) + payload
     return body + _FOOTER.pack(crc32c(body))
 
 
 def decode_checksummed(magic: bytes, version: int, data: bytes) -> bytes | None:
-    """The payload in `data`; None if `data` is damaged, or a file of another type or version."""
+    """Return the payload in `data`; None if `data` is damaged, or a file of another type or version."""
     if len(data) < _HEAD.size + _FOOTER.size:
         return None
     found_magic, found_version, _, length = _HEAD.unpack_from(data)
@@ -57,7 +57,7 @@ def prepare_checksummed(disk: Disk, path: str, data: bytes) -> DiskFile:
 
 
 def read_checksummed(disk: Disk, path: str, magic: bytes, version: int) -> bytes | None:
-    """The payload of the file at `path`; None if the file is missing, damaged, or of another type or version."""
+    """Return the payload of the file at `path`; None if the file is missing, damaged, or of another type or version."""
     try:
         data = disk.read_file(path)
     except FileNotFoundError:

@@ -189,7 +189,7 @@ class CompactionRun:
     # On the loop
 
     def next_job(self) -> Callable[[], object] | None:
-        """The next job, to be called on another thread; None if the run has to wait or has ended."""
+        """Return the next job, to be called on another thread; None if the run has to wait or has ended."""
         log, segment_swap = self._log, self._log.compaction
         stage = self._stage
         is_over = self._stop_requested or log.closed or log.failure is not None

@@ -66,7 +66,7 @@ class CompactionState(NamedTuple):
     swap: PendingSwap | None = None
 
     def encode(self) -> bytes:
-        """The bytes of the compaction file (docs/FILE_FORMAT.md)."""
+        """Return the bytes of the compaction file (docs/FILE_FORMAT.md)."""
         swap = self.swap or PendingSwap(UNSET_FIELD, UNSET_FIELD, 0)
         payload = _FIELDS.pack(
             self.cleaned_end_offset, self.sparse_end_offset, self.last_delete_horizon_ms, *swap
@@ -74,7 +74,7 @@ class CompactionState(NamedTuple):
         return encode_checksummed(COMPACTION_MAGIC, COMPACTION_VERSION, payload)
 
     def truncated_to(self, end_offset: int) -> CompactionState:
-        """The state after a truncation of the log to `end_offset`."""
+        """Return the state after a truncation of the log to `end_offset`."""
         return self._replace(
             cleaned_end_offset=min(self.cleaned_end_offset, end_offset),
             sparse_end_offset=min(self.sparse_end_offset, end_offset),
@@ -196,7 +196,7 @@ def recover_compaction(disk: Disk, directory: str, start_offset: int) -> Compact
 
 
 def _rebuild_state(disk: Disk, directory: str) -> CompactionState:
-    """The state of a log whose compaction file is damaged: compaction starts again from the beginning.
+    """Return the state of a log whose compaction file is damaged: compaction starts again from the beginning.
 
     Records may be missing anywhere below the active segment. Raises `CorruptLog` if a swap was interrupted.
     """

@@ -76,7 +76,7 @@ class FileCache:
         self._index_entries = 0
 
     def file(self, segment: Segment) -> DiskFile:
-        """The open file of a segment. Raises `CorruptLog` if it is missing, `StorageError` if the disk fails."""
+        """Return the open file of a segment. Raises `CorruptLog` if it is missing, `StorageError` if the disk fails."""
         if segment.file is not None:
             return segment.file
         file = self._files.get(segment)
@@ -130,7 +130,8 @@ class FileCache:
                 self._active[log] = log.end_offset
 
     def index(self, segment: Segment) -> SparseIndex:
-        """The index of a segment: from memory, from its index file, or rebuilt if that file is missing or invalid.
+        """Return the index of a segment: from memory, from its index file, or rebuilt if that file is missing or
+        invalid.
 
         Raises `StorageError`.
         """
@@ -151,7 +152,7 @@ class FileCache:
         return index
 
     def max_timestamp(self, segment: Segment) -> int:
-        """The largest timestamp in a segment, in ms; `NO_TIMESTAMP` if the segment is empty."""
+        """Return the largest timestamp in a segment, in ms; `NO_TIMESTAMP` if the segment is empty."""
         if segment.index is not None:
             return segment.index.max_timestamp_ms
         if segment.max_timestamp_ms is None:

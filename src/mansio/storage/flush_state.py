@@ -348,7 +348,8 @@ class FlushState:
         return active.end_offset == self.end_offset and not self._closed
 
     def prepare_sync(self, active: Segment, epochs: LeaderEpochCache) -> FlushJob | None:
-        """The job that makes the log durable up to the end of its active segment; None if it is durable already."""
+        """Return the job that makes the log durable up to the end of its active segment; None if it is durable
+        already."""
         clean = not (self._closed or self.epochs_dirty or self._directory_dirty)
         if clean and active.end_offset == self.end_offset:
             return None
@@ -409,7 +410,7 @@ class FlushState:
         )
 
     def next_checkpoint(self, start_offset: int) -> Checkpoint:
-        """The checkpoint of the current durable state, with the log start offset `start_offset`."""
+        """Return the checkpoint of the current durable state, with the log start offset `start_offset`."""
         start = min(start_offset, self.end_offset)
         return Checkpoint(
             self.checkpoint.sequence + 1,
@@ -423,7 +424,7 @@ class FlushState:
     def prepare_maintenance(
         self, segments: Sequence[Segment], start_offset: int, index_snapshot_bytes: int, *, closing: bool
     ) -> MaintenanceJob:
-        """The job that writes the checkpoint and the indexes that are due, and removes trimmed segments.
+        """Return the job that writes the checkpoint and the indexes that are due, and removes trimmed segments.
 
         `segments` are all segments of the log. The index of the active segment is included if the segment has grown by
         `index_snapshot_bytes` since it was saved, or if `closing`.

@@ -103,7 +103,7 @@ class SparseIndex:
         return list(zip(self._offsets, self._positions, self._timestamps, strict=True))
 
     def encode(self, base_offset: int, end_offset: int, covered_bytes: int) -> bytes:
-        """The bytes of the index file of a segment (docs/FILE_FORMAT.md).
+        """Return the bytes of the index file of a segment (docs/FILE_FORMAT.md).
 
         The index describes the first `covered_bytes` of the segment, which end at `end_offset`."""
         count = len(self._offsets)
@@ -116,7 +116,7 @@ class SparseIndex:
         )
 
     def copy(self) -> SparseIndex:
-        """A copy that later calls of `add` do not change, so that another thread can encode it."""
+        """Return a copy that later calls of `add` do not change, so that another thread can encode it."""
         copy = SparseIndex(self.interval_bytes)
         copy._offsets = self._offsets[:]
         copy._positions = self._positions[:]

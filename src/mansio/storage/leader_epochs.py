@@ -56,7 +56,7 @@ class LeaderEpochCache:
         return True
 
     def epoch_for_offset(self, offset: int) -> int:
-        """The epoch that wrote the record at `offset`; -1 if `offset` is below the first entry."""
+        """Return the epoch that wrote the record at `offset`; -1 if `offset` is below the first entry."""
         found = -1
         for epoch, start in zip(self._epochs, self._starts, strict=True):
             if start > offset:
@@ -96,7 +96,7 @@ class LeaderEpochCache:
             del self._starts[0], self._epochs[0]
 
     def encode(self) -> bytes:
-        """The bytes of the epochs file (docs/FILE_FORMAT.md)."""
+        """Return the bytes of the epochs file (docs/FILE_FORMAT.md)."""
         return encode_checksummed(
             EPOCHS_MAGIC, EPOCHS_VERSION, b"".join(_ENTRY.pack(*entry) for entry in self.entries())
         )

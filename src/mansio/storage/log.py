@@ -251,11 +251,11 @@ class Log:
             yield segment_info(segment, self._disk, self._files)
 
     def active_segment(self) -> SegmentInfo:
-        """Description of the active segment, to which batches are appended."""
+        """Return a description of the active segment, to which batches are appended."""
         return segment_info(self._active, self._disk, self._files)
 
     def segment_base_offsets(self) -> list[int]:
-        """The base offsets of all segments, oldest first."""
+        """Return the base offsets of all segments, oldest first."""
         return [segment.base_offset for segment in self._segments.segments]
 
     def on_maintenance_due(self, listener: Callable[[], object] | None) -> None:
@@ -654,7 +654,7 @@ class Log:
     # Reading
 
     def read(self, offset: int, max_bytes: int, limit_offset: int) -> LogSlice | None:
-        """The whole batches of one segment from the one that contains `offset` on, up to `limit_offset`.
+        """Return the whole batches of one segment from the one that contains `offset` on, up to `limit_offset`.
 
         The slice has at most `max_bytes`, but at least one batch. Returns None if there is no batch below
         `limit_offset`. Raises `OffsetOutOfRange` if `offset` is below the start or above the end of the log,
@@ -705,7 +705,7 @@ class Log:
     def read_range(
         self, first_offset: int, last_offset: int, max_bytes: int, limit_offset: int
     ) -> LogSlice | None:
-        """The whole batches of one segment that contain `first_offset` to `last_offset`. Raises as `read` does.
+        """Return the whole batches of one segment that contain `first_offset` to `last_offset`. Raises as `read` does.
 
         The slice has at most `max_bytes`, but at least one batch, so it may end before `last_offset`; its `next_offset`
         follows its last batch. If compaction removed all records of the range, the slice is the next batch after it.
@@ -746,21 +746,21 @@ class Log:
         return found
 
     def batch_headers(self, from_offset: int) -> Iterator[BatchHeader]:
-        """The headers of all batches from the one that contains `from_offset` up to the current end of the log.
+        """Return the headers of all batches from the one that contains `from_offset` up to the current end of the log.
 
         Damaged batches in closed segments are logged and skipped.
         """
         return (header for _, _, header in self._walk(from_offset, skip_damaged=True))
 
     def batches(self, from_offset: int) -> Iterator[bytes]:
-        """The bytes of all batches from the one that contains `from_offset` up to the current end of the log."""
+        """Return the bytes of all batches from the one that contains `from_offset` up to the current end of the log."""
         found = self._walk(from_offset)
         return (read_exactly(file, header.batch_length + 12, position) for file, position, header in found)
 
     def control_batches(
         self, from_offset: int, on_damage: Callable[[int], object] = _ignore
     ) -> Iterator[tuple[BatchHeader, bytes | None]]:
-        """The headers of all batches as of `batch_headers`, with the bytes of those that are control batches.
+        """Return the headers of all batches as of `batch_headers`, with the bytes of those that are control batches.
 
         `on_damage` is called where damaged batches are skipped, with the end offset of the batch before them."""
         found = self._walk(from_offset, skip_damaged=True, on_damage=on_damage)
@@ -827,7 +827,7 @@ class Log:
     def _read_checked(
         self, segment: Segment, offset: int, max_bytes: int, limit_offset: int
     ) -> LogSlice | None:
-        """Implementation of `read` for a segment that is not completely verified: reads within one intact range.
+        """Implement `read` for a segment that is not completely verified: read within one intact range.
 
         Raises `DamagedRange`, and `VerificationPending` while another thread verifies the batch of `offset` or while a
         repair is pending.
@@ -942,7 +942,8 @@ class Log:
             return LARGE_BATCH_BYTES_MIN  # so that another thread determines how much is unreadable
 
     def check_task(self, segment: Segment, offset: int, *, with_index: bool) -> tuple[DiskFile, CheckTask]:
-        """The file of a segment, and the task that checks the batch of `offset`, which no checked range contains.
+        """Return the file of a segment, and the task that checks the batch of `offset`, which no checked range
+        contains.
 
         `with_index`: the task includes the entries of the index, which are needed to delimit damage. Raises
         `StorageError`.
@@ -996,7 +997,7 @@ class Log:
             segment.checked.error = without_traceback(error)
 
     def closed_segments_to_check(self) -> list[Segment]:
-        """The closed segments, oldest first, which the scrubber checks."""
+        """Return the closed segments, oldest first, which the scrubber checks."""
         return self._segments.segments[:-1]
 
     def has_segment(self, segment: Segment) -> bool:
@@ -1004,7 +1005,7 @@ class Log:
         return segment is not self._active and self._segments.contains((segment,))
 
     def scrub_task(self, segment: Segment, position: int, offset: int, *, with_index: bool) -> CheckTask:
-        """The task that checks a closed segment from the anchor (`position`, `offset`) to its end.
+        """Return the task that checks a closed segment from the anchor (`position`, `offset`) to its end.
 
         Unlike `check_task` it ignores which ranges were checked before. `with_index`: see `check_task`. Raises
         `StorageError`.
@@ -1035,7 +1036,7 @@ class Log:
     # Repair of closed segments (see `repair`)
 
     def damaged_segments(self, offsets: Iterable[int] = ()) -> list[Segment]:
-        """The segments with known damage, and those that contain one of `offsets`; in offset order.
+        """Return the segments with known damage, and those that contain one of `offsets`; in offset order.
 
         Damage and offsets below the start of the log are ignored.
         """
@@ -1051,7 +1052,8 @@ class Log:
         ]
 
     def first_damaged_offset(self, segment: Segment, offsets: Iterable[int]) -> int:
-        """The first offset of `segment` that is known to be damaged; if there is none, the first of `offsets` in it.
+        """Return the first offset of `segment` that is known to be damaged; if there is none, the first of `offsets` in
+        it.
 
         `segment` is one of `damaged_segments(offsets)`.
         """
@@ -1061,7 +1063,7 @@ class Log:
         return max(min(known, default=segment.base_offset), self.start_offset)
 
     def _damaged_ranges(self, segment: Segment) -> list[CheckedRange]:
-        """The ranges of a segment that are known to be damaged and reach above the start of the log."""
+        """Return the ranges of a segment that are known to be damaged and reach above the start of the log."""
         if segment.checked is None:
             return []
         return [found for found in segment.checked.damaged_ranges() if found.end_offset > self.start_offset]
@@ -1075,7 +1077,7 @@ class Log:
         return segment.base_offset < self._segments.sparse_end_offset
 
     def segment_file(self, segment: Segment) -> DiskFile:
-        """The open file of a segment. Raises `StorageError`."""
+        """Return the open file of a segment. Raises `StorageError`."""
         return self._files.file(segment)
 
     def begin_repair(self, segment: Segment) -> bool:
@@ -1294,7 +1296,8 @@ class Log:
     # Flushing: the jobs that `GroupCommit` runs on its thread, and their results
 
     def prepare_flush(self) -> FlushJob | None:
-        """The job that makes the log durable up to its current end; None if it is durable, closed or has failed."""
+        """Return the job that makes the log durable up to its current end; None if it is durable, closed or has
+        failed."""
         if self.failure is not None or self.closed:
             return None
         job = self._flush_state.prepare_sync(self._active, self.leader_epochs)
@@ -1338,7 +1341,8 @@ class Log:
         return self._flush_state.checkpoint_lag_bytes
 
     def prepare_maintenance(self, *, closing: bool = False) -> MaintenanceJob | None:
-        """The job that writes the checkpoint and index files and removes trimmed segments; None if nothing is due.
+        """Return the job that writes the checkpoint and index files and removes trimmed segments; None if nothing is
+        due.
 
         `closing`: the job also saves the index of the active segment. While a compaction or repair changes the segments
         the result is None, too.

@@ -87,7 +87,7 @@ class _Window:
         return memoryview(self._chunk)[at : at + length]
 
     def find_magic(self, position: int) -> int:
-        """The first position at or after `position` at which a batch may begin; -1 if there is none.
+        """Return the first position at or after `position` at which a batch may begin; -1 if there is none.
 
         A batch may begin where the byte at distance 16 is the magic number of record batches.
         """

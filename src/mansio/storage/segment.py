@@ -89,7 +89,7 @@ def segment_path(directory: str, base_offset: int) -> str:
 
 
 def base_offset_of(name: str) -> int | None:
-    """The base offset that the file name of a segment contains; None if `name` is not such a file name."""
+    """Return the base offset that the file name of a segment contains; None if `name` is not such a file name."""
     stem, dot, suffix = name.partition(".")
     if dot + suffix != SEGMENT_SUFFIX or len(stem) != OFFSET_DIGITS or not stem.isdigit():
         return None

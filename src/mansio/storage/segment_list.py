@@ -167,15 +167,15 @@ class SegmentList:
         self._max_timestamps.clear()
 
     def segments_from(self, offset: int) -> list[Segment]:
-        """The segment that contains `offset`, and all later ones."""
+        """Return the segment that contains `offset`, and all later ones."""
         return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
 
     def segment_containing(self, offset: int) -> Segment:
-        """The segment that contains `offset`, which must not be below the log start offset."""
+        """Return the segment that contains `offset`, which must not be below the log start offset."""
         return self.segments[bisect_right(self._bases, offset) - 1]
 
     def next_segment(self, segment: Segment) -> Segment:
-        """The segment after the closed segment `segment`."""
+        """Return the segment after the closed segment `segment`."""
         return self.segments[bisect_right(self._bases, segment.base_offset)]
 
     def locate(self, offset: int) -> tuple[Segment, int]:

@@ -35,7 +35,7 @@ class SegmentTimestamp(NamedTuple):
 
 
 def closed_segment_timestamps(segments: Sequence[Segment], end_offset: int) -> tuple[SegmentTimestamp, ...]:
-    """The largest timestamps, where known, of the closed segments that end at or below `end_offset`.
+    """Return the largest timestamps, where known, of the closed segments that end at or below `end_offset`.
 
     `segments` are all segments of the log; the last one is active.
     """
@@ -50,7 +50,7 @@ def closed_segment_timestamps(segments: Sequence[Segment], end_offset: int) -> t
 
 
 def encode_segment_timestamps(timestamps: Iterable[SegmentTimestamp]) -> bytes:
-    """The bytes of the timestamps file (docs/FILE_FORMAT.md)."""
+    """Return the bytes of the timestamps file (docs/FILE_FORMAT.md)."""
     return encode_checksummed(
         TIMESTAMPS_MAGIC, TIMESTAMPS_VERSION, b"".join(_ENTRY.pack(*entry) for entry in timestamps)
     )

@@ -46,7 +46,7 @@ def offset_for_time(
     start: int,
     limit: int,
 ) -> FoundRecord | None:
-    """The first record with a timestamp of at least `timestamp_ms` and an offset in [start, limit).
+    """Return the first record with a timestamp of at least `timestamp_ms` and an offset in [start, limit).
 
     Raises `CorruptLog` if that record may be one of those that are missing at the end of a segment.
     """
@@ -72,7 +72,7 @@ def offset_for_time(
 
 
 def max_timestamp(segments: SegmentList, files: FileCache, *, start: int, limit: int) -> FoundRecord | None:
-    """The first record with the largest timestamp of all records with offsets in [start, limit) (KIP-734)."""
+    """Return the first record with the largest timestamp of all records with offsets in [start, limit) (KIP-734)."""
     best: FoundRecord | None = None
     for segment in segments.max_timestamp_candidates(limit):
         if segment.base_offset >= limit:
@@ -166,7 +166,8 @@ def _record_at(
     start: int,
     limit: int,
 ) -> FoundRecord | None:
-    """The first record of one batch with a timestamp of at least `timestamp_ms` and an offset in [start, limit)."""
+    """Return the first record of one batch with a timestamp of at least `timestamp_ms` and an offset in [start,
+    limit)."""
     records = _decode_batch(file, position, header)
     if records is None:
         return max(header.base_offset, start), header.max_timestamp_ms, header.leader_epoch
@@ -177,7 +178,7 @@ def _record_at(
 
 
 def _decode_batch(file: DiskFile, position: int, header: BatchHeader) -> list[Record] | None:
-    """The records of one batch; None if they cannot be decoded, or exceed a limit, although the CRC is valid.
+    """Return the records of one batch; None if they cannot be decoded, or exceed a limit, although the CRC is valid.
 
     A client can write such a batch, which must not make the searches of other clients fail or slow. Raises `CorruptLog`
     for a wrong CRC.

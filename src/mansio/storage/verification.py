@@ -172,7 +172,7 @@ class _CheckReader:
         return bytes(end - position)
 
     def problem(self, position: int, end: int) -> str:
-        """Description of the error if a part of the bytes [position, end) is unreadable; "" otherwise."""
+        """Return a description of the error if a part of the bytes [position, end) is unreadable; "" otherwise."""
         for first, last in self._unreadable:
             if first < end and position < last:
                 return f"the disk cannot read the batch at {position}: {self._reason}"

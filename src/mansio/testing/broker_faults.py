@@ -175,7 +175,7 @@ class BrokerFaults:
         return self._broker
 
     def _failed_response(self, frame: memoryview) -> Sequence[ResponsePart] | None:
-        """The response of a request that is to fail; None if it is not."""
+        """Return the response of a request that is to fail; None if it is not."""
         header = read_request_header(frame)
         codes = self._errors.get(header.api_key)
         if not codes:
@@ -186,7 +186,7 @@ class BrokerFaults:
 
 
 def _api_key(name: str) -> int:
-    """The key of an API that the broker offers, by its name in Kafka's protocol (`ShareFetch`)."""
+    """Return the key of an API that the broker offers, by its name in Kafka's protocol (`ShareFetch`)."""
     wanted = name.replace("_", "").lower()
     for key in SUPPORTED_APIS:
         if ApiKey(key).name.replace("_", "").lower() == wanted:

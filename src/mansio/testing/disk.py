@@ -81,7 +81,7 @@ class Inode:
         self.pending.clear()
 
     def after_crash(self, random: Random) -> bytes:
-        """The bytes of the file after a crash: a random choice of what the fault model allows."""
+        """Return the bytes of the file after a crash: a random choice of what the fault model allows."""
         changes = self.unsyncable + self.pending
         mode = random.random() if changes else 0.0
         if mode < 0.2:
@@ -126,7 +126,7 @@ def _apply(content: bytearray, change: FileChange) -> None:
 
 
 def _sectors(change: FileChange, random: Random) -> list[FileChange]:
-    """A random choice of the sectors of a write, as one write each."""
+    """Return a random choice of the sectors of a write, as one write each."""
     position, data = change
     assert data is not None
     pieces = []
@@ -160,7 +160,7 @@ class Directory:
         self.pending.clear()
 
     def after_crash(self, random: Random) -> dict[str, Inode]:
-        """The names after a crash: a random choice of what the fault model allows."""
+        """Return the names after a crash: a random choice of what the fault model allows."""
         entries = dict(self.durable)
         mode = random.random()
         for names in self.pending:
@@ -312,7 +312,7 @@ class SimulatedDisk:
         self.fail_when = None
 
     def crash(self, random: Random) -> SimulatedDisk:
-        """A new disk with what remains after a power failure at this time."""
+        """Return a new disk with what remains after a power failure at this time."""
         after = SimulatedDisk(can_sync_all=self._can_sync_all, capacity_bytes=self.capacity_bytes)
         for path, directory in self._directories.items():
             kept = {
@@ -365,7 +365,7 @@ class SimulatedDisk:
             self.on_change()
 
     def available_bytes(self, wanted_bytes: int) -> int:
-        """Number of `wanted_bytes` additional bytes that fit on the disk."""
+        """Return the number of `wanted_bytes` additional bytes that fit on the disk."""
         if wanted_bytes <= 0 or self.capacity_bytes >= CAPACITY_BYTES:
             return wanted_bytes  # more than any memory holds
         return min(wanted_bytes, self.free_bytes("/"))

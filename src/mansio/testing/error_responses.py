@@ -46,7 +46,7 @@ ZEROS: Final[dict[type, Any]] = {
 
 
 def error_code(name: str) -> int:
-    """The code of an error, such as `NOT_LEADER_OR_FOLLOWER`. Raises `ValueError` for an unknown name."""
+    """Return the code of an error, such as `NOT_LEADER_OR_FOLLOWER`. Raises `ValueError` for an unknown name."""
     try:
         return int(ErrorCode[name.lower()])
     except KeyError:
@@ -65,7 +65,7 @@ def encode_error_response(
 
 
 def _failed(entity: Any, request: Any, code: ErrorCode) -> Any:
-    """A struct of the response for the struct of the request that it answers."""
+    """Return a struct of the response for the struct of the request that it answers."""
     lists = [value for value in _values(request) if isinstance(value, tuple)]
     values = {}
     for field in dataclasses.fields(entity):
@@ -92,7 +92,7 @@ def _values(request: Any) -> list[Any]:
 
 
 def _echoed(request: Any, name: str, kind: Any) -> Any:
-    """The value of the request's field with this meaning; None if it has none."""
+    """Return the value of the request's field with this meaning; None if it has none."""
     if not dataclasses.is_dataclass(request):  # an array of names, such as that of DescribeGroups
         return request if kind is type(request) or name in {"name", "topic", "group_id", "key"} else None
     for candidate in (name, *ALIASES.get(name, ())):
@@ -120,7 +120,7 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 
 
 def _zero(kind: Any, request: Any) -> Any:
-    """A value of a required field that means nothing."""
+    """Return a value of a required field that means nothing."""
     if dataclasses.is_dataclass(kind):
         return _failed(kind, request, ErrorCode.none)
     for base, value in ZEROS.items():

@@ -150,7 +150,7 @@ class InMemoryStore:
         return found, self.revision + 1
 
     def next_change(self) -> Promise[None]:
-        """A promise that completes with the next change or fault."""
+        """Return a promise that completes with the next change or fault."""
         promise: Promise[None] = self._scheduler.promise()
         self._waiting.append(promise)
         return promise

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def mansio_broker() -> Iterator[TestBroker]:
-    """A running broker for one test; see `mansio.testing.TestBroker`."""
+    """Yield a running broker for one test; see `mansio.testing.TestBroker`."""
     from mansio.testing.broker import TestBroker
 
     with TestBroker() as broker:
@@ -29,7 +29,8 @@ def mansio_broker() -> Iterator[TestBroker]:
 
 @pytest.fixture(scope="session")
 def mansio_broker_session() -> Iterator[TestBroker]:
-    """A running broker for all tests of the run: faster, and tests see the topics and the clock of earlier ones."""
+    """Yield a running broker for all tests of the run: faster, and tests see the topics and the clock of earlier
+    ones."""
     from mansio.testing.broker import TestBroker
 
     with TestBroker() as broker:
@@ -38,7 +39,7 @@ def mansio_broker_session() -> Iterator[TestBroker]:
 
 @pytest.fixture
 def mansio_broker_factory() -> Iterator[Callable[..., TestBroker]]:
-    """A function that starts brokers with the given settings (`mansio_broker_factory(num_partitions=3)`); all are
+    """Yield a function that starts brokers with the given settings (`mansio_broker_factory(num_partitions=3)`); all are
     closed after the test."""
     from mansio.testing.broker import TestBroker
 
@@ -58,5 +59,5 @@ def mansio_broker_factory() -> Iterator[Callable[..., TestBroker]]:
 
 @pytest.fixture
 def mansio_client(mansio_broker: TestBroker) -> mansio.blocking.Client:
-    """A blocking client of `mansio_broker`."""
+    """Return a blocking client of `mansio_broker`."""
     return mansio_broker.client()

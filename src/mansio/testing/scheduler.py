@@ -304,7 +304,7 @@ class Task:
             self._scheduler.call_soon(self._resume, self._waits_for)
 
     def ended(self) -> None:
-        """Hook that is called when the coroutine has ended; subclasses override it."""
+        """Do nothing; subclasses override this hook, which is called when the coroutine has ended."""
 
     def _resume(self, resumed_by: object) -> None:
         """Run the next step of the coroutine, unless the task does not wait for `resumed_by` any more."""

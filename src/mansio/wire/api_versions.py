@@ -671,7 +671,7 @@ def is_supported(api_key: int, version: int) -> bool:
 
 
 def advertised_versions() -> list[tuple[int, int, int]]:
-    """(API key, lowest version, highest version) of each API in ApiVersions responses."""
+    """Return (API key, lowest version, highest version) of each API in ApiVersions responses."""
     return [
         (
             int(row.key),

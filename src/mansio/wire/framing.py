@@ -94,7 +94,7 @@ class FrameReader:
         return len(self._partial) if self._view is self._scratch else len(self._view)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """The buffer for the next read, at least one byte long. Frames returned earlier become invalid."""
+        """Return the buffer for the next read, at least one byte long. Frames returned earlier become invalid."""
         view = self._view
         if view is self._scratch:
             partial = self._partial
@@ -105,7 +105,8 @@ class FrameReader:
         return self._get_private()
 
     def buffer_updated(self, byte_count: int) -> list[memoryview]:
-        """The frames that are complete after a read of `byte_count` bytes into the buffer, without their lengths.
+        """Return the frames that are complete after a read of `byte_count` bytes into the buffer, without their
+        lengths.
 
         Raises `FrameTooLarge` if a frame's length is negative or above the limit: the connection must be closed, and
         complete frames of the same read are dropped.
@@ -179,8 +180,8 @@ class FrameReader:
         return self._view[end:]
 
     def _grown(self, doubled: int, needed: int) -> int:
-        """The next capacity of a private buffer: the doubled size, but not beyond the frame being received, which
-        takes `needed` bytes."""
+        """Return the next capacity of a private buffer: the doubled size, but not beyond the frame being received,
+        which takes `needed` bytes."""
         return needed if self._detaches and needed <= DETACHED_FRAME_BYTES_MAX else min(doubled, needed)
 
     def _should_release(self, used: int) -> bool:
@@ -206,7 +207,7 @@ class FrameReader:
 
 
 def _too_large(length: int, limit: int) -> str:
-    """The error message for an invalid frame length. If the 4 bytes begin a TLS or HTTP message, it names that
+    """Return the error message for an invalid frame length. If the 4 bytes begin a TLS or HTTP message, it names that
     protocol."""
     start = _LENGTH.pack(length)
     protocol = "TLS" if start[:2] in (b"\x15\x03", b"\x16\x03") else _FOREIGN_STARTS.get(start)

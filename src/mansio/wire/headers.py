@@ -97,7 +97,7 @@ def framed_response(api_key: int, api_version: int, correlation_id: int, body: B
 
 
 def read_correlation_id(frame: Buffer) -> int:
-    """The correlation id of a response frame. Raises `WireError` if the frame is shorter than 4 bytes."""
+    """Return the correlation id of a response frame. Raises `WireError` if the frame is shorter than 4 bytes."""
     if len(frame) < 4:
         raise WireError("a response shorter than its header")
     return int(_RESPONSE_START.unpack_from(frame)[0])
@@ -161,7 +161,7 @@ def read_tag_count(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
-    """The position after the tagged fields that begin at `position`. Raises `WireError`."""
+    """Return the position after the tagged fields that begin at `position`. Raises `WireError`."""
     count, position = read_tag_count(buffer, position)
     for _ in range(count):
         _, position = read_unsigned_varint(buffer, position)

@@ -42,6 +42,6 @@ _murmur2_cached = lru_cache(maxsize=CACHED_KEYS_MAX)(murmur2)
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The index of the partition for records with this key, in a topic of `partition_count` partitions."""
+    """Return the index of the partition for records with this key, in a topic of `partition_count` partitions."""
     hashed = _murmur2_cached(key) if len(key) <= CACHED_KEY_BYTES_MAX else murmur2(key)
     return (hashed & 0x7FFFFFFF) % partition_count

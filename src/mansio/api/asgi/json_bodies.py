@@ -127,7 +127,7 @@ class ElementReader:
     """Reads a large body `{"MEMBER": [...]}` element by element."""
 
     def __init__(self, data: bytes, member: str, turns: Turns) -> None:
-        """The caller holds `turns` while it reads."""
+        """Create a reader; the caller holds `turns` while it reads."""
         self._data = data
         self._member = member
         self._turns = turns

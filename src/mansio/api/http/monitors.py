@@ -192,7 +192,7 @@ class EventLoopMonitor:
         stall_lag_ms_min: float = STALL_LAG_MS_MIN,
         stall_retention_ms: float = STALL_RETENTION_MS,
     ) -> None:
-        """`holds`: returns the holds by requests, with which a stall is explained."""
+        """Create the monitors. `holds`: returns the holds by requests, with which a stall is explained."""
         self._scheduler = scheduler
         self._clock = clock
         self._stall_bound_ms = stall_lag_ms_min

@@ -90,7 +90,7 @@ def _progress(services: BrokerServices) -> Iterator[tuple[ShareKey, int, bool]]:
 
 
 def _endangered(services: BrokerServices, partition: Partition) -> _Endangered | None:
-    """The records of a partition that retention.ms will soon delete; None if there are none."""
+    """Return the records of a partition that retention.ms will soon delete; None if there are none."""
     settings = partition.settings
     if not settings.deletes or settings.retention_ms == UNLIMITED or partition.internal:
         return None

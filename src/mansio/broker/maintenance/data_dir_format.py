@@ -48,7 +48,7 @@ _NUMBER: Final = re.compile(rb"mansio data directory, format ([1-9][0-9]{0,5})(?
 
 
 def read_data_dir_format(disk: Disk, data_dir: str) -> int | None:
-    """The number in the marker: 0 if the marker is damaged, None if there is none.
+    """Return the number in the marker: 0 if the marker is damaged, None if there is none.
 
     Raises `StorageError` if it is higher than this version supports.
     """

@@ -51,7 +51,7 @@ class BrokerConfigManager:
         random: Random,
         settings: Settings,
     ) -> None:
-        """`settings`: the static settings of this broker."""
+        """Create the service. `settings`: the static settings of this broker."""
         self._store = store
         self._state = state
         self._scheduler = scheduler

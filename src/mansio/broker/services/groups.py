@@ -65,7 +65,7 @@ class GroupService:
     """Membership, committed offsets and administration of groups."""
 
     def __init__(self, coordinator: GroupCoordinator, *, node_id: int, verifier: TransactionVerifier) -> None:
-        """`verifier`: verifies transactional commits with the transaction coordinators."""
+        """Create the service. `verifier`: verifies transactional commits with the transaction coordinators."""
         self._coordinator = coordinator
         self._node_id = node_id
         self.verifier = verifier

@@ -148,7 +148,8 @@ class ProduceService:
         verifier: TransactionVerifier,
         wait_ms_max: int,
     ) -> None:
-        """`verifier`: asks the transaction coordinators. `wait_ms_max`: upper bound of the timeout of a request."""
+        """Create the service. `verifier`: asks the transaction coordinators. `wait_ms_max`: upper bound of the timeout
+        of a request."""
         self._partitions = partitions
         self._scheduler = scheduler
         self._statistics = statistics

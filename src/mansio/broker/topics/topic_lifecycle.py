@@ -71,7 +71,7 @@ class TopicLifecycle:
         close_partitions: Callable[[Topic], Awaitable[None]],
         broker_epoch: Callable[[], int] | None,
     ) -> None:
-        """The parameters are those of `TopicService`."""
+        """Create the object. The parameters are those of `TopicService`."""
         self.state = state
         self.opening_count = 0
         """Number of partitions that are being created and are not in the metadata image yet."""

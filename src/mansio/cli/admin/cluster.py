@@ -301,8 +301,8 @@ async def _describe_cluster(
 
 
 def _session_fault(health: BrokerHealth) -> str:
-    """A line about a broker whose session is not held, or that does not answer; empty if there is no such fault. An
-    older broker, which has no health, has none."""
+    """Return a line about a broker whose session is not held, or that does not answer; empty if there is no such fault.
+    An older broker, which has no health, has none."""
     from mansio.errors import UnsupportedVersion
 
     if health.error is not None:
@@ -382,7 +382,7 @@ def _partition_row(one: PartitionStatus) -> dict[str, Any]:
 
 
 def _problems(one: PartitionStatus) -> list[PartitionFilter]:
-    """The problems of a partition, the most severe first."""
+    """Return the problems of a partition, the most severe first."""
     found = {
         PartitionFilter.OFFLINE: one.is_offline,
         PartitionFilter.UNDER_MIN_IN_SYNC: one.is_under_min_isr,

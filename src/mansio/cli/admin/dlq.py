@@ -330,7 +330,7 @@ def _new_id() -> str:
 
 
 def _progress() -> Callable[[int], None]:
-    """A function that prints the number of processed records on a terminal."""
+    """Return a function that prints the number of processed records on a terminal."""
     if not sys.stderr.isatty():
         return lambda _: None
     return lambda done: print(f"\r{count_text(done, 'record')}", end="", file=sys.stderr, flush=True)

@@ -148,7 +148,7 @@ def describe(
 
 
 def _epoch_text(found: dict[str, Any]) -> str:
-    """The epochs and the assignor of a consumer group (KIP-848) as text; empty for other groups."""
+    """Return the epochs and the assignor of a consumer group (KIP-848) as text; empty for other groups."""
     if found["type"] != "consumer":
         return ""
     behind = "" if found["target_epoch"] == found["epoch"] else f" (assigned: {found['target_epoch']})"
@@ -219,7 +219,7 @@ def _partition_names(partitions: Iterable[TopicPartition]) -> list[str]:
 
 
 async def _group_settings(client: Client, group: str) -> dict[str, dict[str, Any]]:
-    """The group's settings and their sources; empty if the broker does not support group settings."""
+    """Return the group's settings and their sources; empty if the broker does not support group settings."""
     try:
         found = await client.admin.describe_config(group, kind="group")
     except RequestError:
@@ -318,7 +318,7 @@ async def _check_resettable(client: Client, group: str, *, create: bool) -> None
 async def _select_partitions(
     client: Client, group: str, topics: tuple[str, ...], indexes: frozenset[int]
 ) -> dict[TopicPartition, int | None]:
-    """The partitions to change, sorted, with their committed offsets. Raises `UnknownTopicOrPartition`."""
+    """Return the partitions to change, sorted, with their committed offsets. Raises `UnknownTopicOrPartition`."""
     from mansio.client.types import TopicPartition
 
     committed = {one: entry.offset for one, entry in (await client.admin.group_offsets(group)).items()}

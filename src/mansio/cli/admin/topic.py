@@ -465,8 +465,8 @@ async def request_for_each(
     partitions: list[TopicPartition],
     request: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, T]]],
 ) -> dict[TopicPartition, T | MansioError]:
-    """The result of `request`, or its error, for each partition. First one request has all partitions. If it fails,
-    each partition is requested separately, to find the failing ones; so `request` must be idempotent.
+    """Return the result of `request`, or its error, for each partition. First one request has all partitions. If it
+    fails, each partition is requested separately, to find the failing ones; so `request` must be idempotent.
     """
     if not partitions:
         return {}

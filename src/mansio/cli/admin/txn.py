@@ -381,7 +381,7 @@ def _age_ms(since_ms: int | None) -> int | None:
 
 
 def _duration_text(duration_ms: int | None) -> str:
-    """A duration in seconds, or in minutes and hours from an hour on; "" for None."""
+    """Return a duration in seconds, or in minutes and hours from an hour on; "" for None."""
     if duration_ms is None:
         return ""
     seconds = duration_ms // 1000

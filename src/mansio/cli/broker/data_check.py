@@ -269,8 +269,8 @@ def _map_cells(terminal: bool) -> dict[str, tuple[str, str]]:
 
 
 def damage_map(log: LogReport, cells: int = DAMAGE_MAP_CELLS) -> list[str]:
-    """The state of each of `cells` equal parts of a log: `damaged` if it contains damaged bytes, else `torn` if it
-    contains a torn tail, else `good`.
+    """Return the state of each of `cells` equal parts of a log: `damaged` if it contains damaged bytes, else `torn` if
+    it contains a torn tail, else `good`.
     """
     states = [GOOD] * cells
     size = max(log.size_bytes, 1)

@@ -242,7 +242,7 @@ def measure_flush_ms(directory: str) -> tuple[float, float]:
 
 
 def file_system_type(directory: str) -> str:
-    """The type of the directory's file system, such as `ext4`; empty if it is unknown."""
+    """Return the type of the directory's file system, such as `ext4`; empty if it is unknown."""
     found, longest = "", -1
     path = os.path.realpath(directory)
     with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:

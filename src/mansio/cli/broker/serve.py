@@ -321,8 +321,8 @@ async def _start(broker: Broker) -> None:
 
 
 def _listen_error(error: OSError, host: str, port: int, flag: str) -> str:
-    """The error message for a port that cannot be bound: the reason or the process that uses it, and the flag for
-    another port.
+    """Return the error message for a port that cannot be bound: the reason or the process that uses it, and the flag
+    for another port.
     """
     from mansio.host.port_owner import port_in_use_message
 

@@ -72,9 +72,9 @@ def start_session(
     skip_check: bool = False,
     conf: Sequence[str] | None = None,
 ) -> SparkSession:
-    """A Spark session for a command. Raises `ConnectionLost` before Spark starts if no broker answers. On a cluster,
-    brokers and shared directories are checked on every worker; each problem is printed as one line, and the exit code
-    is 1.
+    """Return a Spark session for a command. Raises `ConnectionLost` before Spark starts if no broker answers. On a
+    cluster, brokers and shared directories are checked on every worker; each problem is printed as one line, and the
+    exit code is 1.
 
     Sets PYTHONSAFEPATH, so that Spark's Python workers import nothing from the current directory: a file `random.py`
     there would shadow Python's module.

@@ -166,7 +166,7 @@ def dlq(
 
 
 def _dead_letter_topics(bootstrap_servers: str, names: Sequence[str]) -> list[str]:
-    """The dead-letter topics for these names, without repetitions; without names all dead-letter topics."""
+    """Return the dead-letter topics for these names, without repetitions; without names all dead-letter topics."""
     from mansio.client.dead_letters import list_dead_letter_topics, resolve_dead_letter_topic
 
     async def work() -> list[str]:

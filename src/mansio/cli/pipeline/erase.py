@@ -121,7 +121,7 @@ def _read_keys(path: str | None) -> list[bytes]:
 
 
 def _progress() -> Callable[[str, int, int], None]:
-    """A function that prints the number of searched files on a terminal."""
+    """Return a function that prints the number of searched files on a terminal."""
     if not sys.stderr.isatty():
         return lambda _table, _searched, _all: None
     return lambda table, searched, count: print(

@@ -119,7 +119,7 @@ def _now_ms() -> int:
 
 
 def _format_duration(milliseconds: int) -> str:
-    """A duration of a minute and more, in its largest unit."""
+    """Return a duration of a minute and more, in its largest unit."""
     minutes = milliseconds // 60_000
     if minutes < 120:
         return f"{minutes} min"

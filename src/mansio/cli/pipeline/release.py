@@ -84,7 +84,7 @@ async def _release(client: Client, name: str, *, dry_run: bool) -> list[dict[str
 
 
 async def _unknown_pipeline_message(client: Client, name: str) -> str:
-    """The error message for an unknown pipeline, with the names of the known pipelines."""
+    """Return the error message for an unknown pipeline, with the names of the known pipelines."""
     try:
         groups = [group.group_id for group in await client.admin.list_groups()]
     except MansioError:

@@ -103,7 +103,7 @@ def replay(
 
 
 def _progress() -> Callable[[int], None]:
-    """A function that prints the number of replayed records on a terminal."""
+    """Return a function that prints the number of replayed records on a terminal."""
     written = 0
 
     def show(count: int) -> None:

@@ -310,7 +310,7 @@ def run(
 
 
 def _default_trigger_s(to_table: str | None) -> float:
-    """The interval of batches. Every batch into a table creates files and a snapshot, so there are fewer."""
+    """Return the interval of batches. Every batch into a table creates files and a snapshot, so there are fewer."""
     return TRIGGER_INTERVAL_S if to_table is None else TABLE_TRIGGER_INTERVAL_S
 
 

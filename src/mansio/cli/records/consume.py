@@ -263,8 +263,8 @@ class ConsumeCommand:
         return report.exit_code
 
     async def _start(self, client: Client) -> Any:
-        """The argument `from_` of `Client.consume`: an offset is converted to one for each partition, limited to its
-        log.
+        """Return the argument `from_` of `Client.consume`: an offset is converted to one for each partition, limited to
+        its log.
         """
         from mansio.client.types import TopicPartition
 

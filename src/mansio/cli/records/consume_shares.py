@@ -37,7 +37,8 @@ class Disposition(StrEnum):
 
 
 def select_disposition(flags: Mapping[Disposition, bool], share_group: str | None) -> Disposition:
-    """The disposition that the flags select; exit code 2 for several flags, and for a flag without a share group."""
+    """Return the disposition that the flags select; exit code 2 for several flags, and for a flag without a share
+    group."""
     chosen = [disposition for disposition, is_given in flags.items() if is_given]
     if chosen and share_group is None:
         usage_error("this is for a share group: name it with --share-group", f"--{chosen[0]}")

@@ -66,7 +66,7 @@ class SnapshotConsumeCommand:
 async def _exclude_deleted_records(
     bootstrap_servers: str, table: ArchiveTable, selection: Selection
 ) -> Selection:
-    """The selection without records that the topic has deleted. Raises `UnknownTopicOrPartition` if it does not
+    """Return the selection without records that the topic has deleted. Raises `UnknownTopicOrPartition` if it does not
     exist.
     """
     from mansio.client.types import TopicPartition

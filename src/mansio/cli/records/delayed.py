@@ -306,8 +306,8 @@ def _parse_time(text: str | None, name: str) -> datetime | None:
 
 
 async def _selected_ids(client: Client, topic: str, selection: Selection) -> dict[int, array[int]]:
-    """The ids of the selected records by partition. All of them, before any is changed, because a change may move a
-    record to a place where the list comes later; eight bytes per record."""
+    """Return the ids of the selected records by partition. All of them, before any is changed, because a change may
+    move a record to a place where the list comes later; eight bytes per record."""
     found: dict[int, array[int]] = {}
     for partition, number in selection.records:
         found.setdefault(partition, array("q")).append(number)

@@ -357,7 +357,7 @@ class RecordSplitter:
         return records
 
     def end(self) -> list[bytes]:
-        """The last record, which has no delimiter after it; an empty list if there is none."""
+        """Return the last record, which has no delimiter after it; an empty list if there is none."""
         pending = b"".join(self._pending)
         self._pending, self._pending_bytes = [], 0
         return [pending] if pending else []

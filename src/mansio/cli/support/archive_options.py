@@ -40,7 +40,7 @@ CatalogOption = Annotated[
 
 
 def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTable:
-    """The archive of a topic. Raises `MissingExtra`, `TableNotFound` and the errors of `open_table`."""
+    """Return the archive of a topic. Raises `MissingExtra`, `TableNotFound` and the errors of `open_table`."""
     from mansio.host.extras import require_extra
 
     require_extra("iceberg")

@@ -115,8 +115,8 @@ def usage_error(message: str, hint: str) -> NoReturn:
 
 
 def connect(bootstrap_servers: str) -> Client:
-    """A client of the cluster, to be used in `async with`, which raises `ConnectionLost` if no broker responds. Log
-    lines of the client are not printed, because a command gets errors as exceptions.
+    """Return a client of the cluster, to be used in `async with`, which raises `ConnectionLost` if no broker responds.
+    Log lines of the client are not printed, because a command gets errors as exceptions.
     """
     import logging
 
@@ -254,7 +254,7 @@ class OffsetSpec(NamedTuple):
     number: int = 0
 
     def arguments(self) -> dict[str, Any]:
-        """The position as keyword arguments of `Admin.reset_offsets`."""
+        """Return the position as keyword arguments of `Admin.reset_offsets`."""
         if self.kind == "relative":
             return {"shift": self.number}
         if self.kind == "time":
@@ -280,7 +280,7 @@ def parse_offset_spec(text: str) -> OffsetSpec:
 
 
 def missing_at_sign_hint(target: OffsetSpec) -> str | None:
-    """A hint for the user if an offset is so large that it may be meant as a time; otherwise None."""
+    """Return a hint for the user if an offset is so large that it may be meant as a time; otherwise None."""
     if target.kind != "offset" or not TIME_LIKE_OFFSET_MIN <= target.number <= TIME_MS_MAX:
         return None
     return f"{target.number} is taken as an offset; milliseconds since the epoch are written @{target.number}"

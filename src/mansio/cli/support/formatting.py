@@ -53,7 +53,7 @@ def show_rows(
 
 
 def count_text(count: int, noun: str) -> str:
-    """A number with a noun, in the singular for one: `1 record`, `1,200 records`, `2 batches`."""
+    """Return a number with a noun, in the singular for one: `1 record`, `1,200 records`, `2 batches`."""
     plural = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
@@ -103,7 +103,7 @@ def _are_numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
 
 
 def format_cell(value: Any) -> str:
-    """The text of a value in a table; a dash for a missing value."""
+    """Return the text of a value in a table; a dash for a missing value."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -166,8 +166,8 @@ class RecordPrinter:
 
 
 def record_as_json(message: Message) -> dict[str, Any]:
-    """A record as a JSON object. Bytes that are not UTF-8 are base64, marked by a field `<name>_encoding`. A leased
-    record also has `delivery_count`.
+    """Return a record as a JSON object. Bytes that are not UTF-8 are base64, marked by a field `<name>_encoding`. A
+    leased record also has `delivery_count`.
     """
     fields: dict[str, Any] = {
         "topic": message.topic,

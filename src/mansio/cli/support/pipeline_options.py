@@ -62,7 +62,7 @@ def table_target(
     on_null_key: str = "suspend",
     renames: Mapping[str, str] | None = None,
 ) -> TableTarget:
-    """The options of a result table, parsed. Raises `ConfigError` and `MissingExtra`."""
+    """Return the options of a result table, parsed. Raises `ConfigError` and `MissingExtra`."""
     from mansio.errors import ConfigError
     from mansio.host.extras import require_extra
 
@@ -88,7 +88,7 @@ def table_target(
 
 
 def _column_names(text: str | None) -> tuple[str, ...]:
-    """The names in a list that is separated by commas."""
+    """Return the names in a list that is separated by commas."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
@@ -104,5 +104,5 @@ def print_batch(progress: BatchProgress) -> None:
 
 
 def lag_text(lag: int | None) -> str:
-    """The lag as the end of a line; empty if it is unknown."""
+    """Return the lag as the end of a line; empty if it is unknown."""
     return "" if lag is None else f", {lag:,} behind"

@@ -83,8 +83,8 @@ def decoding_options(
     key_message: str | None,
     schema_registry: str | None,
 ) -> dict[str, str]:
-    """The options of `format("mansio")` for these options of a command. The schemas of the topics are read, so that an
-    invalid one is an error before Spark starts.
+    """Return the options of `format("mansio")` for these options of a command. The schemas of the topics are read, so
+    that an invalid one is an error before Spark starts.
 
     Raises `ConfigError`, `MissingExtra`, `SchemaRegistryError`.
     """

@@ -184,7 +184,7 @@ class GroupListings(list[GroupListing]):
 
 
 async def list_groups(cluster: Cluster, timeout_ms: float | None = None) -> GroupListings:
-    """The groups of all brokers, sorted by id. See `Admin.list_groups`."""
+    """Return the groups of all brokers, sorted by id. See `Admin.list_groups`."""
     listing = await list_on_coordinators(cluster, OFFSETS_TOPIC, _list_groups_of_broker, timeout_ms)
     found = {group.group_id: group for group in listing.items}
     groups = [found[group_id] for group_id in sorted(found)]

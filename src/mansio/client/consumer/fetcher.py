@@ -549,7 +549,7 @@ class Fetcher:
 
 
 def _next_offset(batches: memoryview) -> int | None:
-    """The offset after the last complete batch; None if no batch is complete."""
+    """Return the offset after the last complete batch; None if no batch is complete."""
     last = None
     for _, header in iterate_batches(batches):
         last = header

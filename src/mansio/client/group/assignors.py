@@ -109,7 +109,7 @@ def assign_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]
 
 
 def assign_cooperative_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """The assignment of `assign_sticky` without the partitions that another member still owns."""
+    """Return the assignment of `assign_sticky` without the partitions that another member still owns."""
     given = assign_sticky(members, partition_counts)
     holders = _partition_owners(members)
     return {
@@ -203,8 +203,8 @@ def _subscribers(members: Sequence[Member], partition_counts: Mapping[str, int])
 
 
 def _sorted_members(members: Sequence[Member]) -> list[Member]:
-    """Static members sorted by instance id, so that a restart does not change their assignment, then the other members
-    sorted by member id."""
+    """Return static members sorted by instance id, so that a restart does not change their assignment, then the other
+    members sorted by member id."""
     return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
 
 

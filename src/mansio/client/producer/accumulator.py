@@ -45,7 +45,8 @@ class Waiter(Protocol):
         """Whether the waiter is completed or cancelled."""
 
     def set_result(self, result: None, /) -> None:
-        """The batch calls this method when it is completed or split. After a split the caller waits for both halves."""
+        """Note the outcome. The batch calls this method when it is completed or split. After a split the caller waits
+        for both halves."""
 
 
 class Batch:

@@ -128,8 +128,8 @@ class RequestWriter:
         self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduceCodec] = {}
 
     def existing_connection(self, pending: PendingRequest) -> BrokerConnection | None:
-        """The open connection to the broker of a request, or None. If it is the connection of the partition's last
-        request, and the metadata of the topic is the same, the request gets the encoding of that request."""
+        """Return the open connection to the broker of a request, or None. If it is the connection of the partition's
+        last request, and the metadata of the topic is the same, the request gets the encoding of that request."""
         queue = pending.batches[0].queue
         last = queue.last_encoding
         if (

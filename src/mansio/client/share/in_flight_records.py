@@ -506,7 +506,7 @@ class _OpenBatch:
         self.unreadable: UnreadableOffsets | None = None
 
     def read(self, first: int, last: int) -> list[Leased]:
-        """The records with offsets from `first` to `last`. The ones before `first` are forgotten."""
+        """Return the records with offsets from `first` to `last`. The ones before `first` are forgotten."""
         self.rows = self.rows[bisect_left(self.rows, first, key=_get_offset) :]
         is_known = True
         while not self.rows or self.rows[-1].offset < last:

@@ -57,7 +57,7 @@ class TransactionalProducer:
     """Transactions of one transactional id in one client."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, options: ProducerOptions) -> None:
-        """Raises `InvalidRequest` for an invalid id or options."""
+        """Create a producer that is not started. Raises `InvalidRequest` for an invalid id or options."""
         if not isinstance(transactional_id, str) or not transactional_id:
             raise InvalidRequest("a transactional id must be a text that is not empty")
         if not options.is_idempotent:
@@ -230,8 +230,8 @@ class TransactionalProducer:
             manager.on_ended(*ended)
 
     async def _current_error(self) -> MansioError:
-        """The error of the current transaction. Where the producer is fenced because the transaction was open for too
-        long, this is `TransactionTimedOut`, and the next transaction is possible."""
+        """Return the error of the current transaction. Where the producer is fenced because the transaction was open
+        for too long, this is `TransactionTimedOut`, and the next transaction is possible."""
         manager = self._manager
         error = manager.error or InvalidTxnState("there is no open transaction")
         age_ms = (self._loop.time() - self._begun_s) * 1000

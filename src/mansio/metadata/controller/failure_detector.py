@@ -58,14 +58,14 @@ class FailureDetector:
         }
 
     def expected_back(self, now: float) -> frozenset[int]:
-        """The offline brokers that are not declared dead. Call `update` first."""
+        """Return the offline brokers that are not declared dead. Call `update` first."""
         steady = sum(1 for _, since in self._seen.values() if now - since >= self._ttl_s)
         if self._since and 2 * steady >= len(self._seen) + len(self._since):
             return frozenset()
         return frozenset(node_id for node_id in self._since if now < self._declared_dead_at(node_id))
 
     def next_change_at(self, now: float) -> float | None:
-        """The next time at which the result of `expected_back` may change without an `update`; None: never."""
+        """Return the next time at which the result of `expected_back` may change without an `update`; None: never."""
         if not self.expected_back(now):
             return None
         steady_at = [since + self._ttl_s for _, since in self._seen.values()]

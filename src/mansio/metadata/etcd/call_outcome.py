@@ -105,7 +105,7 @@ TOO_MANY_REQUESTS: Final = "etcdserver: too many requests"
 
 
 def to_one_line(text: str | None) -> str:
-    """A text from a peer as one line of at most `DETAILS_CHARACTERS_MAX` characters."""
+    """Return a text from a peer as one line of at most `DETAILS_CHARACTERS_MAX` characters."""
     return " ".join((text or "no reason given").split())[:DETAILS_CHARACTERS_MAX]
 
 

@@ -203,7 +203,7 @@ class EtcdClient:
             logger.info("etcd_available", extra=fields(endpoint=endpoint.url))
 
     async def endpoint_statuses(self) -> list[EndpointStatus]:
-        """The status of each configured endpoint, also of those that do not respond."""
+        """Return the status of each configured endpoint, also of those that do not respond."""
         return await asyncio.gather(*(self._endpoint_status(endpoint) for endpoint in self._endpoints))
 
     async def _endpoint_status(self, endpoint: Endpoint) -> EndpointStatus:

@@ -73,7 +73,7 @@ class EtcdConfig:
 
 
 def host_and_port(endpoint: str) -> str:
-    """The `host:port` part of an endpoint's URL."""
+    """Return the `host:port` part of an endpoint's URL."""
     return endpoint.partition("://")[2]
 
 

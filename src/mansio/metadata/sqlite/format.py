@@ -96,7 +96,7 @@ class Totals(NamedTuple):
     events_sum: int = 0
 
     def row(self) -> tuple[int, ...]:
-        """The values of all columns; the last one is the CRC of the others."""
+        """Return the values of all columns; the last one is the CRC of the others."""
         return (*self, crc32c(_TOTALS.pack(*self)))
 
 
@@ -216,7 +216,7 @@ def _encode_revision(revision: int) -> bytes:
 
 
 def read_revision_file(path: str) -> int:
-    """The revision in the revision file of the database at `path`; -1 if that file is missing or damaged."""
+    """Return the revision in the revision file of the database at `path`; -1 if that file is missing or damaged."""
     try:
         with open(path + REVISION_SUFFIX, "rb") as file:
             data = file.read(_REVISION.size + 1)
@@ -388,7 +388,7 @@ _WAL_MASK: Final = 0xFFFFFFFF
 
 
 def apply_wal(database: bytes, wal: bytes) -> bytes:
-    """The bytes of a database file after all complete commits of its write-ahead log are applied.
+    """Return the bytes of a database file after all complete commits of its write-ahead log are applied.
 
     SQLite does the same when it opens a file, but then it needs disk space and writes the result back. As in SQLite's
     recovery, commits are applied up to the first frame that is incomplete or invalid.

@@ -100,7 +100,7 @@ class ChildProcess:
     # -- log --------
 
     def output(self) -> str:
-        """The output of the process since its last start, at most the last 64 KiB."""
+        """Return the output of the process since its last start, at most the last 64 KiB."""
         try:
             with open(self.log_path, "rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -110,7 +110,7 @@ class ChildProcess:
             return ""
 
     def tail(self, lines: int = 15) -> list[str]:
-        """The last lines of the output of the process since its last start."""
+        """Return the last lines of the output of the process since its last start."""
         return self.output().splitlines()[-lines:]
 
     def has_printed(self, *texts: bytes) -> bool:

@@ -70,7 +70,7 @@ class MemberPlan:
 
 
 def arguments(plan: MemberPlan) -> list[str]:
-    """The command line arguments of etcd, without the program's name."""
+    """Return the command line arguments of etcd, without the program's name."""
     own, scheme = plan.own_address, plan.scheme
     listen = f"{scheme}://{url_host(plan.listen_host)}"
     all_members = ",".join(f"{member.name}={member.peer_url(scheme)}" for member in plan.members)
@@ -99,7 +99,7 @@ def arguments(plan: MemberPlan) -> list[str]:
 
 
 def _cluster_token(members: Sequence[MemberAddress]) -> str:
-    """A token that depends on the member names, so that a member never joins an etcd with other members."""
+    """Return a token that depends on the member names, so that a member never joins an etcd with other members."""
     names = ",".join(member.name for member in members)
     return f"mansio-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
 

@@ -115,7 +115,7 @@ class EtcdMember:
         return await unhealthy_reason_of(self._health_url, self._tls, wait_s=wait_s)
 
     def tail(self) -> list[str]:
-        """The last lines of the member's output."""
+        """Return the last lines of the member's output."""
         return self._child.tail()
 
     # -- start --------
@@ -170,7 +170,7 @@ class EtcdMember:
         return f"; {count // 2 + 1} of the {count} members have to run (its log: {self.plan.log_path})"
 
     def _last_error_line(self) -> str:
-        """The last line of etcd's output that contains an error; otherwise the last line."""
+        """Return the last line of etcd's output that contains an error; otherwise the last line."""
         lines = self._child.tail()
         errors = [line for line in lines if '"error"' in line or '"fatal"' in line or "rror" in line]
         return (errors or lines or ["no output"])[-1]

@@ -355,7 +355,7 @@ def _read_batch(reader: Reader) -> StateBatch:
 
 
 def _encode_reservation(reservation: DeadLetterReservation) -> bytes:
-    """The producer id, epoch and sequence reserved for the copy to the dead-letter topic, as bytes."""
+    """Return the producer id, epoch and sequence reserved for the copy to the dead-letter topic, as bytes."""
     start = _RESERVATION.pack(
         reservation.topic_id,
         reservation.partition,

@@ -88,7 +88,7 @@ class FilteredBatch(NamedTuple):
 
 
 def decompressed_records(batch: Buffer, header: BatchHeader) -> bytes | None:
-    """The decompressed records of a batch; None if they cannot be decompressed or exceed a limit."""
+    """Return the decompressed records of a batch; None if they cannot be decompressed or exceed a limit."""
     if header.record_count > DECODED_RECORDS_MAX:
         return None
     try:
@@ -177,7 +177,7 @@ def _rebuild_batch(
     new_delete_horizon_ms: int | None,
     delete_horizon_ms: int,
 ) -> FilteredBatch | None:
-    """The batch with only the records `kept`; `new_delete_horizon_ms`, unless None, becomes its delete horizon.
+    """Return the batch with only the records `kept`; `new_delete_horizon_ms`, unless None, becomes its delete horizon.
 
     `delete_horizon_ms` is the delete horizon of its tombstones, `NO_DELETE_HORIZON` if it has none.
 
@@ -218,7 +218,8 @@ def _encode_filtered_batch(
 
 
 def _remove_all_records(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> FilteredBatch:
-    """The batch without its records, or its removal, unless it is the last one of a producer or of the cleaned part."""
+    """Return the batch without its records, or its removal, unless it is the last one of a producer or of the cleaned
+    part."""
     ends_cleaned_part = header.base_offset + header.last_offset_delta + 1 == rules.map_end_offset
     if not ends_cleaned_part and not (header.producer_id >= 0 and rules.is_last_of_producer(header)):
         return FilteredBatch(None, None)

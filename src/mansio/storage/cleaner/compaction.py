@@ -132,7 +132,7 @@ def plan_compaction(
 
 
 def group_segments(segments: Sequence[SegmentInfo], segment_bytes: int) -> list[tuple[int, int]]:
-    """Groups of adjacent segments that are rewritten into one segment each, as (first, last + 1) indexes."""
+    """Return groups of adjacent segments that are rewritten into one segment each, as (first, last + 1) indexes."""
     groups: list[tuple[int, int]] = []
     first = size = 0
     for at, segment in enumerate(segments):

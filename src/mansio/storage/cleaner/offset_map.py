@@ -25,7 +25,7 @@ _OFFSET = Struct(">q")
 
 
 def digest_of(key: bytes) -> bytes:
-    """The digest (blake2b, 16 bytes) under which a key is stored in the map."""
+    """Return the digest (blake2b, 16 bytes) under which a key is stored in the map."""
     return blake2b(key, digest_size=DIGEST_BYTES).digest()
 
 
@@ -87,7 +87,7 @@ class OffsetMap:
             slot = (slot + step) & mask
 
     def get(self, digest: bytes) -> int:
-        """The newest offset of a key; -1 if the key is not in the map."""
+        """Return the newest offset of a key; -1 if the key is not in the map."""
         table, mask = self._table, self._mask
         first, step = _NUMBERS.unpack(digest)
         step |= 1

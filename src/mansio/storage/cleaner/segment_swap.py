@@ -83,7 +83,7 @@ class SegmentSwap:
         return len(segments) == 1 or segments[-2].end_offset <= self.state.cleaned_end_offset
 
     def first_segments(self, count: int) -> tuple[Segment, ...]:
-        """The first `count` segments of the log; the caller includes only closed ones."""
+        """Return the first `count` segments of the log; the caller includes only closed ones."""
         return tuple(self._segments.segments[:count])
 
     def contains(self, segments: tuple[Segment, ...]) -> bool:

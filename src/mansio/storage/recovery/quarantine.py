@@ -105,7 +105,7 @@ def find_batches(ranges: Sequence[FileRange]) -> FoundBatches:
 
 
 def file_ranges_of(disk: Disk, ends: Iterable[tuple[Segment, int]]) -> list[FileRange]:
-    """The bytes from `position` to the end of the segment, for each (segment, position). Raises `OSError`."""
+    """Return the bytes from `position` to the end of the segment, for each (segment, position). Raises `OSError`."""
     return [
         FileRange(segment.file or disk.open_readonly(segment.path), position, segment.size)
         for segment, position in ends

@@ -206,7 +206,8 @@ logger = logging.getLogger(__name__)
 
 
 def _verified_ranges(active: Segment, size: int, offset: int) -> CheckedRanges | None:
-    """The verified part of the active segment: the batches that recovery checked, and those that are appended later."""
+    """Return the verified part of the active segment: the batches that recovery checked, and those that are appended
+    later."""
     checked = active.checked
     if checked is not None and checked.ranges and checked.ranges[0].end_position == size:
         size, offset = checked.ranges[0].position, checked.ranges[0].offset
@@ -221,7 +222,7 @@ def write_one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in
 
 
 def write_both_slots_steps(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
-    """Steps that write the checkpoint to both slots, one after the other; returns the newer slot's checkpoint."""
+    """Yield steps that write the checkpoint to both slots, one after the other; return the newer slot's checkpoint."""
     yield lambda: write_one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)
     yield lambda: write_one_slot(disk, directory, second)
@@ -374,7 +375,8 @@ class RecoveryScan:
         return True
 
     def _index_below(self, segment: Segment, file: DiskFile, position: int) -> SparseIndex:
-        """The index of a segment's first `position` bytes, from its index file and the batch headers after that."""
+        """Return the index of a segment's first `position` bytes, from its index file and the batch headers after
+        that."""
         index = SparseIndex(self.settings.index_interval_bytes)
         start, lowest = 0, segment.base_offset
         loaded = load_index(self.disk, segment.index_path, segment.base_offset) if position else None
@@ -497,7 +499,7 @@ class RecoveryScan:
         return removed
 
     def _make_durable(self, kept: list[Segment], offset: int) -> SyncSteps[None]:
-        """Steps that make the checked batches and the leader epochs durable.
+        """Yield steps that make the checked batches and the leader epochs durable.
 
         The new epochs file is durable before it replaces the old one, so a crash leaves one of the two.
         """

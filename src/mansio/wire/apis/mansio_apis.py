@@ -716,7 +716,7 @@ def is_mansio_api(api_key: int) -> bool:
 
 
 def schema(api_key: int, version: int, direction: str) -> Any:
-    """The class of an API's request or response. Raises `ValueError` for an unknown version."""
+    """Return the class of an API's request or response. Raises `ValueError` for an unknown version."""
     if not 0 <= version <= _VERSION_MAX.get(api_key, 0):
         raise ValueError(f"there is no {direction} {api_key} in version {version}")
     request, response = _MESSAGES[api_key]

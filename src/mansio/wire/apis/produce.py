@@ -345,8 +345,8 @@ class ProduceTemplate(NamedTuple):
 def build_template(
     header: RequestHeader, frame: memoryview, request: ProduceRequest
 ) -> ProduceTemplate | None:
-    """The template of `request`, which is decoded from `frame`; None unless it has one topic and one partition with
-    records."""
+    """Return the template of `request`, which is decoded from `frame`; None unless it has one topic and one partition
+    with records."""
     if len(request.topics) != 1:
         return None
     ((topic, topic_id, partitions),) = request.topics
@@ -512,8 +512,8 @@ class SinglePartitionProduceCodec:
         return b"".join((start, length, records, self._tags))
 
     def decode_success(self, partition: int, frame: Buffer) -> PartitionResult | None:
-        """The result if the response in `frame` reports success for `partition`; None for other responses, which the
-        caller passes to `decode_response`. The log start offset is not decoded."""
+        """Return the result if the response in `frame` reports success for `partition`; None for other responses, which
+        the caller passes to `decode_response`. The log start offset is not decoded."""
         if len(frame) != self._response_bytes:
             return None
         start, index, error_code, base_offset, log_append_time_ms, end, tail = self._unpack(frame)

@@ -214,7 +214,7 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Sh
 
 
 def skip_tags(frame: memoryview, position: int) -> int:
-    """The position after the tagged fields that begin at `position`; fast if there are none."""
+    """Return the position after the tagged fields that begin at `position`; fast if there are none."""
     return position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
 
 

@@ -92,7 +92,7 @@ _ESTIMATED_BLOCKS_MAX: Final = 1000
 
 
 def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> bytes:
-    """`data` compressed with `codec`, in the format that every Kafka client reads.
+    """Compress `data` with `codec`, in the format that every Kafka client reads.
 
     `level`: compression level (KIP-390), None for the codec's default: gzip 1 to 9; lz4 1 to 17, the same from 12 on
     (high compression; None is the fast mode); zstd up to 22, the same from 19 on; ignored by snappy."""

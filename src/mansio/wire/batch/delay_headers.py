@@ -110,7 +110,7 @@ def base_timestamp_ms(header: BatchHeader) -> int:
 
 
 def _due_ms(headers: Sequence[Header], now_ms: int) -> int:
-    """Raises `ValueError` with a message for the producer."""
+    """Compute the due time. Raises `ValueError` with a message for the producer."""
     due_ms = NOT_DELAYED_MS
     for name, value in headers:
         if name == DELAY_HEADER:

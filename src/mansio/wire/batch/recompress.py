@@ -26,7 +26,8 @@ class Compression(NamedTuple):
 
 
 def recompress(batch: Buffer, target: Compression, *, output_bytes_max: int) -> bytes:
-    """The batch with its records compressed with the codec and level of `target`, even if they have that codec already.
+    """Return the batch with its records compressed with the codec and level of `target`, even if they have that codec
+    already.
 
     Raises the errors of `check_batch` and `check_content`.
     """

@@ -267,7 +267,7 @@ def read_stored_batches(buffer: Buffer) -> tuple[list[BatchHeader], int]:
 
 
 def with_log_append_time(buffer: Buffer, header: BatchHeader, now_ms: int) -> bytes:
-    """The header of the batch in `buffer`, changed to timestamp type LogAppendTime with `now_ms` as timestamp.
+    """Return the header of the batch in `buffer`, changed to timestamp type LogAppendTime with `now_ms` as timestamp.
 
     The records stay as they are: readers use the header's max timestamp for all of them (KIP-32).
     """
@@ -450,8 +450,8 @@ def encode_value_only_records(timestamps_ms: Sequence[int], values: Sequence[byt
 def _interleave_fields(
     timestamp_deltas_ms: list[int], lengths: list[int], values: Sequence[bytes]
 ) -> list[bytes]:
-    """The encoded records in five parts each: length, attributes and timestamp delta, offset delta, value length,
-    value. The count of headers, 0, at the end of a record is in the same part as the next record's length."""
+    """Return the encoded records in five parts each: length, attributes and timestamp delta, offset delta, value
+    length, value. The count of headers, 0, at the end of a record is in the same part as the next record's length."""
     parts: list[bytes] = [b""] * (5 * len(values))
     parts[1::5] = map(_TIMESTAMP_DELTAS.__getitem__, timestamp_deltas_ms)
     parts[3::5] = map(_VALUE_LENGTHS.__getitem__, lengths)
@@ -500,8 +500,8 @@ length."""
 
 @lru_cache(maxsize=64)
 def _value_prefixes(length: int, count: int) -> tuple[bytes, ...]:
-    """The bytes before each of `count` values, if all values have this length and all records the base timestamp: the
-    last byte of the previous record, and the record's fields before its value."""
+    """Return the bytes before each of `count` values, if all values have this length and all records the base
+    timestamp: the last byte of the previous record, and the record's fields before its value."""
     prefixes: list[bytes] = []
     tail = _VALUE_LENGTHS[length]
     for size, end in enumerate(_OFFSET_DELTA_LIMITS, start=1):

@@ -199,8 +199,8 @@ def read_record_slices(
     records_max: int = SLICE_RECORDS_MAX,
     decompressed: bytes | None = None,
 ) -> Iterator[list[Row]]:
-    """The rows of `read_record_tuples` in lists of at most `records_max`, or one run of uniform records: the memory of
-    a batch of many small records is that of its decompressed bytes and of one list.
+    """Yield the rows of `read_record_tuples` in lists of at most `records_max`, or one run of uniform records: the
+    memory of a batch of many small records is that of its decompressed bytes and of one list.
 
     Records of identical layout are decoded many at a time (`read_uniform_records`); of the others, numbers of one or
     two bytes are decoded inline. The CRC is not checked.
@@ -325,7 +325,7 @@ def read_record_slices(
 
 
 def _read_number(data: bytes, position: int) -> tuple[int, int]:
-    """(number, position after it) of a varint of at most 64 bits, still zigzag-encoded."""
+    """Return (number, position after it) of a varint of at most 64 bits, still zigzag-encoded."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -387,7 +387,7 @@ def read_record_at(data: bytes, position: int, end: int, base_timestamp_ms: int)
 
 
 def record_bounds(data: bytes, record_count: int) -> list[int]:
-    """The positions of the encoded records in `data`, and the end of the last one. Raises `InvalidRecord`."""
+    """Return the positions of the encoded records in `data`, and the end of the last one. Raises `InvalidRecord`."""
     bounds = [0]
     position = 0
     try:
@@ -519,7 +519,7 @@ def read_uniform_records(data: bytes, position: int, delta: int, count: int) -> 
 
 @lru_cache(maxsize=32)
 def _offset_delta_columns(delta: int, count: int) -> tuple[bytes, ...]:
-    """The encoded offset deltas from `delta` on, whose varints have equal lengths: one byte string per byte
+    """Return the encoded offset deltas from `delta` on, whose varints have equal lengths: one byte string per byte
     position."""
     varints = b"".join(map(varint, range(delta, delta + count)))
     size = len(varints) // count
@@ -616,7 +616,7 @@ def read_keys(batch: Buffer, *, output_bytes_max: int | None = None) -> Iterator
 
 
 def with_timestamp_delta(data: bytes, location: RecordLocation, timestamp_delta_ms: int) -> bytes:
-    """The encoded record at `location` of `data`, with `timestamp_delta_ms` as timestamp delta."""
+    """Return the encoded record at `location` of `data`, with `timestamp_delta_ms` as timestamp delta."""
     delta = varint(timestamp_delta_ms)
     length = 1 + len(delta) + location.end - location.after_timestamp  # one byte of attributes, unused
     return b"".join((varint(length), b"\0", delta, data[location.after_timestamp : location.end]))

@@ -31,7 +31,7 @@ class UnreadableOffsets(NamedTuple):
     reason: str
 
     def within(self, start: int, stop: int | None) -> UnreadableOffsets | None:
-        """The part with offsets in [start, stop); None if there is none."""
+        """Return the part with offsets in [start, stop); None if there is none."""
         first = max(self.first, start)
         last = self.last if stop is None else min(self.last, stop - 1)
         return UnreadableOffsets(first, last, self.reason) if first <= last else None
@@ -40,8 +40,8 @@ class UnreadableOffsets(NamedTuple):
 def read_or_skip(
     batch: Buffer, header: BatchHeader, kind: type[Row], topic: str, partition: int, *, output_bytes_max: int
 ) -> Iterator[list[Row] | UnreadableOffsets]:
-    """The records of one complete batch, as `read_record_slices` returns them, and behind them the offsets from the
-    first unreadable record to the end of the batch, if there are any.
+    """Yield the records of one complete batch, as `read_record_slices` returns them, and behind them the offsets from
+    the first unreadable record to the end of the batch, if there are any.
 
     `output_bytes_max`: decompressed size up to which the batch is read, or its stored size if that is larger."""
     first, last = header.base_offset, header.last_offset

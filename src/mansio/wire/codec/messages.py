@@ -193,7 +193,7 @@ def _schema(api_key: int, version: int, direction: str) -> Any:
 
 @cache
 def merged_schema(api_key: int, direction: str) -> MergedSchema:
-    """The fields of an API's request or response in all versions, with their defaults."""
+    """Return the fields of an API's request or response in all versions, with their defaults."""
     if mansio_apis.is_mansio_api(api_key):
         return _merge_schemas(api_key, direction, "", mansio_apis.schema(api_key, 0, direction))
     from kio.schema.index import api_key_map, schema_name_map
@@ -218,7 +218,7 @@ def _merge_schemas(api_key: int, direction: str, path: str, entity: Any) -> Merg
 
 
 def _struct_at(entity: Any, path: str) -> Any:
-    """The class of the nested struct at `path`, such as ".topics.partitions"."""
+    """Return the class of the nested struct at `path`, such as ".topics.partitions"."""
     for name in path.split(".")[1:]:
         entity = next(field.entity for field in schema_fields(entity) if field.name == name)
     return entity

@@ -70,7 +70,7 @@ class MergedSchema:
     children: Mapping[str, MergedSchema]
 
     def default_struct(self) -> Struct:
-        """A new struct in which every field has its default."""
+        """Return a new struct in which every field has its default."""
         return Struct({name: make() for name, make in self.defaults.items()})
 
 
@@ -92,7 +92,7 @@ NO_DEFAULT: Final = object()
 
 
 def schema_fields(entity: Any) -> list[Field]:
-    """The fields of a kio schema class, in wire order."""
+    """Return the fields of a kio schema class, in wire order."""
     return [_field(raw) for raw in dataclasses.fields(entity)]
 
 
@@ -146,8 +146,8 @@ _TYPE_DEFAULTS: Final[dict[str, Any]] = {
 
 
 def default_factory(field: Field, child: MergedSchema | None) -> Callable[[], Any]:
-    """A function that returns the default of a field: a new object on each call if it is mutable. The default of a
-    nullable field is None unless the schema defines another. `child`: schema of the field's struct, or None."""
+    """Return a function that returns the default of a field: a new object on each call if it is mutable. The default of
+    a nullable field is None unless the schema defines another. `child`: schema of the field's struct, or None."""
     if field.is_array:
         if field.default is None or (field.default is NO_DEFAULT and field.is_nullable):
             return _none

@@ -77,8 +77,8 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_subscribed_topics(data: bytes) -> tuple[str, ...]:
-    """The topics of a subscription; only the fields of version 0 are decoded, because some clients send no others
-    although they state a later version. Raises `WireError`."""
+    """Return the topics of a subscription; only the fields of version 0 are decoded, because some clients send no
+    others although they state a later version. Raises `WireError`."""
     reader, _ = _reader(data)
     topics = reader.read_array(reader.read_string, 2)
     reader.read_nullable_bytes()

@@ -81,6 +81,6 @@ def parse_dead_letter_headers(headers: Iterable[tuple[str, bytes | None]]) -> De
 
 
 def dead_letter_id(group: str, topic_id: bytes, partition: int, offset: int, deliveries: int) -> str:
-    """The unique id of a dead letter, `group/topic id/partition/offset/delivery count`."""
+    """Return the unique id of a dead letter, `group/topic id/partition/offset/delivery count`."""
     uuid = base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
     return f"{group}/{uuid}/{partition}/{offset}/{deliveries}"

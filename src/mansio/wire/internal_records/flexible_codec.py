@@ -77,7 +77,7 @@ class Reader:
         self._error = error
 
     def nested_reader(self, data: bytes) -> Reader:
-        """A decoder of `data`, the value of a tagged field of this record."""
+        """Return a decoder of `data`, the value of a tagged field of this record."""
         return Reader(data, self._subject, error=self._error)
 
     def raise_corrupt_log(self, what: str) -> NoReturn:

@@ -35,12 +35,12 @@ class Hold(NamedTuple):
 
 
 def pipeline_group_id(name: str) -> str:
-    """The group id of the pipeline `name`."""
+    """Return the group id of the pipeline `name`."""
     return PIPELINE_GROUP_PREFIX + name
 
 
 def pipeline_name_of(group_id: str) -> str | None:
-    """The name of the pipeline whose group id is `group_id`; None if it is no pipeline's."""
+    """Return the name of the pipeline whose group id is `group_id`; None if it is no pipeline's."""
     name = group_id.removeprefix(PIPELINE_GROUP_PREFIX)
     return name if name and name != group_id else None
 
@@ -56,7 +56,7 @@ def encode_hold_metadata(query: str, progress: Mapping[str, Any] | None = None) 
 
 
 def parse_hold_metadata(metadata: str) -> Hold | None:
-    """The retention hold in the metadata of a committed offset; None if it contains none.
+    """Return the retention hold in the metadata of a committed offset; None if it contains none.
 
     Zero bytes at the end are ignored, because some clients written in C send the string terminator.
     """

@@ -219,7 +219,7 @@ class RequestMemoryPool(Generic[C]):
         return served
 
     def _waiting_in_order(self) -> list[C]:
-        """Waiting connections in the order in which they are served."""
+        """Return the waiting connections in the order in which they are served."""
         waiting = self._waiting
         if not waiting:
             return []

@@ -73,8 +73,8 @@ def _entry(entry: ConfigEntry, request: Struct) -> dict[str, Any]:
 async def list_config_resources(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The resources that have settings (KIP-1142), of the requested types, or all. Version 0 requests client metrics
-    subscriptions (KIP-714), which are not supported."""
+    """Return the resources that have settings (KIP-1142), of the requested types, or all. Version 0 requests client
+    metrics subscriptions (KIP-714), which are not supported."""
     if context.api_version == 0:
         return {"config_resources": []}
     found = service.configs.list_resources(request.resource_types or ())

@@ -71,7 +71,8 @@ async def _coordinator(service: BrokerServices, key_type: int, key: str, context
 
 
 async def _share_coordinator(service: BrokerServices, key: str) -> BrokerState | None:
-    """The broker that stores the state of a share partition (`group:topic id:partition`); None if it is this broker."""
+    """Return the broker that stores the state of a share partition (`group:topic id:partition`); None if it is this
+    broker."""
     broker = await service.share_coordinator.find_state_leader(key)
     return None if broker is None or broker.node_id == service.settings.node_id else broker
 

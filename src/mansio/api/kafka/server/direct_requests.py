@@ -136,7 +136,7 @@ class DirectRequest:
         self._complete(() if parts is None else parts)
 
     def hold_request(self, _size: int) -> Callable[[], None]:
-        """The caller accounts for the memory of the request."""
+        """Let the caller account for the memory of the request."""
         return _do_nothing
 
     def pause_reading_ms(self, duration_ms: int) -> None:

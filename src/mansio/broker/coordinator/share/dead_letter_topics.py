@@ -94,8 +94,8 @@ class DeadLetterTopics:
         topic_name_prefix: str,
         peers: Peers | None = None,
     ) -> None:
-        """`overrides`: returns the settings of a group; `topic_name_prefix`: prefix of the name of a source topic for
-        the default name of its dead-letter topic; `peers`: None on a single node."""
+        """Create the service. `overrides`: returns the settings of a group; `topic_name_prefix`: prefix of the name of
+        a source topic for the default name of its dead-letter topic; `peers`: None on a single node."""
         self._node_id = node_id
         self._topics = topics
         self._partitions = partitions

@@ -196,8 +196,8 @@ class BatchCommitter:
         await stored
 
     async def _hold_all(self, batch_id: int, transactions: Sequence[TaskTransaction]) -> None:
-        """Raises `InvalidTxnState` if one of the transactions cannot be committed, or an error after which the request
-        can be repeated."""
+        """Hold the transactions. Raises `InvalidTxnState` if one of the transactions cannot be committed, or an error
+        after which the request can be repeated."""
         errors: list[MansioError | None] = []
         for at in range(0, len(transactions), CONCURRENT_ENDS_MAX):
             work = [self._ender.hold(each) for each in transactions[at : at + CONCURRENT_ENDS_MAX]]

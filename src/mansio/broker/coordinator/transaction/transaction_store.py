@@ -189,7 +189,7 @@ class TransactionStore:
             self._remove(entry)
 
     def _to_transaction(self, value: TransactionValue) -> Transaction:
-        """Raises `CorruptLog` for an unknown state: it may be a decision."""
+        """Build the transaction of a record. Raises `CorruptLog` for an unknown state: it may be a decision."""
         try:
             state = TransactionState(value.status)
         except ValueError as error:

@@ -159,7 +159,7 @@ class LeaseService:
         random: Random,
         forwarder: LeaseForwarder | None,
     ) -> None:
-        """`forwarder`: None on a single node."""
+        """Create the service. `forwarder`: None on a single node."""
         self._receive = receive
         self._share_service = share_service
         self._group_coordinator = group_coordinator

@@ -87,7 +87,7 @@ class ClusterPlan:
         return ",".join(broker.kafka for broker in self.brokers)
 
     def arguments(self, broker: BrokerPlan) -> list[str]:
-        """The arguments of the command `mansio` with which a broker is started."""
+        """Return the arguments of the command `mansio` with which a broker is started."""
         arguments_list = ["serve", "--node-id", str(broker.node_id), "--data", broker.directory]
         arguments_list += ["--kafka", broker.kafka, "--http", broker.http, "--etcd", self.etcd, "--dev"]
         for name, value in self.settings.items():
@@ -96,7 +96,7 @@ class ClusterPlan:
 
 
 def mansio_command() -> list[str]:
-    """The command line that runs `mansio` with this Python interpreter."""
+    """Return the command line that runs `mansio` with this Python interpreter."""
     return [sys.executable, "-m", "mansio"]
 
 
@@ -143,7 +143,7 @@ def _member_plans(directory: str, ports: list[list[int]]) -> tuple[MemberPlan, .
 
 
 def data_directories_in_use(directory: str) -> list[str]:
-    """The brokers' data directories below `directory` that a running process has locked."""
+    """Return the brokers' data directories below `directory` that a running process has locked."""
     disk = HostDisk()
     locked = []
     for lock in sorted(glob.glob(f"{glob.escape(directory)}/broker-*/lock")):
@@ -187,7 +187,7 @@ class _PortAllocator:
             self._allocated.add(port)
 
     def reuse(self, port: int) -> int:
-        """The port itself if it is free or already allocated, otherwise another free port."""
+        """Return the port itself if it is free or already allocated, otherwise another free port."""
         if port in self._allocated:
             return port
         if not _is_free(port):

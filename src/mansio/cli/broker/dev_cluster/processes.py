@@ -122,7 +122,7 @@ class DevCluster:
         return True
 
     def ready_line(self) -> str:
-        """The line with all addresses that is printed for programs when the cluster is ready."""
+        """Return the line with all addresses that is printed for programs when the cluster is ready."""
         listeners = (
             f"kafka={self.plan.bootstrap_servers} http={','.join(one.http for one in self.plan.brokers)}"
         )
