@@ -209,6 +209,18 @@ class Promise(Protocol[T]):
     def __await__(self) -> Generator[Any, None, T]: ...
 
 
+def complete(promise: Promise[T], result: T) -> None:
+    """Complete a promise with `result`, unless it is done: its waiter was cancelled, or it has failed."""
+    if not promise.done():
+        promise.set_result(result)
+
+
+def complete_with_error(promise: Promise[Any], error: BaseException) -> None:
+    """Complete a promise with `error`, unless it is done. The promise stores the exception (`mansio.tracebacks`)."""
+    if not promise.done():
+        promise.set_exception(error)
+
+
 class Timers(Protocol):
     """The timers of an event loop: all of it that some components use."""
 
@@ -228,6 +240,13 @@ class Scheduler(Timers, Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
         """Run a coroutine as a task; an exception in it is logged with `name`."""
+
+
+async def yield_to_loop(scheduler: Scheduler) -> None:
+    """Let the other events of the event loop run before the caller goes on."""
+    turn: Promise[None] = scheduler.promise()
+    scheduler.call_soon(complete, turn, None)
+    await turn
 
 
 @dataclass(frozen=True, slots=True)

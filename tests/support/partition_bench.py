@@ -97,12 +97,24 @@ class PartitionBench(LogBench):
         self.has_producers = "producers" in features
         self.features = [FEATURES[name] for name in features if name != "producers"]
         self.rules = rules
-        for feature in self.features:
-            self.rules = self.rules._replace(**feature.rules)
+        ports = FeaturePorts(self.disk, self.background, self.scheduler, self.clock)
+        self.known_features = create_features(ports)
+        for known in self.known_features:
+            known.close()  # what is due is delivered where the test delivers it
+        self._read_records()
         self.directory = directory
         self.partitions: list[Partition] = []
         for one in settings:
             self.open_partition(one)
+
+    def _read_records(self) -> None:
+        """Let the rules contain what the features read."""
+        texts = {key: text for feature in self.features for key, text in feature.settings.items()}
+        settings = topic_config.resolve_topic_settings(texts, {}, self.replicas)
+        readers = [one.reader(settings) for one in self.known_features]
+        found = tuple(reader for reader in readers if reader is not None)
+        if found:
+            self.rules = self.rules._replace(readers=found, inspects_records=True)
 
     def open_partition(self, settings: Mapping[str, str] | None = None, **options: Any) -> Partition:
         """Open or create the next partition. `settings`: of the topic; `options`: of `Partition`."""
@@ -135,9 +147,7 @@ class PartitionBench(LogBench):
             **options,
         )
         self.partitions.append(partition)
-        ports = FeaturePorts(self.disk, self.background, self.scheduler, self.clock)
-        for kind in create_features(ports):
-            kind.close()  # what is due is delivered where the test delivers it
+        for kind in self.known_features:
             for feature in self.features:
                 if feature.kind is type(kind):
                     partition.attach(kind, is_new=feature.is_new)
@@ -210,12 +220,10 @@ def deduplicated(
 
 
 class Feature(NamedTuple):
-    """A feature of partitions: its class, if it is one of `KNOWN_FEATURES`, and what it changes in
-    the rules and settings of a partition."""
+    """A feature of partitions: its class, one of `KNOWN_FEATURES`, and the settings with which a topic has it."""
 
     kind: type[PartitionFeature]
     is_new: bool
-    rules: dict[str, Any]
     settings: dict[str, str]
 
 
@@ -225,25 +233,21 @@ FEATURES = {
     "deduplication": Feature(
         DeduplicationFeature,
         False,
-        {"deduplicates": True, "inspects_records": True},
         {"mansio.dedup.ms": str(WINDOW_MS)},
     ),
     "delays": Feature(
         DelayFeature,
         False,
-        {"accepts_delays": True, "inspects_records": True},
         {"mansio.delay.enable": "true"},
     ),
     "priorities": Feature(
         PriorityFeature,
         False,
-        {"has_priorities": True, "inspects_records": True},
         {"mansio.priority.enable": "true"},
     ),
     "new priorities": Feature(
         PriorityFeature,
         True,
-        {"has_priorities": True, "inspects_records": True},
         {"mansio.priority.enable": "true"},
     ),
 }

@@ -1,4 +1,4 @@
-"""Backoff, Scheduler.sleep on virtual time, and the atomic replacement of files."""
+"""Backoff, promises, Scheduler.sleep on virtual time, and the atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from random import Random
 import pytest
 
 from mansio.host.atomic_file import TEMPORARY_SUFFIX, write_file_atomically
-from mansio.ports import Backoff
+from mansio.ports import Backoff, Promise, complete, complete_with_error, yield_to_loop
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.scheduler import Simulation
+from unit.broker.groups_fixtures import VirtualScheduler
 
 
 def test_backoff_doubles_up_to_the_longest_delay() -> None:
@@ -76,3 +77,32 @@ def test_failed_write_keeps_the_old_content() -> None:
     with pytest.raises(OSError, match="No space"):
         write_file_atomically(disk, "/d/f", b"new")
     assert disk.read_file("/d/f") == b"old"
+
+
+def test_first_outcome_of_a_promise_stays() -> None:
+    scheduler = VirtualScheduler()
+    succeeded: Promise[int] = scheduler.promise()
+    complete(succeeded, 1)
+    complete(succeeded, 2)
+    complete_with_error(succeeded, ValueError("late"))
+    assert succeeded.result() == 1
+    failed: Promise[int] = scheduler.promise()
+    complete_with_error(failed, ValueError("first"))
+    complete(failed, 1)
+    with pytest.raises(ValueError, match="first"):
+        failed.result()
+
+
+def test_events_that_are_scheduled_run_before_the_caller_of_a_yield_goes_on() -> None:
+    scheduler = VirtualScheduler()
+    events: list[str] = []
+
+    async def work() -> None:
+        events.append("begin")
+        scheduler.call_soon(events.append, "other")
+        await yield_to_loop(scheduler)
+        events.append("end")
+
+    scheduler.spawn(work(), name="work")
+    scheduler.turn()
+    assert events == ["begin", "other", "end"]

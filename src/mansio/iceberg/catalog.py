@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import RESTError
+from pyiceberg.exceptions import RESTError, TableAlreadyExistsError
 
 from mansio.errors import ConfigError
 from mansio.iceberg.commit import CachedMetadataTransaction, commit_with_retries
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
 CATALOG_NAME = "mansio"
@@ -63,14 +64,14 @@ class CatalogTable:
             self.iceberg.refresh()
 
     def transaction(self) -> CachedMetadataTransaction:
-        """A transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
+        """Return a transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
 
         A concurrent commit makes it fail with pyiceberg's CommitFailedException: `refresh` and try again.
         """
         return CachedMetadataTransaction(self.iceberg)
 
     def manifest_count(self) -> int:
-        """The number of manifests of the current snapshot."""
+        """Return the number of manifests of the current snapshot."""
         snapshot = self.iceberg.current_snapshot()
         return 0 if snapshot is None else len(snapshot.manifests(self.iceberg.io))
 
@@ -113,7 +114,7 @@ class CatalogTable:
 
 
 def warehouse_location(warehouse: str) -> str:
-    """The warehouse as an address: a plain path becomes absolute with `file://`.
+    """Return the warehouse as an address: a plain path becomes absolute with `file://`.
 
     Raises:
         ConfigError: The path contains a character of `RESERVED_URI_CHARACTERS`, which readers and writers would
@@ -164,8 +165,21 @@ def open_catalog(address: str, location: str, *, create: bool) -> Catalog | None
     return load_catalog(CATALOG_NAME, type=kind, uri=address, warehouse=location, **durable)
 
 
+def create_table(catalog: Catalog, identifier: tuple[str, ...], schema: Schema, **options: Any) -> Table:
+    """Create a table and its namespace, and return the table. If another program creates it at the same time, its table
+    is returned. `options`: of pyiceberg's `create_table`.
+    """
+    catalog.create_namespace_if_not_exists(identifier[:-1])
+    try:
+        return catalog.create_table(identifier, schema, **options)
+    except TableAlreadyExistsError:
+        return catalog.load_table(identifier)
+
+
 def sqlite_address(location: str) -> str:
-    """The address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local directory."""
+    """Return the address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local
+    directory.
+    """
     parts = urlsplit(location)
     if parts.scheme != "file":
         raise CatalogUnavailable(
@@ -175,7 +189,7 @@ def sqlite_address(location: str) -> str:
 
 
 def _display_address(address: str) -> str:
-    """A catalog's address for messages: the path of a SQLite file, or the address without user and password."""
+    """Return a catalog's address for messages: the path of a SQLite file, or the address without user and password."""
     parts = urlsplit(address)
     if parts.scheme.startswith("sqlite"):
         return parts.path[1:]

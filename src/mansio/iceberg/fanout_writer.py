@@ -159,12 +159,12 @@ class FanoutWriter(Generic[Partition]):
         return part
 
     def _local_path(self, path: str) -> str:
-        """A file's path on its file system."""
+        """Return a file's path on its file system."""
         return self._directory + path[len(self._location) :]
 
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:
-    """The file system and path of an address; a local directory is created."""
+    """Return the file system and path of an address; a local directory is created."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         system, place = fs.FileSystem.from_uri(location)

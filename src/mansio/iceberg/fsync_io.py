@@ -47,7 +47,7 @@ class DurableFileIO(PyArrowFileIO):
     """pyiceberg's file access, with flushed files for `file://` addresses."""
 
     def new_output(self, location: str) -> PyArrowFile:
-        """A file to be written at this address."""
+        """Return a file to be written at this address."""
         file = super().new_output(location)
         if self.parse_location(location, self.properties)[0] != "file":
             return file

@@ -151,7 +151,7 @@ def referenced_paths(table: Table) -> set[str]:
 
 
 def _location(table: Table) -> tuple[FileSystem, str]:
-    """The table's file system and the path of its directory."""
+    """Return the table's file system and the path of its directory."""
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
     scheme, host, path = PyArrowFileIO.parse_location(table.location(), io.properties)
     return io.fs_by_scheme(scheme, host), path.rstrip("/")

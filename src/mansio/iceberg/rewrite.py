@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mansio.iceberg.catalog import CatalogTable
     from mansio.iceberg.data_files import PartitionValue
 
-TARGET_FILE_BYTES: Final = 256 << 20
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 3
 UNMERGED_MANIFESTS_MAX: Final = 2

@@ -42,12 +42,12 @@ class SnapshotFiles:
     deletes: tuple[ManifestFile, ...] = ()
 
     def entries(self) -> Iterator[ManifestEntry]:
-        """The entry of each live data file."""
+        """Yield the entry of each live data file."""
         for _, entries in self.manifests:
             yield from entries
 
     def data_files(self) -> Iterator[DataFile]:
-        """The live data files."""
+        """Yield the live data files."""
         for entry in self.entries():
             yield entry.data_file
 
@@ -59,7 +59,7 @@ class SnapshotReader:
         self._last = SnapshotFiles()
 
     def read(self, table: Table) -> SnapshotFiles:
-        """The live files of the current snapshot, as of the table's last refresh. Raises OSError."""
+        """Return the live files of the current snapshot, as of the table's last refresh. Raises OSError."""
         snapshot = table.current_snapshot()
         if snapshot is None:
             return SnapshotFiles()
@@ -107,7 +107,9 @@ class ReplaceDataFiles(_MergeAppendFiles):
     def fetch_manifest_entry(
         self, manifest: ManifestFile, discard_deleted: bool = True
     ) -> list[ManifestEntry]:
-        """The entries of a manifest that is merged. Earlier deletions are not copied, so live ones are enough."""
+        """Return the entries of a manifest that is merged. Earlier deletions are not copied, so live ones are
+        enough.
+        """
         known = self._live.get(manifest.manifest_path)
         return super().fetch_manifest_entry(manifest, discard_deleted) if known is None else list(known)
 

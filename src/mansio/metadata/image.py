@@ -47,6 +47,7 @@ from mansio.metadata.model import (
     decode_partition,
     decode_topic,
 )
+from mansio.ports import complete, complete_with_error
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
 from mansio.tracebacks import copied, result_of, without_traceback
 
@@ -263,8 +264,7 @@ class MetadataImage:
         self.failure = copied(error)
         waits, self._waits = self._waits, []
         for _, promise in waits:
-            if not promise.done():
-                promise.set_exception(copied(error))
+            complete_with_error(promise, copied(error))
 
     def _apply(self, events: Iterable[Event]) -> None:
         touched: dict[str, None] = {}
@@ -423,8 +423,7 @@ class MetadataImage:
         due = [promise for revision, promise in self._waits if revision <= self.revision]
         self._waits = [wait for wait in self._waits if wait[0] > self.revision]
         for promise in due:
-            if not promise.done():
-                promise.set_result(None)
+            complete(promise, None)
 
     def _rebuild_topic(self, name: str) -> list[TopicChange]:
         """Replace the `Topic` object of a topic. A topic that was deleted and created again causes two changes."""

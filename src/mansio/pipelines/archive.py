@@ -206,7 +206,7 @@ class _ArchiveRun:
         return ArchiveResult(self._table.name, self._records, self._batches, self._archived_offsets())
 
     def _find_topic(self) -> tuple[list[TopicPartition], str]:
-        """The topic's partitions and its id (hex)."""
+        """Return the topic's partitions and its id (hex)."""
         options = SourceOptions.parse(
             {"kafka.bootstrap.servers": self._job.bootstrap_servers, "subscribe": self._job.topic}
         )
@@ -317,7 +317,7 @@ class _ArchiveRun:
         return writer.trigger(processingTime=f"{job.trigger_s} seconds").start()
 
     def _decoded_columns(self, source: dict[str, str]) -> pa.Schema:
-        """The decoded columns with the types of the table and of the schemas that are known now.
+        """Return the decoded columns with the types of the table and of the schemas that are known now.
 
         Raises `ConfigError` if the table has records without these columns, or the schemas do not agree with the table.
         """
@@ -414,17 +414,17 @@ class _ArchiveRun:
 
 
 def _ignore_progress(_progress: BatchProgress) -> None:
-    """The default of `report`: does nothing."""
+    """Do nothing: the default of `report`."""
 
 
 def _never_stops() -> bool:
-    """The default of `is_stopping`: the run is never stopped."""
+    """Return False: by default the run is never stopped."""
     return False
 
 
 def _error_of_query(error: StreamingQueryException) -> MansioError:
-    """The error for a query that ended with an exception: Mansio's error in the traceback that Spark's exception holds,
-    otherwise `ArchiveFailed`.
+    """Return the error for a query that ended with an exception: Mansio's error in the traceback that Spark's exception
+    holds, otherwise `ArchiveFailed`.
     """
     found = _MANSIO_ERROR.findall(str(error))
     if not found:
@@ -450,8 +450,8 @@ def _error_of_query(error: StreamingQueryException) -> MansioError:
 
 @contextlib.contextmanager
 def _temporary_checkpoint(spark: SparkSession, warehouse: str) -> Iterator[str]:
-    """The address of a temporary directory for the checkpoint, which the driver writes and the sink's commit reads.
-    Errors of its removal are ignored, because Spark may write to it while it stops.
+    """Yield the address of a temporary directory for the checkpoint, which the driver writes and the sink's commit
+    reads. Errors of its removal are ignored, because Spark may write to it while it stops.
 
     The driver of a Spark Connect session is the server: its checkpoint is in the warehouse if that is a directory, and
     else in the server's directory for temporary files, where it stays.

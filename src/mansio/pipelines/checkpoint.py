@@ -127,8 +127,8 @@ def completed_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | None:
 
 
 def start_of_first_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | None:
-    """The state before the first batch, if Spark has planned this batch and not completed it: the start offsets, which
-    the source stores in the end offsets of the batch. None if there are none.
+    """Return the state before the first batch, if Spark has planned this batch and not completed it: the start offsets,
+    which the source stores in the end offsets of the batch. None if there are none.
     """
     lines = (checkpoint.read(f"{OFFSET_LOG}/0") or "").splitlines()
     is_complete = any(name.isdecimal() for name in checkpoint.names(COMMIT_LOG))
@@ -140,7 +140,7 @@ def start_of_first_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | No
 
 
 def start_offsets_in(text: str) -> str | None:
-    """The start offsets of a query in the end offsets of its first batch; None if they are not there."""
+    """Return the start offsets of a query in the end offsets of its first batch; None if they are not there."""
     try:
         start = json.loads(text).get(FIRST_BATCH_START)
     except (ValueError, AttributeError):
@@ -149,13 +149,13 @@ def start_offsets_in(text: str) -> str | None:
 
 
 def query_id(checkpoint: CheckpointDirectory) -> str:
-    """The id of the checkpoint's query, which Spark creates with the checkpoint; empty before."""
+    """Return the id of the checkpoint's query, which Spark creates with the checkpoint; empty before."""
     return str(json.loads(checkpoint.read(METADATA_FILE) or "{}").get("id", ""))
 
 
 def planned_digest(checkpoint: CheckpointDirectory, batch: int) -> str:
-    """A digest of the end offsets that Spark has planned for a batch; empty if it has not. A repeated batch has the
-    same.
+    """Return a digest of the end offsets that Spark has planned for a batch; empty if it has not. A repeated batch has
+    the same.
     """
     lines = (checkpoint.read(f"{OFFSET_LOG}/{batch}") or "").splitlines()[LOG_HEADER_LINES:]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS] if lines else ""
@@ -174,14 +174,14 @@ class CheckpointDirectory(Protocol):
         """Names of the entries of a directory below it; empty if there is none."""
 
     def read(self, name: str) -> str | None:
-        """The text of a file; None if there is none."""
+        """Return the text of a file; None if there is none."""
 
     def write(self, name: str, text: str) -> None:
         """Write a file completely or not at all."""
 
 
 def checkpoint_directory(spark: SparkSession, location: str) -> CheckpointDirectory:
-    """The checkpoint's directory, as the driver of this session sees it."""
+    """Return the checkpoint's directory, as the driver of this session sees it."""
     return ConnectDirectory(spark, location) if is_connect(spark) else HadoopDirectory(spark, location)
 
 
@@ -210,7 +210,7 @@ class ConnectDirectory:
         return [str(row.path).rpartition("/")[2] for row in rows]
 
     def read(self, name: str) -> str | None:
-        """The text of a file; None if it does not exist."""
+        """Return the text of a file; None if it does not exist."""
         try:
             rows = self._spark.read.text(f"{self.location}/{name}", wholetext=True).collect()
         except AnalysisException as error:
@@ -256,7 +256,7 @@ class HadoopDirectory:
         return [str(one.getPath().getName()) for one in self._files.listStatus(path)]
 
     def read(self, name: str) -> str | None:
-        """The text of a file; None if it does not exist."""
+        """Return the text of a file; None if it does not exist."""
         path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
         if not self._files.exists(path):
             return None

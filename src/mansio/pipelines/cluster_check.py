@@ -162,7 +162,7 @@ class _Check:
         return {f"{node.host}:{node.port}": node.node_id for node in nodes}
 
     def _python(self) -> str:
-        """The command with which Spark starts Python workers."""
+        """Return the command with which Spark starts Python workers."""
         if is_connect(self._spark):
             return "the server's Python"
         return str(self._spark.sparkContext.pythonExec)
@@ -217,7 +217,7 @@ class _Check:
     def _ask_workers(
         self, request: dict[str, Any], python: str
     ) -> tuple[tuple[PythonReport, ...], tuple[ClusterProblem, ...]]:
-        """The reports of the workers, and the problems of getting them."""
+        """Return the reports of the workers, and the problems of getting them."""
         found: dict[tuple[str, str], PythonReport] = {}
         for _ in range(ROUNDS_MAX):
             tasks = max(TASKS_MIN, self._executor_count(), CONNECT_TASKS if is_connect(self._spark) else 0)
@@ -252,7 +252,7 @@ class _Check:
         return [str(row.line) for row in frame.select(function(frame.id).alias("line")).collect()]
 
     def _executor_count(self) -> int:
-        """Number of registered executors; 0 with Spark Connect, which does not report it."""
+        """Return the number of registered executors; 0 with Spark Connect, which does not report it."""
         if is_connect(self._spark):
             return 0
         tracker = self._spark.sparkContext._jsc.sc().statusTracker()
@@ -311,7 +311,7 @@ class _Query:
         self._thread = threading.Thread(target=self._run, name=self._tag, daemon=True)
 
     def result(self, executor_count: Callable[[], int]) -> list[str]:
-        """The rows of the query. Raises `_QueryFailed` after an error or a timeout."""
+        """Return the rows of the query. Raises `_QueryFailed` after an error or a timeout."""
         self._thread.start()
         started = time.monotonic()
         counts = not is_connect(self._spark)
@@ -372,7 +372,7 @@ def _shell_program(python: str, request: dict[str, Any]) -> str:
 
 
 def _parse_line(line: str) -> Iterator[PythonReport]:
-    """The report in a line of the probe's output, or none in a line of something else."""
+    """Yield the report in a line of the probe's output, or none in a line of something else."""
     if line.startswith(probe.OUTPUT_PREFIX):
         yield PythonReport.parse(json.loads(line.removeprefix(probe.OUTPUT_PREFIX)))
         return
@@ -388,7 +388,7 @@ def _parse_line(line: str) -> Iterator[PythonReport]:
 
 
 def _query_problem(error: BaseException) -> ClusterProblem:
-    """The problem behind an exception of the query."""
+    """Return the problem behind an exception of the query."""
     text = str(error)
     if "PYTHON_VERSION_MISMATCH" in text:
         return ClusterProblem(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyspark.sql import Observation, functions
 
 from mansio.iceberg.archive.table import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
@@ -36,6 +36,7 @@ from mansio.iceberg.archive.table_format import (
     format_offsets,
 )
 from mansio.iceberg.archive.task_files import write_files
+from mansio.iceberg.catalog import create_table
 from mansio.iceberg.data_files import REPORT_SCHEMA, parse_written_file
 from mansio.iceberg.errors import NotAnArchiveTable
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
@@ -125,7 +126,9 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
 
 
 def latest_by_key(rows: DataFrame) -> DataFrame:
-    """The latest record of every key. `rows` has the columns of an archive. Records without a value are included."""
+    """Return the latest record of every key. `rows` has the columns of an archive. Records without a value are
+    included.
+    """
     last = functions.max_by(functions.struct(*_LATEST_COLUMNS), functions.col(OFFSET_COLUMN)).alias("last")
     in_partitions = rows.where("key is not null").groupBy("key", PARTITION_COLUMN).agg(last)
     time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP_COLUMN}"), functions.lit(-1))
@@ -139,8 +142,8 @@ def latest_by_key(rows: DataFrame) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """The rows of these files of the archive. Its directory is not read as a whole, because it also holds replaced
-    files.
+    """Return the rows of these files of the archive. Its directory is not read as a whole, because it also holds
+    replaced files.
     """
     if not paths:
         return spark.createDataFrame([], ARCHIVE_SCHEMA)
@@ -159,10 +162,7 @@ def open_target_table(source: ArchiveTable, to: str) -> Table:
             COMPACTED_FROM_PROPERTY: source.topic,
             "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
         }
-        try:
-            return catalog.create_table(identifier, ICEBERG_SCHEMA, properties=properties)
-        except TableAlreadyExistsError:
-            table = catalog.load_table(identifier)
+        table = create_table(catalog, identifier, ICEBERG_SCHEMA, properties=properties)
     made_from = table.properties.get(COMPACTED_FROM_PROPERTY)
     if made_from != source.topic:
         known = (

@@ -47,12 +47,12 @@ class Cause:
 
 
 def cause_of(headers: DeadLetterHeaders) -> Cause:
-    """The cause of a dead letter with these headers."""
+    """Return the cause of a dead letter with these headers."""
     return Cause(headers.group, headers.topic, headers.message, reason_template(headers.reason))
 
 
 def reason_template(reason: str) -> str:
-    """The reason on one line, with placeholders for UUIDs, times, hexadecimal ids and numbers, and truncated."""
+    """Return the reason on one line, with placeholders for UUIDs, times, hexadecimal ids and numbers, and truncated."""
     line = " ".join(reason.split())
     for pattern, placeholder in (
         (_UUID, "<uuid>"),

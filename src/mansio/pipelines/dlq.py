@@ -248,7 +248,7 @@ class DeadLetterAnalysis:
         )
 
     def _samples(self, causes: list[str], count: int) -> dict[str, tuple[DeadLetterSample, ...]]:
-        """The oldest dead letters of each of these causes, at most `count`."""
+        """Return the oldest dead letters of each of these causes, at most `count`."""
         if not causes or not count:
             return {}
         places = ("dead_lettered_ms", "dead_letter_topic", "dead_letter_partition", "dead_letter_offset")
@@ -261,7 +261,7 @@ class DeadLetterAnalysis:
 
 
 def read_dead_letters(spark: SparkSession, topics: Sequence[str], bootstrap_servers: str) -> DataFrame:
-    """The current records of these dead-letter topics, with the columns of `DEAD_LETTER_ROW`."""
+    """Return the current records of these dead-letter topics, with the columns of `DEAD_LETTER_ROW`."""
     reader = (
         spark.read.format("mansio")
         .option("kafka.bootstrap.servers", bootstrap_servers)

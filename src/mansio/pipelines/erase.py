@@ -89,7 +89,7 @@ def erase(
 
 
 def compacted_tables(archive: ArchiveTable) -> list[ArchiveTable]:
-    """The tables of latest records that `mansio pipeline compact` has made from this archive."""
+    """Return the tables of latest records that `mansio pipeline compact` has made from this archive."""
     catalog = archive.iceberg.catalog
     found = []
     with archive.catalog_errors():
@@ -101,8 +101,8 @@ def compacted_tables(archive: ArchiveTable) -> list[ArchiveTable]:
 
 
 def in_dead_letters(keys: Sequence[bytes], *, drop_damaged: bool) -> Callable[[pa.Table], pa.ChunkedArray]:
-    """A filter of rows of a dead-letter table: records with one of these keys, and damaged record batches that contain
-    one, or all damaged ones.
+    """Return a filter of rows of a dead-letter table: records with one of these keys, and damaged record batches that
+    contain one, or all damaged ones.
     """
     of_record = with_key(keys)
 

@@ -197,7 +197,7 @@ def assess_skew(found: HotKeys) -> SkewAssessment:
 
 
 def _random_skew(found: HotKeys) -> float:
-    """The skew that random placement of keys may cause, without keys of unusual load."""
+    """Return the skew that random placement of keys may cause, without keys of unusual load."""
     keys = found.keys / max(len(found.partitions), 1)
     return 1 + RANDOM_DEVIATIONS_MAX / sqrt(keys) if keys else 1.0
 
@@ -298,8 +298,8 @@ class Chart:
 
 
 def key_label(data: bytes | None) -> str:
-    """A key for display: its text if it is printable, else hexadecimal. A long key is shortened in the middle, because
-    keys of one kind usually differ at the end.
+    """Return a key for display: its text if it is printable, else hexadecimal. A long key is shortened in the middle,
+    because keys of one kind usually differ at the end.
     """
     if data is None:
         return "(no key)"
@@ -316,7 +316,9 @@ def key_label(data: bytes | None) -> str:
 
 
 def render_text(chart: Chart, width: int = TEXT_WIDTH) -> list[str]:
-    """The chart as lines of text, `width` characters for the longest bar. A highlighted bar has an exclamation mark."""
+    """Return the chart as lines of text, `width` characters for the longest bar. A highlighted bar has an exclamation
+    mark.
+    """
     longest = max((bar.value for bar in chart.bars), default=0) or 1
     label_width = max((len(bar.label) for bar in chart.bars), default=0)
     lines = [chart.title]

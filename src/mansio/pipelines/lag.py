@@ -51,7 +51,7 @@ class PartitionLag:
 
 
 def pipeline_lag(client: SyncClient, name: str | None = None) -> list[PartitionLag]:
-    """The lag of the pipeline `name`, or of all pipelines, sorted by pipeline, topic and partition. Raises
+    """Return the lag of the pipeline `name`, or of all pipelines, sorted by pipeline, topic and partition. Raises
     `GroupIdNotFound` for an unknown pipeline.
     """
     return client.run(_pipeline_lag(client.cluster, name))
@@ -78,7 +78,7 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
 
 
 async def _pipelines(cluster: Cluster) -> list[str]:
-    """The names of all pipelines that have committed offsets."""
+    """Return the names of all pipelines that have committed offsets."""
     await cluster.retry(lambda: cluster.refresh_metadata(()))
     names: set[str] = set()
     for node_id in list(cluster.nodes):

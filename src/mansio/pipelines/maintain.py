@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Final
 from mansio.errors import InvalidRequest
 from mansio.iceberg.archive.dead_letters import open_dead_letters
 from mansio.iceberg.archive.rewrite_data_files import planned_rewrite, rewrite_data_files
+from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES
 from mansio.iceberg.orphan_cleanup import CleanupReport, remove_orphan_files
-from mansio.iceberg.rewrite import TARGET_FILE_BYTES, RewriteReport
 
 if TYPE_CHECKING:
     from mansio.iceberg.archive.table import ArchiveTable
     from mansio.iceberg.catalog import CatalogTable
+    from mansio.iceberg.rewrite import RewriteReport
 
 SNAPSHOTS_RETAINED: Final = 10
 GRACE_S: Final = 3600.0

@@ -79,7 +79,7 @@ class PipelineMetrics:
             self._commit_failures += 1
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics; called by the registry."""
+        """Yield the metrics; called by the registry."""
         with self._lock:
             families = list(self._families())
         yield from families

@@ -77,8 +77,8 @@ class PipelineProgress:
         return passed_ms if self.ended is None and passed_ms > SILENT_MS else None
 
     def after(self, previous: PipelineProgress) -> PipelineProgress:
-        """This progress with the late rows of `previous` added, which was stored before it. An older or repeated batch
-        adds none.
+        """Return this progress with the late rows of `previous` added, which was stored before it. An older or repeated
+        batch adds none.
         """
         if self.batch < previous.batch:
             return previous
@@ -86,14 +86,14 @@ class PipelineProgress:
         return replace(self, late_rows=previous.late_rows + (0 if repeated else self.late_rows))
 
     def with_end(self, error: str | None) -> PipelineProgress:
-        """The progress of the same pipeline after it ended, with an error unless it was stopped. The time remains that
-        of the last batch.
+        """Return the progress of the same pipeline after it ended, with an error unless it was stopped. The time
+        remains that of the last batch.
         """
         line = None if error is None else " ".join(error.split())[:ERROR_CHARACTERS_MAX]
         return replace(self, ended=STOPPED if error is None else FAILED, error=line)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, and the batch and the time."""
+        """Return the fields that differ from their defaults, and the batch and the time."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = PipelineProgress(self.batch, self.at_ms)
         return {
@@ -132,8 +132,8 @@ def parse_progress(found: Mapping[str, Any] | None) -> PipelineProgress | None:
 
 
 def newest_progress(metadata: Iterable[str]) -> PipelineProgress | None:
-    """The newest progress in the metadata of a pipeline's committed offsets; None if there is none. Several partitions
-    may have one, because the first partition changes when a pipeline gets another topic.
+    """Return the newest progress in the metadata of a pipeline's committed offsets; None if there is none. Several
+    partitions may have one, because the first partition changes when a pipeline gets another topic.
     """
     holds = map(parse_hold_metadata, metadata)
     found = [parse_progress(hold.progress) for hold in holds if hold is not None]
@@ -141,7 +141,7 @@ def newest_progress(metadata: Iterable[str]) -> PipelineProgress | None:
 
 
 def progress_of_batch(event: Mapping[str, Any], at_ms: int) -> PipelineProgress:
-    """The progress in an event of Spark's StreamingQueryListener, decoded from JSON, at the time `at_ms`."""
+    """Return the progress in an event of Spark's StreamingQueryListener, decoded from JSON, at the time `at_ms`."""
     operators: Iterable[Mapping[str, Any]] = event.get("stateOperators") or ()
     durations = event.get("durationMs") or {}
     return PipelineProgress(
@@ -159,12 +159,14 @@ def progress_of_batch(event: Mapping[str, Any], at_ms: int) -> PipelineProgress:
 
 
 def _rate(value: Any) -> float:
-    """A rate, rounded; 0 for the text `NaN` or `Infinity`, which Spark writes for a batch without duration."""
+    """Return a rate, rounded; 0 for the text `NaN` or `Infinity`, which Spark writes for a batch without duration."""
     return round(float(value), 2) if type(value) in (int, float) and math.isfinite(value) else 0.0
 
 
 def _time_ms(text: str | None) -> int | None:
-    """A time as Spark writes it (2013-01-01T10:00:00.000Z); None for the epoch, with which a watermark begins."""
+    """Return a time as Spark writes it (2013-01-01T10:00:00.000Z); None for the epoch, with which a watermark
+    begins.
+    """
     if not text:
         return None
     return round(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000) or None
@@ -173,7 +175,7 @@ def _time_ms(text: str | None) -> int | None:
 def commits_with_holds(
     offsets: Mapping[TopicPartition, int], query_id: str, progress: PipelineProgress | None
 ) -> dict[TopicPartition, CommittedOffset]:
-    """The commits of a pipeline's offsets, each with a retention hold. The metadata of the first partition also
+    """Return the commits of a pipeline's offsets, each with a retention hold. The metadata of the first partition also
     contains the progress: in the others it would only be repeated.
     """
     hold = encode_hold_metadata(query_id)

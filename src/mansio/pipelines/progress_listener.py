@@ -96,7 +96,7 @@ class OffsetPublisher:
                 )
 
     def stored_progress(self) -> PipelineProgress | None:
-        """The progress in the metadata of the committed offsets. Raises the broker's error."""
+        """Return the progress in the metadata of the committed offsets. Raises the broker's error."""
         committed = self._thread.run(fetch_offsets(self._cluster, self.group))
         return newest_progress(offset.metadata for offset in committed.values())
 

@@ -172,8 +172,8 @@ def replay(
 
 
 def exclude_deleted_records(client: SyncClient, table: ArchiveTable, selection: Selection) -> Selection:
-    """The selection without records that the topic has deleted: those below its log start offsets, or all if the topic
-    was deleted or recreated.
+    """Return the selection without records that the topic has deleted: those below its log start offsets, or all if the
+    topic was deleted or recreated.
     """
     client.cluster.mark_stale((table.topic,))
     try:
@@ -198,9 +198,9 @@ def _oldest_timestamp_us(files: Iterable[LiveFile]) -> int | None:
 def _first_copy_offset(
     table: ArchiveTable, target: TopicMetadata, partition: int, files: Iterable[LiveFile], wanted: Selection
 ) -> int:
-    """The lowest offset of the target at which a copy can be. If a topic is replayed into itself, this is the offset
-    after the selected records, because the original records must not be taken for copies. Otherwise it is 0, also for a
-    recreated topic of the same name.
+    """Return the lowest offset of the target at which a copy can be. If a topic is replayed into itself, this is the
+    offset after the selected records, because the original records must not be taken for copies. Otherwise it is 0,
+    also for a recreated topic of the same name.
     """
     offsets = wanted.offset_range(partition)
     if target.name != table.topic or not is_archive_of(table, target.topic_id) or offsets is None:
@@ -227,7 +227,7 @@ class _PartitionStream:
         return scan(self.table, only, snapshot_id=self.snapshot_id, batch_rows=ROWS_PER_ROUND)
 
     def missing(self) -> Iterator[pa.RecordBatch]:
-        """The selected records that the target does not have yet, with the columns of a record."""
+        """Yield the selected records that the target does not have yet, with the columns of a record."""
         self.already_present = count_present(
             _comparable_rows(map(to_record_columns, self.wanted())),
             _comparable_rows(_read_target(self.client, self.view, self.partition, self.first_copy)),
@@ -284,8 +284,8 @@ def to_record_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
-    """The number of `wanted` records, counted from the first, that `present` contains in the same order. Other records
-    may be between them.
+    """Return the number of `wanted` records, counted from the first, that `present` contains in the same order. Other
+    records may be between them.
     """
     already_present = 0
     expected = next(wanted, None)
@@ -317,8 +317,9 @@ def _read_target(
 
 
 async def _stable_end(cluster: Cluster, partition: TopicPartition) -> int:
-    """The end offset of a partition, when no transaction is open before it. Raises `ConcurrentTransactions` after
-    `STABLE_END_WAIT_MS`."""
+    """Return the end offset of a partition, when no transaction is open before it. Raises `ConcurrentTransactions`
+    after `STABLE_END_WAIT_MS`.
+    """
     end = (await list_offsets(cluster, {partition: LATEST}))[partition].offset
 
     async def check() -> int:
@@ -334,7 +335,7 @@ async def _stable_end(cluster: Cluster, partition: TopicPartition) -> int:
 
 
 def _comparable_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """The records of the batches as values that can be compared."""
+    """Yield the records of the batches as values that can be compared."""
     for batch in batches:
         times = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIMESTAMP_US).to_pylist()
         keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
@@ -342,7 +343,7 @@ def _comparable_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
 
 
 def _comparable_headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
-    """The headers of each record. Null and an empty list both become an empty tuple."""
+    """Return the headers of each record. Null and an empty list both become an empty tuple."""
     if not len(column.flatten()):
         return [()] * len(column)
     return [

@@ -40,7 +40,7 @@ def run_with_restarts(
     repeated: tuple[type[MansioError], ...] = (),
     on_restart: Callable[[], None] = lambda: None,
 ) -> T:
-    """The result of `attempt`, which continues where an earlier call of it failed.
+    """Return the result of `attempt`, which continues where an earlier call of it failed.
 
     It is called again after an error of the types `repeated`, and if a Python worker of Spark did not start in time.
     `job`: name of the job for the line that is logged. `on_restart` is called before each restart.

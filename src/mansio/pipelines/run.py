@@ -186,7 +186,7 @@ def run_pipeline(
 
 
 def _build_result(spark: SparkSession, job: PipelineJob) -> tuple[_PipelineInputs, DataFrame]:
-    """The inputs of the pipeline, and its DataFrame.
+    """Return the inputs of the pipeline, and its DataFrame.
 
     If several inputs share a limit, the user's function is called twice: the reader of each input needs the options of
     all of them, which are known after the first call.
@@ -255,7 +255,7 @@ class _PipelineInputs:
         self._known = known
 
     def read(self, topic: str, **options: str) -> DataFrame:
-        """The records of a topic, or of several separated by commas, as a stream."""
+        """Return the records of a topic, or of several separated by commas, as a stream."""
         for name in (one.strip() for one in topic.split(",")):
             view = find_topic(self._client, name)
             self.ids[name] = view.topic_id.hex()
@@ -289,8 +289,8 @@ class _PipelineInputs:
 
 
 def to_record_columns(frame: DataFrame) -> DataFrame:
-    """The DataFrame with the columns of a record. If it has no column `value`, its columns other than `key`, `topic`,
-    `partition` and `headers` become a JSON object in `value`.
+    """Return the DataFrame with the columns of a record. If it has no column `value`, its columns other than `key`,
+    `topic`, `partition` and `headers` become a JSON object in `value`.
     """
     from pyspark.sql import functions
 
@@ -321,7 +321,7 @@ class _PipelineOutput:
             self.target = f"table {self.table.name} ({self.table.iceberg.metadata.table_uuid})"
 
     def current_table(self) -> ResultTable | None:
-        """The table as of the last batch, which with Spark Connect a copy on the server has committed."""
+        """Return the table as of the last batch, which with Spark Connect a copy on the server has committed."""
         if self.table is not None and is_connect(self._spark):
             self.table.refresh()
         return self.table
@@ -352,7 +352,7 @@ class _PipelineOutput:
         )
 
     def _table_sink(self, table: ResultTable) -> Callable[[DataFrame, int], None]:
-        """The function that writes a batch to the table. Raises the errors of `open_result_table`."""
+        """Return the function that writes a batch to the table. Raises the errors of `open_result_table`."""
         target = self._job.table
         assert target is not None
         identify = partial(_identify_batch, self._job.checkpoint)
@@ -376,8 +376,8 @@ class _PipelineOutput:
 
 
 def _identify_batch(checkpoint_location: str, spark: SparkSession, batch_id: int) -> QueryBatch:
-    """The identity of a batch of a query that has started. Called where the batch runs: with Spark Connect on the
-    server.
+    """Return the identity of a batch of a query that has started. Called where the batch runs: with Spark Connect on
+    the server.
     """
     from mansio.iceberg.result_table.commit import QueryBatch
 
@@ -386,8 +386,8 @@ def _identify_batch(checkpoint_location: str, spark: SparkSession, batch_id: int
 
 
 def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStreamWriter:
-    """The writer to a topic. In update mode the batches are written by `foreachBatch`: Spark refuses update mode for a
-    sink in Python.
+    """Return the writer to a topic. In update mode the batches are written by `foreachBatch`: Spark refuses update mode
+    for a sink in Python.
     """
     options = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic}
     if not job.exactly_once:
@@ -407,7 +407,7 @@ def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStrea
 
 
 def spark_settings(spark: SparkSession) -> dict[str, str]:
-    """The settings of the session and of its application. Those that Spark Connect shows are both."""
+    """Return the settings of the session and of its application. Those that Spark Connect shows are both."""
     if is_connect(spark):
         return dict(spark.conf.getAll)
     return {**dict(spark.sparkContext.getConf().getAll()), **spark.conf.getAll}
@@ -508,7 +508,9 @@ class _ProgressReporter:
         self._batch = -1
 
     def final_lag(self, committed: Offsets) -> int | None:
-        """The lag after the run: of the last batch, or of the committed offsets if this run has completed none."""
+        """Return the lag after the run: of the last batch, or of the committed offsets if this run has completed
+        none.
+        """
         if self.lag is not None or not committed:
             return self.lag
         ends = self._latest(committed)
@@ -538,8 +540,8 @@ class _ProgressReporter:
 
 
 def batch_lag(progress: StreamingQueryProgress, latest: LatestOffsets) -> int | None:
-    """Number of records that exist and that are not read yet; None if it is unknown. `latest` is called if the progress
-    does not contain the end offsets that the source saw when it planned the batch, as of a repeated batch.
+    """Return the number of records that exist and that are not read yet; None if it is unknown. `latest` is called if
+    the progress does not contain the end offsets that the source saw when it planned the batch, as of a repeated batch.
     """
     lag = topic_lags(progress, latest)
     return None if lag is None else sum(lag.values())
@@ -561,7 +563,7 @@ def topic_lags(progress: StreamingQueryProgress, latest: LatestOffsets) -> dict[
 
 
 def _latest_offsets_of(client: SyncClient) -> LatestOffsets:
-    """The function that requests end offsets; it returns nothing if the brokers do not answer."""
+    """Return the function that requests end offsets; it returns nothing if the brokers do not answer."""
 
     def latest(partitions: Iterable[TopicPartition]) -> Offsets:
         try:
@@ -574,8 +576,8 @@ def _latest_offsets_of(client: SyncClient) -> LatestOffsets:
 
 
 def failure_reason(text: str) -> str:
-    """The reason of a failure in one line: the last Mansio error in the traceback of Spark's exception or, without one,
-    the last error of any kind.
+    """Return the reason of a failure in one line: the last Mansio error in the traceback of Spark's exception or,
+    without one, the last error of any kind.
     """
     ours = _MANSIO_ERROR.findall(text)
     if ours:

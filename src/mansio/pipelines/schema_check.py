@@ -118,7 +118,7 @@ def check_topic(
 
 
 def find_invalid(rows: DataFrame, schema: Any) -> DataFrame:
-    """The rows whose value violates the schema, with the columns of `INVALID_ROW_SCHEMA`. `rows` has
+    """Return the rows whose value violates the schema, with the columns of `INVALID_ROW_SCHEMA`. `rows` has
     `RECORD_COLUMNS`.
     """
     check_schema(schema)
@@ -140,7 +140,7 @@ def check_schema(schema: Any) -> None:
 
 
 def to_quarantine_rows(invalid: DataFrame) -> DataFrame:
-    """The rows for the quarantine topic: the invalid records, with reason and origin as additional headers."""
+    """Return the rows for the quarantine topic: the invalid records, with reason and origin as additional headers."""
     place = (functions.col(name).cast("string") for name in ("partition", "offset"))
     origin = functions.concat_ws("/", functions.col("topic"), *place)
     more = functions.array(
@@ -237,6 +237,8 @@ def _raise_invalid_constant(word: str) -> None:
 
 
 def _truncated(text: str) -> str:
-    """The text on one line, of at most `REASON_LENGTH_MAX` characters, with lone surrogates of JSON strings escaped."""
+    """Return the text on one line, of at most `REASON_LENGTH_MAX` characters, with lone surrogates of JSON strings
+    escaped.
+    """
     line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     return line if len(line) <= REASON_LENGTH_MAX else line[: REASON_LENGTH_MAX - 1] + "…"

@@ -101,7 +101,7 @@ _KEYWORD_TYPES: Final = {
 def breaking_changes(
     old: Schema, new: Schema, compatibility: Compatibility = Compatibility.FULL
 ) -> list[Change]:
-    """The changes from `old` to `new` that break `compatibility`, sorted by path."""
+    """Return the changes from `old` to `new` that break `compatibility`, sorted by path."""
     found: list[Change] = []
     if compatibility is not Compatibility.FORWARD:
         found += _changes(_SchemaPair(old, new, "old records"), Compatibility.BACKWARD)
@@ -250,7 +250,7 @@ class _SchemaPair:
 
 
 def _resolved(schema: Any, root: Schema) -> Any:
-    """The schema with local `$ref` resolved, and an `allOf` with one element replaced by it."""
+    """Return the schema with local `$ref` resolved, and an `allOf` with one element replaced by it."""
     for _ in range(DEPTH_MAX):
         if not isinstance(schema, dict):
             return schema
@@ -284,7 +284,9 @@ def _child_schema(found: Any, step: str, reference: str) -> Any:
 
 
 def _alternatives(schema: Schema) -> list[Schema]:
-    """The alternatives of `anyOf` or `oneOf`, each with the other keywords of the schema; else the schema itself."""
+    """Return the alternatives of `anyOf` or `oneOf`, each with the other keywords of the schema; else the schema
+    itself.
+    """
     for keyword in _ALTERNATIVE_KEYWORDS:
         if keyword in schema:
             shared = {key: value for key, value in schema.items() if key != keyword}
@@ -293,7 +295,7 @@ def _alternatives(schema: Schema) -> list[Schema]:
 
 
 def _alternatives_by_type(schema: Schema) -> list[Schema]:
-    """The alternatives of the schema; an alternative with several types is split into one per type."""
+    """Return the alternatives of the schema; an alternative with several types is split into one per type."""
     return [
         {**one, "type": name} if isinstance(one.get("type"), list) else one
         for one in _alternatives(schema)
@@ -302,8 +304,8 @@ def _alternatives_by_type(schema: Schema) -> list[Schema]:
 
 
 def _strictest_bound(schema: Schema, is_upper: bool) -> tuple[float, bool] | None:
-    """The strictest lower or upper bound of a number: (value, whether it is exclusive). An upper bound is negated, so
-    that a larger value is stricter in both cases.
+    """Return the strictest lower or upper bound of a number: (value, whether it is exclusive). An upper bound is
+    negated, so that a larger value is stricter in both cases.
     """
     sign, names = (-1, _NUMBER_BOUNDS[2:]) if is_upper else (1, _NUMBER_BOUNDS[:2])
     bounds = [
@@ -315,13 +317,13 @@ def _strictest_bound(schema: Schema, is_upper: bool) -> tuple[float, bool] | Non
 
 
 def _bound_text(bound: tuple[float, bool], is_upper: bool) -> str:
-    """A result of `_strictest_bound` as text."""
+    """Return a result of `_strictest_bound` as text."""
     words = ("at most", "below") if is_upper else ("at least", "above")
     return f"{words[bound[1]]} {-bound[0] if is_upper else bound[0]}"
 
 
 def _allowed_types(schema: Schema) -> list[str]:
-    """The types of values that a schema allows; if the schema enumerates values, their types."""
+    """Return the types of values that a schema allows; if the schema enumerates values, their types."""
     stated = schema.get("type")
     if stated is not None:
         return [stated] if isinstance(stated, str) else list(stated)
@@ -352,7 +354,7 @@ def _may_have_type(schema: Schema, name: str) -> bool:
 
 
 def _enumerated_values(schema: Schema) -> list[Any] | None:
-    """The values that a schema enumerates (`const`, `enum`), or None."""
+    """Return the values that a schema enumerates (`const`, `enum`), or None."""
     if "const" in schema:
         return [schema["const"]]
     return list(schema["enum"]) if "enum" in schema else None

@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 
 from mansio.errors import ConfigError
 from mansio.iceberg.commit import refuse_row_level_deletes
+from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.iceberg.result_table.backfill_ranges import RANGES_PROPERTY, parse_ranges
 from mansio.iceberg.result_table.rewrite_tasks import (
@@ -35,7 +36,6 @@ from mansio.iceberg.result_table.rewrite_tasks import (
 )
 from mansio.iceberg.result_table.table import CREATED_PROPERTY
 from mansio.iceberg.rewrite import (
-    TARGET_FILE_BYTES,
     LiveDataFile,
     RewriteReport,
     RewrittenGroup,
@@ -125,8 +125,8 @@ def maintain_table(
 
 
 def plan_rewrite(table: ResultTable, target_bytes: int) -> list[FileGroup]:
-    """Groups of small files of one partition and backfilled range, oldest first, each to be merged into files of up to
-    `target_bytes`, as of the last refresh. Files of an earlier partition spec are left alone.
+    """Return groups of small files of one partition and backfilled range, oldest first, each to be merged into files of
+    up to `target_bytes`, as of the last refresh. Files of an earlier partition spec are left alone.
 
     Raises:
         ConfigError: The table has row-level deletes.
@@ -178,7 +178,7 @@ def _rewrite(
 
 
 def _parts(groups: Sequence[FileGroup], part_bytes: int) -> Iterator[list[FileGroup]]:
-    """The groups in parts of about `part_bytes`, and at most `TASKS_MAX` groups."""
+    """Yield the groups in parts of about `part_bytes`, and at most `TASKS_MAX` groups."""
     part: list[FileGroup] = []
     size = 0
     for group in groups:

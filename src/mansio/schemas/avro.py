@@ -86,7 +86,8 @@ class AvroSchema:
     """A parsed Avro schema: its column type, and decoding and encoding of values."""
 
     def __init__(self, text: str, references: Sequence[str] = ()) -> None:
-        """`references`: texts of the schemas whose named types the schema uses, each after those that it uses itself.
+        """Compile the schema. `references`: texts of the schemas whose named types the schema uses, each after those
+        that it uses itself.
 
         Raises `UnsupportedSchema`.
         """
@@ -108,8 +109,8 @@ class AvroSchema:
         self._schema: Any = fastavro.parse_schema(compiled.schema)
 
     def decoder(self, reader: AvroSchema | None = None) -> Callable[[bytes], Any]:
-        """A function that decodes a value that was written with this schema, as `reader` if given (schema resolution)
-        and otherwise as this schema. It raises `MalformedValue`.
+        """Return a function that decodes a value that was written with this schema, as `reader` if given (schema
+        resolution) and otherwise as this schema. It raises `MalformedValue`.
 
         Raises `UnsupportedSchema` if no value of this schema can be read as `reader`.
         """
@@ -327,7 +328,9 @@ class _Compiler:
 
 
 def _logical(node: dict[str, Any], kind: str) -> _Compiled:
-    """A primitive or fixed type with a logical type. An unknown or invalid one is ignored (Avro specification)."""
+    """Return a primitive or fixed type with a logical type. An unknown or invalid one is ignored (Avro
+    specification).
+    """
     name = node.get("logicalType")
     plain = _without_internals(node)
     if name == "decimal" and kind in ("bytes", "fixed"):
@@ -364,13 +367,15 @@ def _qualified(name: str) -> str:
 
 
 def _without_internals(node: dict[str, Any]) -> dict[str, Any]:
-    """A schema without the marks of fastavro, and with a qualified name."""
+    """Return a schema without the marks of fastavro, and with a qualified name."""
     found = {name: value for name, value in node.items() if not name.startswith("__")}
     return {**found, "name": _qualified(found["name"])} if "name" in found else found
 
 
 def _branch_name(branch: Any, schema: Any) -> str:
-    """A name for a branch of a union that is valid in Avro, and the same wherever the branch has the same type."""
+    """Return a name for a branch of a union that is valid in Avro, and the same wherever the branch has the same
+    type.
+    """
     if isinstance(branch, dict):
         if branch["type"] in ("record", "error", "enum", "fixed"):
             return str(branch["name"]).replace("_", "__").replace(".", "_")
@@ -379,7 +384,7 @@ def _branch_name(branch: Any, schema: Any) -> str:
 
 
 def _wrapped_default(schema: Any, default: Any) -> Any:
-    """The default of a field whose union is decoded as a union of records: a default is of the first branch."""
+    """Return the default of a field whose union is decoded as a union of records: a default is of the first branch."""
     first = schema[0] if isinstance(schema, list) and schema else None
     if isinstance(first, dict) and str(first.get("name", "")).startswith(_BRANCH_NAMESPACE):
         return {first["fields"][0]["name"]: default}
@@ -409,7 +414,7 @@ def _list_converter(element: Convert | None) -> Convert | None:
 
 
 def schema_of_type(kind: pa.DataType) -> str:
-    """The Avro schema for values of a column type, as Spark's `to_avro` derives it: every field is nullable."""
+    """Return the Avro schema for values of a column type, as Spark's `to_avro` derives it: every field is nullable."""
     return json.dumps(_Deriver().schema(kind, TOP_LEVEL_NAME))
 
 
@@ -453,7 +458,7 @@ class _Deriver:
 
 
 def spark_type_or_name(kind: pa.DataType) -> str:
-    """The Spark type for a message; Arrow's name if it has none here."""
+    """Return the Spark type for a message; Arrow's name if it has none here."""
     try:
         return spark_type(kind)
     except KeyError:

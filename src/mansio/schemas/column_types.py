@@ -45,8 +45,8 @@ class IncompatibleTypes(UnsupportedSchema):
 
 
 def struct_type(fields: list[tuple[str, pa.DataType]]) -> pa.StructType:
-    """A struct of these fields. Raises `UnsupportedSchema` for names that differ only in case, which Spark SQL does not
-    distinguish.
+    """Return a struct of these fields. Raises `UnsupportedSchema` for names that differ only in case, which Spark SQL
+    does not distinguish.
     """
     seen: dict[str, str] = {}
     for name, _ in fields:
@@ -59,17 +59,17 @@ def struct_type(fields: list[tuple[str, pa.DataType]]) -> pa.StructType:
 
 
 def list_type(element: pa.DataType) -> pa.ListType:
-    """A list with Spark's name of the elements."""
+    """Return a list with Spark's name of the elements."""
     return pa.list_(pa.field("element", element))
 
 
 def map_type(key: pa.DataType, value: pa.DataType) -> pa.MapType:
-    """A map; its keys are not null, as Arrow requires."""
+    """Return a map; its keys are not null, as Arrow requires."""
     return pa.map_(key, pa.field("value", value))
 
 
 def normalized(kind: pa.DataType) -> pa.DataType:
-    """The type with the field names and nullability of this module; Spark and Iceberg have others."""
+    """Return the type with the field names and nullability of this module; Spark and Iceberg have others."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(one.name, normalized(one.type)) for one in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -84,7 +84,7 @@ def normalized(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The array as a type that `merge_types` has made of its type: fields that it lacks are null."""
+    """Return the array as a type that `merge_types` has made of its type: fields that it lacks are null."""
     if array.type == kind:
         return array
     if pa.types.is_struct(kind):
@@ -110,7 +110,7 @@ def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _unsliced(array: pa.Array) -> pa.Array:
-    """The same rows in an array that begins at its first row: the offsets of a slice cannot have a mask."""
+    """Return the same rows in an array that begins at its first row: the offsets of a slice cannot have a mask."""
     return (
         pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array)), pa.int64()))
     )
@@ -134,7 +134,7 @@ def check_size(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """The Spark type as SQL text, such as ``struct<`id`: bigint, `tags`: array<string>>``."""
+    """Return the Spark type as SQL text, such as ``struct<`id`: bigint, `tags`: array<string>>``."""
     if pa.types.is_struct(kind):
         inner = ", ".join(f"{quoted(one.name)}: {spark_type(one.type)}" for one in kind)
         return f"struct<{inner}>"
@@ -148,7 +148,7 @@ def spark_type(kind: pa.DataType) -> str:
 
 
 def arrow_type(kind: Any) -> pa.DataType:
-    """The Arrow type of a Spark type (`pyspark.sql.types.DataType`), the inverse of `spark_type`. Raises
+    """Return the Arrow type of a Spark type (`pyspark.sql.types.DataType`), the inverse of `spark_type`. Raises
     `UnsupportedSchema` for a type that no schema has.
     """
     name = kind.typeName()
@@ -168,12 +168,13 @@ def arrow_type(kind: Any) -> pa.DataType:
 
 
 def quoted(name: str) -> str:
-    """A name as an identifier of Spark SQL."""
+    """Return a name as an identifier of Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def merge_types(old: pa.DataType, new: pa.DataType, path: str = "") -> pa.DataType:
-    """The type that holds values of both types: fields are added at the end, and int, float and decimal are widened.
+    """Return the type that holds values of both types: fields are added at the end, and int, float and decimal are
+    widened.
 
     Raises `IncompatibleTypes` with the path of the field for any other difference.
     """
@@ -202,7 +203,7 @@ def merge_types(old: pa.DataType, new: pa.DataType, path: str = "") -> pa.DataTy
 
 
 def common_type(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
-    """The part of `kind` that `target` has: fields of structs that `target` lacks are omitted."""
+    """Return the part of `kind` that `target` has: fields of structs that `target` lacks are omitted."""
     if pa.types.is_struct(kind) and pa.types.is_struct(target):
         return struct_type(
             [

@@ -35,7 +35,7 @@ class DecodedColumn:
 def decode_objects(
     values: Sequence[bytes | None], decode: Decode
 ) -> tuple[list[Any], dict[int, MalformedValue]]:
-    """The decoded objects, None for a missing or malformed value, and the errors by row."""
+    """Return the decoded objects, None for a missing or malformed value, and the errors by row."""
     errors: dict[int, MalformedValue] = {}
     objects: list[Any] = [None] * len(values)
     for row, value in enumerate(values):
@@ -64,6 +64,6 @@ def to_column(objects: list[Any], kind: pa.DataType, errors: dict[int, Malformed
 
 
 def reason(error: Exception) -> str:
-    """The text of an error on one line of at most `REASON_CHARACTERS_MAX` characters."""
+    """Return the text of an error on one line of at most `REASON_CHARACTERS_MAX` characters."""
     line = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
     return line if len(line) <= REASON_CHARACTERS_MAX else f"{line[: REASON_CHARACTERS_MAX - 3]}..."

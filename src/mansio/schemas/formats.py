@@ -103,8 +103,8 @@ class ColumnDecoder(Protocol):
 def open_decoder(
     column: ColumnFormat, base: pa.DataType | None = None, *, is_fixed: bool = False
 ) -> ColumnDecoder:
-    """The decoder of a format. `base`: a type that the column has at least. `is_fixed`: the column has exactly the type
-    `base`: later fields are ignored, and wider ones make their values malformed.
+    """Return the decoder of a format. `base`: a type that the column has at least. `is_fixed`: the column has exactly
+    the type `base`: later fields are ignored, and wider ones make their values malformed.
 
     Raises `ConfigError`, `MissingExtra`, `UnsupportedSchema` and `SchemaRegistryError`.
     """
@@ -126,7 +126,9 @@ def cached_decoder(
 
 
 def _target_type(kind: pa.DataType, base: pa.DataType | None, *, is_fixed: bool) -> pa.DataType:
-    """The type of a column for a schema of type `kind`. Raises `UnsupportedSchema` if `base` cannot hold its values."""
+    """Return the type of a column for a schema of type `kind`. Raises `UnsupportedSchema` if `base` cannot hold its
+    values.
+    """
     if base is None:
         return kind
     if not is_fixed:
@@ -193,7 +195,7 @@ class ReaderDecoder:
         return decode(rest)
 
     def _writer(self, schema_id: int, indexes: tuple[int, ...]) -> Decode | str:
-        """The decoding function for a writer schema, or the reason why there is none."""
+        """Return the decoding function for a writer schema, or the reason why there is none."""
         column = self._column
         try:
             found = self._registry.schema_by_id(schema_id)
@@ -230,7 +232,7 @@ class SubjectDecoder:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """Reads all versions of the subject. Raises `UnsupportedSchema` if none of them can be used."""
+        """Read all versions of the subject. Raises `UnsupportedSchema` if none of them can be used."""
         self._column = column
         self._registry = registry
         self._type = base
@@ -286,7 +288,7 @@ class SubjectDecoder:
             self._last_version = version
 
     def _writer(self, schema: RegisteredSchema, version: int) -> _Writer | str:
-        """The writer of a version, whose fields are added to the type; or the reason why it is rejected."""
+        """Return the writer of a version, whose fields are added to the type; or the reason why it is rejected."""
         where = f"version {version} of subject {self._column.subject}"
         if schema.kind != _KINDS[self._column.format]:
             return f"{where} is a schema of type {schema.kind}, not {_KINDS[self._column.format]}"
@@ -384,7 +386,7 @@ def _descriptor_set(column: ColumnFormat) -> bytes:
 
 
 def latest_reader_schema(registry: SchemaRegistry, subject: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """The latest version of a subject as `ColumnFormat.schema` and `references`.
+    """Return the latest version of a subject as `ColumnFormat.schema` and `references`.
 
     Raises `UnsupportedSchema` if it is of another format, `SchemaNotFound`, `SchemaRegistryError`.
     """
@@ -399,7 +401,7 @@ def latest_reader_schema(registry: SchemaRegistry, subject: str, name: str) -> t
 
 
 def encode_schema_file(name: str, content: bytes) -> str:
-    """The content of a schema file as `ColumnFormat.schema`. Raises `UnsupportedSchema` if it is not text."""
+    """Return the content of a schema file as `ColumnFormat.schema`. Raises `UnsupportedSchema` if it is not text."""
     if name == PROTOBUF_FORMAT:
         return base64.b64encode(content).decode()
     try:

@@ -47,7 +47,7 @@ class JsonSchema:
     """A parsed JSON Schema: its column type, and decoding of values."""
 
     def __init__(self, text: str, references: Sequence[str] = ()) -> None:
-        """Raises `UnsupportedSchema`, also for references to other documents."""
+        """Raise `UnsupportedSchema`, also for references to other documents."""
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -205,7 +205,7 @@ def _is_null(schema: Any) -> bool:
 
 
 def _type_of(schema: dict[str, Any]) -> str:
-    """The only type of the values apart from null; empty if there are several or none."""
+    """Return the only type of the values apart from null; empty if there are several or none."""
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return kinds
@@ -291,5 +291,5 @@ def _timestamp(value: Any, path: str) -> Any:
 
 
 def _json_text(value: Any, _path: str) -> str:
-    """The JSON text of a value; the text itself of a string."""
+    """Return the JSON text of a value; the text itself of a string."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)

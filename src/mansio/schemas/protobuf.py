@@ -65,7 +65,7 @@ class ProtobufSchema:
     """A message type: its column type, and decoding of messages."""
 
     def __init__(self, pool: descriptor_pool.DescriptorPool, message_name: str) -> None:
-        """Raises `UnsupportedSchema` if the pool does not have the message, or a column cannot represent it."""
+        """Raise `UnsupportedSchema` if the pool does not have the message, or a column cannot represent it."""
         try:
             descriptor = pool.FindMessageTypeByName(message_name)
         except KeyError:
@@ -92,8 +92,8 @@ class ProtobufSchema:
 
 
 def pool_of_descriptor_set(content: bytes) -> descriptor_pool.DescriptorPool:
-    """The message types of a serialized `FileDescriptorSet`, as `protoc --include_imports --descriptor_set_out` writes
-    it.
+    """Return the message types of a serialized `FileDescriptorSet`, as `protoc --include_imports --descriptor_set_out`
+    writes it.
 
     Raises `UnsupportedSchema`.
     """
@@ -108,12 +108,14 @@ def pool_of_descriptor_set(content: bytes) -> descriptor_pool.DescriptorPool:
 
 
 def descriptor_set_of_files(files: Sequence[str]) -> bytes:
-    """A serialized `FileDescriptorSet` of files as the schema registry returns them. Raises `UnsupportedSchema`."""
+    """Return a serialized `FileDescriptorSet` of files as the schema registry returns them. Raises
+    `UnsupportedSchema`.
+    """
     return bytes(descriptor_pb2.FileDescriptorSet(file=_parse_files(files)).SerializeToString())
 
 
 def pool_of_files(files: Sequence[str]) -> tuple[descriptor_pool.DescriptorPool, str]:
-    """The message types of files as the schema registry returns them with `format=serialized` (base64 of a
+    """Return the message types of files as the schema registry returns them with `format=serialized` (base64 of a
     `FileDescriptorProto`), each after those that it imports, and the name of the last file.
 
     Raises `UnsupportedSchema`.
@@ -137,8 +139,8 @@ def _parse_files(files: Sequence[str]) -> list[Any]:
 
 
 def message_name(pool: descriptor_pool.DescriptorPool, file: str, indexes: Sequence[int]) -> str:
-    """The full name of the message with these indexes in a file, as in Confluent's wire format: the index among the
-    file's messages, then among the nested messages of that one, and so on. Raises `MalformedValue`.
+    """Return the full name of the message with these indexes in a file, as in Confluent's wire format: the index among
+    the file's messages, then among the nested messages of that one, and so on. Raises `MalformedValue`.
     """
     found = pool.FindFileByName(file)
     messages = list(found.message_types_by_name.values())
@@ -151,7 +153,7 @@ def message_name(pool: descriptor_pool.DescriptorPool, file: str, indexes: Seque
 
 
 def first_message(pool: descriptor_pool.DescriptorPool, file: str) -> str:
-    """The full name of the first message of a file. Raises `UnsupportedSchema` if it has none."""
+    """Return the full name of the first message of a file. Raises `UnsupportedSchema` if it has none."""
     try:
         return message_name(pool, file, (0,))
     except MalformedValue:
@@ -159,8 +161,9 @@ def first_message(pool: descriptor_pool.DescriptorPool, file: str) -> str:
 
 
 def default_message(content: bytes, *, takes_first: bool = False) -> str:
-    """The name of the only message of the last file of a `FileDescriptorSet`, or of the first one if `takes_first`.
-    Nested messages do not count. Raises `UnsupportedSchema` if there is none, or several without `takes_first`.
+    """Return the name of the only message of the last file of a `FileDescriptorSet`, or of the first one if
+    `takes_first`. Nested messages do not count. Raises `UnsupportedSchema` if there is none, or several without
+    `takes_first`.
     """
     files = descriptor_pb2.FileDescriptorSet()
     try:

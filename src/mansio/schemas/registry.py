@@ -70,7 +70,7 @@ class RegistryCredentials:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> RegistryCredentials | None:
-        """The credentials of the environment variables; None without `MANSIO_SCHEMA_REGISTRY_USER`."""
+        """Return the credentials of the environment variables; None without `MANSIO_SCHEMA_REGISTRY_USER`."""
         found = os.environ if variables is None else variables
         user = found.get(USER_VARIABLE)
         return cls(user, found.get(PASSWORD_VARIABLE, "")) if user else None
@@ -122,7 +122,7 @@ class SchemaRegistry:
         return f"SchemaRegistry({self.url!r})"
 
     def schema_by_id(self, schema_id: int) -> RegisteredSchema:
-        """The schema with this id. Raises `SchemaNotFound`, `SchemaRegistryError`."""
+        """Return the schema with this id. Raises `SchemaNotFound`, `SchemaRegistryError`."""
         return self._schema(self._get(f"/schemas/ids/{schema_id}?format=serialized"))
 
     def versions(self, subject: str) -> list[int]:
@@ -136,18 +136,19 @@ class SchemaRegistry:
         return sorted(found)
 
     def version(self, subject: str, version: int) -> SubjectVersion:
-        """A version of a subject. Raises `SchemaNotFound`, `SchemaRegistryError`."""
+        """Return a version of a subject. Raises `SchemaNotFound`, `SchemaRegistryError`."""
         path = f"/subjects/{_escaped(subject)}/versions/{version}?format=serialized&deleted=true"
         return self._subject_version(self._get(path))
 
     def latest_version(self, subject: str) -> SubjectVersion:
-        """The latest version of a subject. Not cached. Raises `SchemaNotFound`, `SchemaRegistryError`."""
+        """Return the latest version of a subject. Not cached. Raises `SchemaNotFound`, `SchemaRegistryError`."""
         return self._subject_version(
             self._request("GET", f"/subjects/{_escaped(subject)}/versions/latest?format=serialized")
         )
 
     def register(self, subject: str, text: str, kind: str = AVRO) -> int:
-        """The id of a schema in a subject. If the subject does not have it, the registry adds it as a new version.
+        """Return the id of a schema in a subject. If the subject does not have it, the registry adds it as a new
+        version.
 
         Raises `SchemaRegistryError`, also if the schema is incompatible with the subject's earlier versions.
         """
@@ -196,7 +197,7 @@ class SchemaRegistry:
     # -- requests --------
 
     def _get(self, path: str) -> Any:
-        """A response that never changes, from the cache if it has it."""
+        """Return a response that never changes, from the cache if it has it."""
         with self._lock:
             if path in self._cache:
                 self._cache.move_to_end(path)
@@ -284,7 +285,7 @@ _OPENER: Final = urllib.request.build_opener(_NoRedirects)
 
 
 def checked_url(url: str) -> str:
-    """The address without a slash at its end. Raises `ConfigError` if it is none, or contains credentials."""
+    """Return the address without a slash at its end. Raises `ConfigError` if it is none, or contains credentials."""
     parts = urllib.parse.urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError("the address of a schema registry is http(s)://host:port")
@@ -313,14 +314,14 @@ def _escaped(subject: str) -> str:
 
 
 def split_wire_format(value: bytes) -> tuple[int, bytes]:
-    """The schema id of a value and the rest of it. Raises `MalformedValue`."""
+    """Return the schema id of a value and the rest of it. Raises `MalformedValue`."""
     if len(value) < HEADER_BYTES or value[0] != MAGIC_BYTE:
         raise MalformedValue("the value is not in the schema registry's wire format (byte 0 and a schema id)")
     return int.from_bytes(value[1:HEADER_BYTES], "big"), value[HEADER_BYTES:]
 
 
 def wire_format_header(schema_id: int) -> bytes:
-    """What precedes a value in the wire format (for Protobuf the message indexes follow)."""
+    """Return what precedes a value in the wire format (for Protobuf the message indexes follow)."""
     return bytes((MAGIC_BYTE,)) + schema_id.to_bytes(4, "big")
 
 
@@ -328,8 +329,8 @@ MESSAGE_INDEXES_MAX: Final = 64
 
 
 def split_message_indexes(value: bytes) -> tuple[tuple[int, ...], bytes]:
-    """The indexes of a Protobuf message in its file, and the message: zigzag varints, first their number; a single 0
-    stands for the first message. Raises `MalformedValue`.
+    """Return the indexes of a Protobuf message in its file, and the message: zigzag varints, first their number; a
+    single 0 stands for the first message. Raises `MalformedValue`.
     """
     count, position = _varint(value, 0)
     if count == 0:

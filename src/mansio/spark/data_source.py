@@ -37,11 +37,11 @@ class MansioSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the data source in `format(...)`."""
+        """Return the name of the data source in `format(...)`."""
         return "mansio"
 
     def schema(self) -> str:
-        """The Spark schema of the columns that the options select."""
+        """Return the Spark schema of the columns that the options select."""
         from mansio.schemas.column_types import spark_type
         from mansio.spark.arrow.schema import spark_schema
         from mansio.spark.options import DECODED_COLUMNS, ERROR_COLUMN, selected_columns
@@ -56,7 +56,7 @@ class MansioSource(DataSource):
         return ", ".join(texts)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch query (`spark.read`)."""
+        """Return the reader of a batch query (`spark.read`)."""
         from mansio.spark.source.readers import BatchReader
 
         options = with_decoded_types(self._source_options(), schema)
@@ -67,7 +67,7 @@ class MansioSource(DataSource):
         return BatchReader(options, checked_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a streaming query (`spark.readStream`)."""
+        """Return the reader of a streaming query (`spark.readStream`)."""
         from mansio.spark.source.readers import StreamReader
         from mansio.spark.spark_versions import adapt_stream_reader
 
@@ -75,19 +75,19 @@ class MansioSource(DataSource):
         return adapt_stream_reader(StreamReader(options, checked_columns(options, schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of a batch query (`DataFrame.write`)."""
+        """Return the writer of a batch query (`DataFrame.write`)."""
         from mansio.spark.sink.writers import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """The writer of a streaming query (`DataFrame.writeStream`)."""
+        """Return the writer of a streaming query (`DataFrame.writeStream`)."""
         from mansio.spark.sink.writers import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite)
 
     def _decoded_types(self) -> dict[str, pa.DataType]:
-        """The types of the decoded columns now: those of the schemas, and of the archive if it is read, too."""
+        """Return the types of the decoded columns now: those of the schemas, and of the archive if it is read, too."""
         from mansio.schemas.formats import open_decoder
         from mansio.spark.options import decoded_columns
 
@@ -107,7 +107,7 @@ class MansioSource(DataSource):
 
 
 def with_decoded_types(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """The options with the types of decoded columns fixed to those of the schema."""
+    """Return the options with the types of decoded columns fixed to those of the schema."""
     if not options.decoded:
         return options
     from dataclasses import replace

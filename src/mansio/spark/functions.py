@@ -236,7 +236,7 @@ def _registry(address: str, options: _Options) -> SchemaRegistry:
 
 
 def _latest(address: str, subject: str | None, options: _Options, name: str) -> tuple[str, tuple[str, ...]]:
-    """The latest version of a subject: text and references."""
+    """Return the latest version of a subject: text and references."""
     from mansio.schemas.formats import latest_reader_schema
 
     if name in ("avro", "protobuf"):
@@ -245,7 +245,7 @@ def _latest(address: str, subject: str | None, options: _Options, name: str) -> 
 
 
 def _decode(data: Column | str, options: _Options, name: str, **format_fields: Any) -> Column:
-    """The column that decodes `data`. The schema is checked here; tasks get the description of the format."""
+    """Return the column that decodes `data`. The schema is checked here; tasks get the description of the format."""
     from mansio.schemas.column_types import spark_type
     from mansio.schemas.formats import ColumnFormat, open_decoder
 
@@ -264,7 +264,7 @@ def _decode(data: Column | str, options: _Options, name: str, **format_fields: A
 
 
 def _arrow_udf(function: Any, kind: str, name: str) -> Callable[[Column | str], Column]:
-    """An Arrow UDF over iterators of arrays. Spark reads its type from annotations, which must be the types
+    """Return an Arrow UDF over iterators of arrays. Spark reads its type from annotations, which must be the types
     themselves.
     """
     require_extra("spark")

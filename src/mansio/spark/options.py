@@ -383,7 +383,7 @@ class _RawOptions:
         return default if text is None else parse_byte_size(name, text, lowest, highest)
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """The value of an option that must be one of `choices`; the first of them is the default."""
+        """Return the value of an option that must be one of `choices`; the first of them is the default."""
         text = self.text(name)
         return choices[0] if text is None else parse_choice(name, text, choices)
 
@@ -451,14 +451,14 @@ def _offsets(raw: _RawOptions, name: str, default: int) -> int | dict[TopicParti
 
 
 def selected_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that the options of a reader select, including `error`. Other options are not checked."""
+    """Return the columns that the options of a reader select, including `error`. Other options are not checked."""
     raw = _RawOptions(options, SOURCE_OPTION_NAMES)
     is_dead_letter = raw.choice("onUnreadable", ON_UNREADABLE_MODES) == ON_UNREADABLE_DEAD_LETTER
     return (*_columns(raw), ERROR_COLUMN) if is_dead_letter else _columns(raw)
 
 
 def _columns(raw: _RawOptions) -> tuple[str, ...]:
-    """The selected columns. Decoded columns follow the others unless `columns` names them."""
+    """Return the selected columns. Decoded columns follow the others unless `columns` names them."""
     text = raw.text("columns")
     known = [name for name, side in DECODED_COLUMNS.items() if raw.text(f"{side}Format") is not None]
     if text is None:
@@ -510,7 +510,7 @@ def _check_table_options(raw: _RawOptions, options: SourceOptions, *, streaming:
 
 
 def decoded_columns(options: Mapping[str, str]) -> tuple[DecodedColumn, ...]:
-    """The decoded columns that the options of a reader define. Other options are not checked."""
+    """Return the decoded columns that the options of a reader define. Other options are not checked."""
     return _decoded_columns(_RawOptions(options, SOURCE_OPTION_NAMES))
 
 
@@ -544,7 +544,7 @@ def _decoded_columns(raw: _RawOptions) -> tuple[DecodedColumn, ...]:
 
 
 def _subject(raw: _RawOptions, side: str) -> str:
-    """The subject of keys or values; by default that of the only topic (Confluent's TopicNameStrategy)."""
+    """Return the subject of keys or values; by default that of the only topic (Confluent's TopicNameStrategy)."""
     given = raw.text(f"{side}Subject")
     if given:
         return given
@@ -586,7 +586,7 @@ _DURATION_UNITS_MS: Final = {
 
 
 def invalid_option_error(name: str, text: str, expected: str) -> ConfigError:
-    """The error for an invalid value `text` of the option `name`; `expected` describes the valid values."""
+    """Return the error for an invalid value `text` of the option `name`; `expected` describes the valid values."""
     shown = text if len(text) <= SHOWN_VALUE_CHARACTERS_MAX else text[:SHOWN_VALUE_CHARACTERS_MAX] + "..."
     return ConfigError(f"option {name} is {shown!r}: {expected}")
 
@@ -676,7 +676,9 @@ def parse_topic_texts(name: str, text: str) -> dict[str, str]:
 
 
 def format_aligned_inputs(own: int, inputs: Sequence[Mapping[str, str]]) -> str:
-    """The option `alignedInputs` of the input with the number `own`, of a query with inputs that have these options."""
+    """Return the option `alignedInputs` of the input with the number `own`, of a query with inputs that have these
+    options.
+    """
     shared = [{name: text for name, text in one.items() if _is_shared_option(name.lower())} for one in inputs]
     return json.dumps({"own": own, "inputs": shared})
 

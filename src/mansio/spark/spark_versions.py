@@ -143,7 +143,7 @@ class AdmissionControlledStreamReader(Protocol):
 
 
 def adapt_stream_reader(reader: AdmissionControlledStreamReader) -> DataSourceStreamReader:
-    """The reader to give to the installed version of Spark."""
+    """Return the reader to give to the installed version of Spark."""
     if HAS_ADMISSION_CONTROL and isinstance(reader, DataSourceStreamReader):
         return reader
     return StreamReaderWithoutArguments(reader)
@@ -164,27 +164,27 @@ class StreamReaderWithoutArguments(DataSourceStreamReader):
         self._planned_batches = 0
 
     def initialOffset(self) -> dict[str, Any]:
-        """The start offsets of a query without a checkpoint."""
+        """Return the start offsets of a query without a checkpoint."""
         return self._reader.initialOffset()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # the signature of 4.1
-        """The end offsets of the next micro-batch, within the limit of the options."""
+        """Return the end offsets of the next micro-batch, within the limit of the options."""
         start = self._reader.initialOffset() if self._end is None else self._end
         self._end = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
         self._planned_batches += self._end != start
         return self._end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The inputs of the tasks of one micro-batch."""
+        """Return the inputs of the tasks of one micro-batch."""
         self._end = end
         return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Passed to the reader."""
+        """Pass the call to the reader."""
         self._reader.commit(end)
 
     def stop(self) -> None:

@@ -58,7 +58,7 @@ class SyncClient:
         return task
 
     def wait(self, task: asyncio.Task[T]) -> T:
-        """The result of a task started by `begin`."""
+        """Return the result of a task started by `begin`."""
         return self._loop.run_until_complete(task)
 
     def cancel(self, task: asyncio.Task[Any]) -> None:
@@ -91,7 +91,7 @@ _inherited_clients: list[dict[str, SyncClient]] = []
 
 
 def sync_client(bootstrap_servers: str) -> SyncClient:
-    """The client of this thread for the cluster at these addresses; the first call connects it."""
+    """Return the client of this thread for the cluster at these addresses; the first call connects it."""
     if _thread_clients.process != os.getpid():
         _inherited_clients.append(_thread_clients.opened)
         _thread_clients.process, _thread_clients.opened = os.getpid(), {}
@@ -131,7 +131,7 @@ async def _run_ready_callbacks() -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop, or asyncio's own if uvloop is not installed."""
+    """Return a uvloop loop, or asyncio's own if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -148,7 +148,7 @@ UNLIMITED_RETENTION_CONFIG: Final = {"retention.ms": "-1", "retention.bytes": "-
 
 
 def find_topic(client: SyncClient, topic: str) -> TopicMetadata:
-    """Current metadata of a topic. Raises `UnknownTopicOrPartition` if the topic does not exist."""
+    """Return the current metadata of a topic. Raises `UnknownTopicOrPartition` if the topic does not exist."""
     client.cluster.mark_stale((topic,))
     return client.run(client.cluster.topic(topic))
 

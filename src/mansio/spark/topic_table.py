@@ -118,7 +118,9 @@ def _check_options(options: Mapping[str, str]) -> None:
 def _read_archive_files(
     spark: SparkSession, topic: str, paths: list[str], names: tuple[str, ...], decoded: Mapping[str, str]
 ) -> DataFrame:
-    """The rows of these files. The directory of the archive is not listed, because it also holds replaced files."""
+    """Return the rows of these files. The directory of the archive is not listed, because it also holds replaced
+    files.
+    """
     columns_in_files = [ARCHIVE_SCHEMA, *(f"{name} {kind}" for name, kind in decoded.items())]
     reader = (
         spark.read.schema(", ".join(columns_in_files))
@@ -142,7 +144,7 @@ def _read_log(
     ranges: dict[int, OffsetRange],
     schema: str,
 ) -> DataFrame:
-    """The records of these offset ranges of the log, by partition."""
+    """Return the records of these offset ranges of the log, by partition."""
     topic, chosen = table.topic, sorted(ranges)
     reader = (
         spark.read.format("mansio")
@@ -158,7 +160,7 @@ def _read_log(
 
 
 def _selection_filter(selection: Selection) -> Column | None:
-    """The selection as a filter of the DataFrame; None if all records are selected."""
+    """Return the selection as a filter of the DataFrame; None if all records are selected."""
     col, lit = functions.col, functions.lit
     parts: list[Column] = []
     if selection.partitions is not None:

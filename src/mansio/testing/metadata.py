@@ -25,6 +25,7 @@ from mansio.metadata.metadata_store import (
     RevisionCompacted,
     TransactionResult,
 )
+from mansio.ports import complete, complete_with_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -158,8 +159,7 @@ class InMemoryStore:
         """Complete the promises of `next_change`, so that every watch checks for events."""
         waiting, self._waiting = self._waiting, []
         for promise in waiting:
-            if not promise.done():
-                promise.set_result(None)
+            complete(promise, None)
 
     def _first_at(self, position: int) -> int:
         low, high = 0, len(self.history)
@@ -292,9 +292,9 @@ class InMemoryStoreClient:
         def arrive() -> None:
             try:
                 self._check()
-                self._later(_succeed, promise, work())
+                self._later(complete, promise, work())
             except MansioError as error:
-                self._later(_fail, promise, error)
+                self._later(complete_with_error, promise, error)
 
         self._later(arrive)
         return await promise
@@ -310,13 +310,3 @@ class InMemoryStoreClient:
             raise Unavailable("the metadata store is closed")
         if self.unreachable:
             raise Unavailable("the metadata store cannot be reached")
-
-
-def _succeed(promise: Promise[T], answer: T) -> None:
-    if not promise.done():
-        promise.set_result(answer)
-
-
-def _fail(promise: Promise[Any], error: MansioError) -> None:
-    if not promise.done():
-        promise.set_exception(error)

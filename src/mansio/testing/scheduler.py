@@ -18,6 +18,8 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from mansio.ports import complete
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
@@ -182,7 +184,7 @@ class SimulatedScheduler:
 
     async def sleep(self, delay_ms: float) -> None:
         promise = self.promise()
-        timer = self.call_later(delay_ms, _complete, promise)
+        timer = self.call_later(delay_ms, complete, promise, None)
         try:
             await promise
         finally:
@@ -208,11 +210,6 @@ class SimulatedScheduler:
         self.stopped = True
         self.delayed_timers.clear()
         close_unstarted(self)
-
-
-def _complete(promise: SimulatedPromise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
 
 
 class SimulatedPromise(Generic[T]):

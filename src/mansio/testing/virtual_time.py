@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.errors import RequestTimedOut
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
+from mansio.ports import complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -138,7 +139,7 @@ class VirtualScheduler:
 
     async def sleep(self, delay_ms: float) -> None:
         promise = self.promise()
-        timer = self.call_later(delay_ms, _complete, promise)
+        timer = self.call_later(delay_ms, complete, promise, None)
         try:
             await promise
         finally:
@@ -211,11 +212,6 @@ class VirtualScheduler:
     def _on_armed(self) -> None:
         self._armed = None
         self.fire_due()
-
-
-def _complete(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
 
 
 class VirtualTime:

@@ -69,9 +69,9 @@ PRIORITY_DEFECTS = (
     ),
     Defect(
         "priorities of a batch are those of its repeats",
-        "broker/features/priorities/priority_view.py",
-        "is_read = batch is draft.sent and inspected.rules.has_priorities",
-        "is_read = inspected.rules.has_priorities",
+        "broker/features/deduplication/deduplicator.py",
+        "draft.found = _read_again(",
+        "draft.found = draft.found or _read_again(",
         VIEW,
     ),
     Defect(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.broker.features.priorities.priority_view import PRIORITY_READER
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.batch_processing import (
     CLIENT_BYTES_MAX,
@@ -529,7 +530,7 @@ def test_a_batch_that_is_longer_than_it_states_is_recompressed_if_there_is_room(
 def test_a_batch_that_is_longer_than_it_states_is_not_inspected_before_it_counts() -> None:
     one = One(bytes_max=4 << 20)
     one.partition.rules = rules(None)._replace(
-        checks_content=False, inspects_records=True, has_priorities=True
+        checks_content=False, inspects_records=True, readers=(PRIORITY_READER,)
     )
     one.partition.clock = ManualClock()
     outcomes: list[AppendResult | MansioError] = []

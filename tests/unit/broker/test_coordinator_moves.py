@@ -24,6 +24,7 @@ from mansio.errors import (
     NotCoordinator,
     NotEnoughReplicasAfterAppend,
 )
+from mansio.ports import Scheduler, yield_to_loop
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.api_versions import ApiKey
 from unit.broker.cluster_fixtures import PARTITIONS, CoordinatorReplica, GroupCluster, group_in
@@ -542,7 +543,9 @@ def test_while_the_log_is_read_every_request_has_to_wait_and_nothing_shows() -> 
         views.topic.check_loaded(1)
 
 
-def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns() -> None:
+def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Opening and folding each takes long, and a loop that hangs for longer than a session lasts loses its roles."""
     views = Views(replays_every_record=True)
     partition = CoordinatorReplica(views.scheduler, 0, 0)
@@ -551,17 +554,16 @@ def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns() -> None:
         writer.write([(b"key", b"%d" % number)])
     partition.sync()
     read, turns = [0], [0]
-    breathe = views.topic._yield_to_loop
 
-    async def breathing() -> None:
+    async def breathing(scheduler: Scheduler) -> None:
         turns.append(read[0])
-        await breathe()
+        await yield_to_loop(scheduler)
 
     def count(number: int) -> None:
         read[0] = number
 
     partition.on_read = count
-    views.topic._yield_to_loop = breathing
+    monkeypatch.setattr("mansio.broker.coordinator.runtime.yield_to_loop", breathing)
     views.topic.lead(0, partition, 0)
     views.scheduler.turn()
     assert views.view.values[0] == {b"key": b"%d" % (3 * UPDATES_PER_YIELD - 1)}

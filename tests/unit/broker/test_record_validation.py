@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from mansio.broker.features.deduplication.deduplicator import ID_READER
+from mansio.broker.features.delays.delay_manager import DELAY_READER
+from mansio.broker.features.priorities.priority_view import PRIORITY_READER
 from mansio.broker.partition import append, append_validation
 from mansio.broker.partition.append_validation import (
     DECODED_RECORDS_MAX,
@@ -137,13 +140,12 @@ def test_a_batch_is_decompressed_once_for_all_features(monkeypatch: pytest.Monke
         return decompress(codec, *rest, **options)
 
     monkeypatch.setattr("mansio.wire.batch.record_reader.decompress", counted)
-    rules = RULES._replace(inspects_records=True, accepts_delays=True, deduplicates=True, has_priorities=True)
+    readers = (PRIORITY_READER, ID_READER, DELAY_READER)
+    rules = RULES._replace(inspects_records=True, readers=readers)
     headers = [("mansio-priority", b"high"), ("mansio-dedup-id", b"1"), ("mansio-delay-ms", b"5")]
     batch = build_batch([(0, None, b"v", headers), (0, None, b"v", headers[:1])], codec=Codec.ZSTD)
     found = append_validation.inspect_records("t-0", rules, batch, 1_000)
-    assert len(found.priorities) == 1
-    assert found.ids is not None
-    assert [key is not None for key in found.ids.keys] == [True, False]
-    assert found.delays is not None
-    assert found.delays.due_ms[0] == 1_005
+    assert len(found.found[PRIORITY_READER]) == 1
+    assert [key is not None for key in found.found[ID_READER].keys] == [True, False]
+    assert found.found[DELAY_READER].due_ms[0] == 1_005
     assert decompressed == [Codec.ZSTD]

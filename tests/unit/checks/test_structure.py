@@ -109,6 +109,7 @@ def test_replaced_word_in_a_test_is_found_and_a_term_that_contains_one_is_not(tm
         "return [error] * 3",
         "results = [Result(0, error) for _ in range(3)]",
         "promise.set_exception(error)",
+        "complete_with_error(promise, error)",
         "failed = error if final else None",
         "return Result.refused(name, error=error)",
     ],

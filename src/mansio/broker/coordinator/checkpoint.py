@@ -21,9 +21,10 @@ from mansio.errors import CorruptLog
 from mansio.host.atomic_file import write_file_atomically
 from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
+from mansio.ports import yield_to_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.broker.coordinator.view import CoordinatorContext, CoordinatorView
     from mansio.ports import Background, Disk, Scheduler
@@ -92,8 +93,7 @@ class CheckpointStorage(NamedTuple):
 
 
 class CheckpointStore:
-    """The checkpoints of one internal topic. `yield_to_loop` suspends the caller for one turn of the event loop.
-    `first_pending_offset`: see `TransactionalView`."""
+    """The checkpoints of one internal topic. `first_pending_offset`: see `TransactionalView`."""
 
     def __init__(
         self,
@@ -101,14 +101,12 @@ class CheckpointStore:
         topic: str,
         scheduler: Scheduler,
         view: CoordinatorView,
-        yield_to_loop: Callable[[], Awaitable[None]],
         first_pending_offset: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         self._storage = storage
         self._topic = topic
         self._scheduler = scheduler
         self._view = view
-        self._yield_to_loop = yield_to_loop
         self._first_pending_offset = first_pending_offset
         self._sizes: dict[int, int] = {}
 
@@ -161,7 +159,7 @@ class CheckpointStore:
             snapshot = self._view.snapshot(context.index)
             while part := list(islice(snapshot, RECORDS_PER_YIELD)):
                 pairs += part
-                await self._yield_to_loop()
+                await yield_to_loop(self._scheduler)
             await partition.commit_promise(partition.end_offset)
             await self._replace_file(context.index, encode_checkpoint(end_offset, pairs))
             context.replay_start_offset = end_offset

@@ -50,7 +50,7 @@ from mansio.errors import (
     StorageError,
 )
 from mansio.logs import fields
-from mansio.ports import Backoff
+from mansio.ports import Backoff, complete, yield_to_loop
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import decode_end_marker
 from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
@@ -137,7 +137,6 @@ class CoordinatorRuntime:
                 name,
                 scheduler,
                 view,
-                self._yield_to_loop,
                 *(() if transactions is None else (transactions.first_pending_offset,)),
             )
         self._contexts: dict[int, CoordinatorContext] = {}
@@ -200,7 +199,7 @@ class CoordinatorRuntime:
                 await self._load_partitions(partitions)
         finally:
             creating, self._creation = self._creation, None
-            _complete(creating)
+            complete(creating, None)
 
     def lead(self, index: int, partition: CoordinatorPartition, leader_epoch: int) -> None:
         """In a cluster, load the view of partition `index`, which this broker leads in a new epoch, after the loads
@@ -365,7 +364,7 @@ class CoordinatorRuntime:
                 return
             self._view.apply(context.index, key, value, offset)
             if count % RECORDS_PER_YIELD == 0:
-                await self._yield_to_loop()
+                await yield_to_loop(self._scheduler)
 
     async def _replay_every_record(self, context: CoordinatorContext) -> None:
         """Apply each record of the log to the view in the order of the log."""
@@ -403,7 +402,7 @@ class CoordinatorRuntime:
             context.appended_bytes += len(batch)
             if since_yield >= records_per_yield:
                 since_yield = 0
-                await self._yield_to_loop()
+                await yield_to_loop(self._scheduler)
                 if context.has_ended:  # the log may have been truncated since
                     return
 
@@ -430,11 +429,6 @@ class CoordinatorRuntime:
             return None
         context = self._contexts.get(index)
         return 0 if context is None else context.replay_start_offset
-
-    async def _yield_to_loop(self) -> None:
-        turn = self._scheduler.promise()
-        self._scheduler.call_soon(_complete, turn)
-        await turn
 
     # ------------------------------------------------------------------ append and commit
 
@@ -601,8 +595,3 @@ class CoordinatorRuntime:
                     )
         for context in self._contexts.values():
             context.is_loaded = False
-
-
-def _complete(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)

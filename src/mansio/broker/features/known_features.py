@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
     from mansio.broker.partition.partition import PartitionFeature
 
-KNOWN_FEATURES: Final = (RetentionHoldFeature, DeduplicationFeature, DelayFeature, PriorityFeature)
-"""The features in the order in which they take part in an append: a delayed record counts as accepted for
-deduplication, and has a priority when it is delivered."""
+KNOWN_FEATURES: Final = (RetentionHoldFeature, PriorityFeature, DeduplicationFeature, DelayFeature)
+"""The features in the order in which they read a batch and take part in its append: a delayed record counts as accepted
+for deduplication. A batch with invalid headers of several features is rejected for the first one."""
 
 
 def create_features(ports: FeaturePorts) -> tuple[PartitionFeature, ...]:

@@ -110,16 +110,12 @@ def claim_data_dir_format(disk: Disk, data_dir: str) -> DataDirFormat:
     return DataDirFormat(disk, data_dir, number)
 
 
-_NEW_TOPIC_CONFIGS: Final = frozenset(
-    {
-        "mansio.dedup.ids.max",
-        topic_config.DEDUP_MS,
-        topic_config.DELAY_ENABLE,
-        "mansio.delay.pending.bytes.max",
-        "mansio.delay.pending.records.max",
-        topic_config.PRIORITY_ENABLE,
-        topic_config.QUEUE_ATTRIBUTES,
-    }
+_FIRST_TOPIC_CONFIGS: Final = frozenset({"mansio.hold.enable", "mansio.hold.bytes.max", "mansio.hold.ms.max"})
+"""Mansio's own settings of topics that version 0.1.0 has."""
+
+_NEW_TOPIC_CONFIGS: Final = (
+    frozenset(name for name in topic_config.TOPIC_CONFIG.keys if name.startswith("mansio."))
+    - _FIRST_TOPIC_CONFIGS
 )
 """Settings of topics, also as defaults of brokers, that version 0.1.0 does not have."""
 

@@ -23,6 +23,7 @@ from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import MansioError
 from mansio.logs import fields
+from mansio.ports import complete
 from mansio.storage.cleaner.batch_filter import INT64_MAX
 from mansio.storage.cleaner.compaction import CompactionSettings
 from mansio.storage.compaction_run import (
@@ -346,8 +347,7 @@ class LogCleaner:
         if self._pausing is not None:
             (timer, promise), self._pausing = self._pausing, None
             timer.cancel()
-            if not promise.done():
-                promise.set_result(None)
+            complete(promise, None)
 
     def _count_and_log(self, partition: Partition, run: CompactionRun, before: int, seconds: float) -> None:
         counts = self.counts

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import CorruptLog, StorageError
 from mansio.logs import fields
+from mansio.ports import complete
 from mansio.storage.verification import check_batches
 from mansio.tracebacks import copied, without_traceback
 
@@ -247,5 +248,4 @@ class LogScrubber:
         if self._pausing is not None:
             (timer, promise), self._pausing = self._pausing, None
             timer.cancel()
-            if not promise.done():
-                promise.set_result(None)
+            complete(promise, None)

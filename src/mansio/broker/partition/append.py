@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mansio.broker.partition.append_validation import inspect_records
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from mansio.broker.partition.append_validation import AppendRules, InspectedRecords
     from mansio.broker.partition.partition_hook import AppendResult, Contents
     from mansio.ports import Buffer, Clock
-    from mansio.wire.batch.dedup_header import IdentifiedBatch
     from mansio.wire.batch.record_batch import BatchHeader
 
     Finish = Callable[["Draft"], None]
@@ -55,20 +55,21 @@ class Following(NamedTuple):
 class Draft:
     """A client's batch on its way into the log.
 
-    `batch` and `header`: as it will be stored; None if nothing of it is. `sent`: as the client sent it. `contents`: of
-    `batch`. `before`: batches that are appended directly before it. `appended_ms`: the time of the append, ms since the
-    Unix epoch. `first_offset`, `first_ms`: where the first record is, and when it was accepted, if it was before;
-    otherwise -1. `known_end`: the log must be committed up to here before the batch is acknowledged.
-    `keeps_timestamps`: the batch must not get the log-append time."""
+    `batch` and `header`: as it will be stored; None if nothing of it is. `sent`: as the client sent it. `contents`:
+    of `batch`. `before`: batches that are appended directly before it. `appended_ms`: the time of the append, ms
+    since the Unix epoch. `first_offset`, `first_ms`: where the first record is, and when it was accepted, if it was
+    before; otherwise -1. `found`: in `sent`, or in what replaced it, by reader. `known_end`: the log must be
+    committed up to here before the batch is acknowledged. `keeps_timestamps`: the batch must not get the log-append
+    time."""
 
     __slots__ = (
         "appended_ms",
         "batch",
         "before",
         "contents",
-        "delays",
         "first_ms",
         "first_offset",
+        "found",
         "front",
         "header",
         "inspected",
@@ -84,7 +85,7 @@ class Draft:
         self.batch: Buffer | None = sent
         self.header = header
         self.inspected = inspected
-        self.delays = inspected.delays
+        self.found = inspected.found
         self.appended_ms = appended_ms
         self.front: bytes | None = None
         self.contents: dict[object, Any] = {}
@@ -117,15 +118,25 @@ class Draft:
         return [*self.before, NewBatch(self.batch, self.header, self.contents, self.front)]
 
 
-class AppendFeature(Protocol):
+class AppendFeature:
     """A feature that takes part in the appends of clients' batches."""
+
+    __slots__ = ()
 
     def prepare(self, draft: Draft) -> Finish | None:
         """Check a batch and raise an error to reject it, or replace it in the draft; change nothing else. Return a
         function that is called when the batch has its final content and may add batches before it, or None."""
 
-    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
-        """Return the result of a batch that an idempotent producer sends again, `known` from its sequence."""
+    def with_first_offset(
+        self,
+        known: AppendResult,
+        rules: AppendRules,
+        inspect: Callable[[], InspectedRecords],  # noqa: ARG002 - for those that need it
+    ) -> AppendResult:
+        """Return the result of a batch that an idempotent producer sends again, `known` from its sequence. `inspect`
+        raises the errors of `inspect_records`."""
+        del rules
+        return known
 
     def following(self) -> Following | None:
         """Return what has to be appended after an append; None for nothing."""
@@ -184,9 +195,8 @@ class AppendPipeline:
     def with_first_offset(
         self, batch: Buffer, rules: AppendRules, inspected: InspectedRecords | None, known: AppendResult
     ) -> AppendResult:
-        """Return the result of a batch that an idempotent producer sends again, `known` from its sequence, with the
-        offset of the first record with its id. Raises the errors of `prepare`."""
-        identified = self.inspect(batch, rules, inspected).ids
+        """Return the result of a batch that an idempotent producer sends again, `known` from its sequence, as the
+        features change it. Raises the errors of `prepare`."""
         for feature in self.features:
-            known = feature.with_first_offset(identified, known)
+            known = feature.with_first_offset(known, rules, partial(self.inspect, batch, rules, inspected))
         return known

@@ -1,9 +1,8 @@
 """Append validation (Kafka `LogValidator`): the topic's limits, and the errors for batches that violate them.
 
 Does no I/O. `Partition.append` compares each batch with the limits and calls these functions only to raise the error. A
-batch is decoded only for the features of its topic (`inspect_records`: keys of a compacted one, delays, priorities,
-deduplication), or if the batch is rejected; the error then contains the indexes of the invalid records
-(`recordErrors`, KIP-467).
+batch is decoded only for the keys of a compacted topic and for what its features read (`inspect_records`), or if the
+batch is rejected; the error then contains the indexes of the invalid records (`recordErrors`, KIP-467).
 
 Invariants:
 * An error names the partition and no path on the broker's disk.
@@ -13,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from mansio.errors import (
@@ -31,20 +31,15 @@ from mansio.errors import (
 from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
 from mansio.tracebacks import copied
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
-from mansio.wire.batch.dedup_header import DEDUP_ID_NAME, read_ids
-from mansio.wire.batch.delay_headers import read_delays
 from mansio.wire.batch.inspection import InspectedBatch
-from mansio.wire.batch.priority_header import PRIORITY_NAME, read_priorities
 from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, TimestampType
 from mansio.wire.batch.record_reader import decompress_batch, read_records, scan_records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
 
     from mansio.ports import Buffer
-    from mansio.wire.batch.dedup_header import IdentifiedBatch
-    from mansio.wire.batch.delay_headers import DelayedBatch
-    from mansio.wire.batch.priority_header import PriorityRun
     from mansio.wire.batch.recompress import Compression
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -53,6 +48,18 @@ if TYPE_CHECKING:
 
 CONTROL_OR_TRANSACTIONAL_BITS: Final = 0x30
 """The bits of a batch's attributes that mark control batches and transactional batches."""
+
+
+class RecordReader(NamedTuple):
+    """What one feature reads from a client's batch, once, before the append.
+
+    `headers`: the names of headers that are found in one pass over the batch. `read` gets the batch, the name of the
+    partition for errors, and the time, ms since the Unix epoch. It returns what it found, something false if that is
+    nothing. It uses no state and may run on any thread. It raises `InvalidRecord` or another `MansioError` to reject
+    the batch."""
+
+    headers: tuple[bytes, ...]
+    read: Callable[[InspectedBatch, str, int], Any]
 
 
 class AppendRules(NamedTuple):
@@ -64,12 +71,8 @@ class AppendRules(NamedTuple):
     timestamp_after_max_ms: int
     requires_keys: bool = False
     """Whether every record must have a key, because the topic is compacted."""
-    accepts_delays: bool = False
-    """Whether records with a header for a delay are delivered later."""
-    deduplicates: bool = False
-    """Whether records with an id that was accepted before are not stored again."""
-    has_priorities: bool = False
-    """Whether records may have a header for their priority."""
+    readers: tuple[RecordReader, ...] = ()
+    """What the features of the topic read from each batch of a client."""
     inspects_records: bool = False
     """Whether batches of clients are decoded, because of one of the settings before."""
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
@@ -181,35 +184,29 @@ REJECTED_DECODED_BYTES_MAX = 4 << 20
 REJECTED_DECODED_RECORDS_MAX = 10_000
 """Number of records up to which a batch with invalid timestamps is decoded to find the invalid records."""
 
-_HEADERS: Final = (PRIORITY_NAME, DEDUP_ID_NAME)
-"""Headers that are found in one pass. Delays decode the records, headers included."""
-
 MISSING_KEY_MESSAGE = "a record of a compacted topic needs a key"
 INVALID_TIMESTAMP_MESSAGE = "the timestamp is out of the accepted range"
 
 
 class RebuiltBatch(NamedTuple):
-    """A client's batch without the records that are repeats. `kept`: their indexes; `decided_ms`: the time, ms
-    since the Unix epoch, at which that was found. `delays`: of its records, None if none has one."""
+    """A client's batch without the records that are repeats. `kept`: the indexes of the others; `decided_ms`: the time,
+    ms since the Unix epoch, at which that was found. `found`: in this batch, by reader."""
 
     kept: Sequence[int]
     decided_ms: int
     batch: bytes
-    delays: DelayedBatch | None
+    found: Mapping[RecordReader, Any]
 
 
 class InspectedRecords(NamedTuple):
     """What the features of a topic need to know of a client's batch (`inspect_records`).
 
-    `rules`: those with which it was inspected. `priorities`: the records whose priority is not normal. `ids`,
-    `delays`: None if no record has an id, or a delay. `error`: why the batch must be rejected, unless it is a duplicate
-    of one that was accepted before. `by_thread`: whether a thread has inspected it and can rebuild it without its
-    repeats. `rebuilt`: the batch without them, once the thread has rebuilt it."""
+    `rules`: those with which it was inspected. `found`: by reader, what is not false. `error`: why the batch must be
+    rejected, unless it is a duplicate of one that was accepted before. `by_thread`: whether a thread has inspected it
+    and can rebuild it without its repeats. `rebuilt`: the batch without them, once the thread has rebuilt it."""
 
     rules: AppendRules
-    priorities: Sequence[PriorityRun] = ()
-    ids: IdentifiedBatch | None = None
-    delays: DelayedBatch | None = None
+    found: Mapping[RecordReader, Any] = MappingProxyType({})
     error: MansioError | None = None
     by_thread: bool = False
     rebuilt: RebuiltBatch | None = None
@@ -249,14 +246,18 @@ def inspect_records(name: str, rules: AppendRules, batch: Buffer, now_ms: int) -
 
     Raises `InvalidRecord` with the indexes of invalid records, `MessageTooLarge`, and the errors of
     `decompress_batch`."""
-    inspected = InspectedBatch(batch, _HEADERS)
-    runs = read_priorities(inspected, name, strict=True) if rules.has_priorities else ()
+    inspected = InspectedBatch(batch, [header for reader in rules.readers for header in reader.headers])
+    found = read_all(rules.readers, inspected, name, now_ms)
     if rules.requires_keys:
         check_keys(name, inspected)
-        return InspectedRecords(rules, runs)
-    ids = read_ids(inspected, name) if rules.deduplicates else None
-    delays = read_delays(inspected, name, now_ms) if rules.accepts_delays else None
-    return InspectedRecords(rules, runs, ids, delays)
+    return InspectedRecords(rules, found)
+
+
+def read_all(
+    readers: Iterable[RecordReader], inspected: InspectedBatch, name: str, now_ms: int
+) -> dict[RecordReader, Any]:
+    """Return what the readers find in a batch, by reader. Raises the errors of `RecordReader.read`."""
+    return {reader: found for reader in readers if (found := reader.read(inspected, name, now_ms))}
 
 
 def check_keys(partition: str, inspected: InspectedBatch) -> None:

@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.broker.partition.append import AppendFeature, Draft, Following, ReleasingFeature
-    from mansio.broker.partition.append_validation import InspectedRecords
+    from mansio.broker.partition.append_validation import InspectedRecords, RecordReader
     from mansio.broker.partition.batch_verifier import BatchVerifier
     from mansio.broker.partition.partition_hook import Contents, PartitionHook
     from mansio.broker.partition.producer_hook import ProducerHook
@@ -185,6 +185,11 @@ class PartitionFeature(ABC):
         Raises `OSError`."""
         del log
         return False
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        """Return what the feature reads from clients' batches on a topic with these settings; None for nothing."""
+        del settings
+        return None
 
     @abstractmethod
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
@@ -536,7 +541,7 @@ class Partition:
             )  # duplicates too: what was not flushed never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
-                if rules.deduplicates:
+                if rules.readers:
                     known = self.pipeline.with_first_offset(batch, rules, inspected, known)
                 return known._replace(append_time_ms=-1) if by_client else known
         if rules.inspects_records and not internal:

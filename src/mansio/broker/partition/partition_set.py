@@ -322,7 +322,7 @@ class PartitionSet:
     def _apply_settings(
         self, partitions: Iterable[Partition | StorageError | None], settings: TopicSettings
     ) -> None:
-        rules = _append_rules(settings, self._settings)
+        rules = _append_rules(settings, self._settings, self._features)
         log_settings = _log_settings(settings)
         for partition in partitions:
             if isinstance(partition, Partition):
@@ -378,7 +378,7 @@ class PartitionSet:
             log=log,
             group_commit=self._group_commit,
             replica=replica,
-            rules=_append_rules(settings, self._settings),
+            rules=_append_rules(settings, self._settings, self._features),
             clock=self._clock,
             scheduler=self._scheduler,
             settings=settings,
@@ -506,20 +506,18 @@ def _has_same_settings(before: Topic, after: Topic) -> bool:
     )
 
 
-def _append_rules(settings: TopicSettings, broker: Settings) -> AppendRules:
+def _append_rules(
+    settings: TopicSettings, broker: Settings, features: Iterable[PartitionFeature]
+) -> AppendRules:
+    readers = tuple(reader for one in features if (reader := one.reader(settings)) is not None)
     return AppendRules(
         message_bytes_max=min(settings.max_message_bytes, broker.max_decompressed_bytes),
         timestamp_type=TimestampType.LOG_APPEND if settings.log_append_time else TimestampType.CREATE,
         timestamp_before_max_ms=settings.timestamp_before_max_ms,
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
         requires_keys=settings.compacts,
-        accepts_delays=settings.accepts_delays,
-        deduplicates=settings.dedup_ms > 0,
-        has_priorities=settings.has_priorities,
-        inspects_records=settings.compacts
-        or settings.accepts_delays
-        or settings.dedup_ms > 0
-        or settings.has_priorities,
+        readers=readers,
+        inspects_records=settings.compacts or bool(readers),
         decompressed_bytes_max=broker.max_decompressed_bytes,
         checks_content=broker.check_compressed_batches,
         compression=_compression(settings),

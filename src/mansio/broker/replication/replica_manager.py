@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.partition.partition import Partition
 from mansio.errors import CorruptLog, MansioError, StorageError
 from mansio.logs import fields
-from mansio.ports import Backoff
+from mansio.ports import Backoff, complete
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -248,7 +248,7 @@ class ReplicaManager:
 
     def _wake_task(self) -> None:
         if self._wake is not None:
-            _complete(self._wake)
+            complete(self._wake, None)
 
     # Logs that fail or cannot be opened while the broker runs
 
@@ -285,11 +285,6 @@ class ReplicaManager:
             await self._give_up(partitions)
         except MansioError as error:
             logger.warning("failed_partitions_not_released", extra=fields(reason=error))
-
-
-def _complete(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
 
 
 LOG_DELAY_MS: Final = 500

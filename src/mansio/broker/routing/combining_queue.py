@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from mansio.errors import CoordinatorNotAvailable, MansioError, WireError
+from mansio.ports import complete
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -118,12 +119,10 @@ class CombiningQueue(ABC, Generic[Item, Outcome]):
             self._fail(sent, error)
         else:
             for (_, promise), outcome in zip(sent, outcomes, strict=True):
-                if not promise.done():
-                    promise.set_result(outcome)
+                complete(promise, outcome)
         finally:
             self._fail(sent, None)  # interrupted
 
     def _fail(self, items: Sequence[tuple[Item, Promise[Outcome]]], reason: Exception | None) -> None:
         for item, promise in items:
-            if not promise.done():
-                promise.set_result(self.failure(item, reason))
+            complete(promise, self.failure(item, reason))

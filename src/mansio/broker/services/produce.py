@@ -40,6 +40,7 @@ from mansio.errors import (
     RequestTimedOut,
     UnsupportedCompression,
 )
+from mansio.ports import complete
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import HEADER_BYTES, read_header
@@ -532,8 +533,7 @@ class ProduceService:
             promise: Promise[None] = self._scheduler.promise()
 
             def on_done(_: PendingProduce) -> None:
-                if not promise.done():
-                    promise.set_result(None)
+                complete(promise, None)
 
             pending.wait(timeout_ms, on_done)
             try:

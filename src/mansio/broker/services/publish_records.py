@@ -35,6 +35,7 @@ from mansio.errors import (
     MessageTooLarge,
     PrioritiesNotEnabled,
 )
+from mansio.ports import complete
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
@@ -299,8 +300,7 @@ class PublishService:
             promise: Promise[None] = self._scheduler.promise()
 
             def on_done(_: PendingPublish) -> None:
-                if not promise.done():
-                    promise.set_result(None)
+                complete(promise, None)
 
             pending.wait(int(caller.timeout_ms(timeout_ms, self._clock.monotonic())), on_done)
             try:

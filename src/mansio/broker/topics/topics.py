@@ -50,6 +50,7 @@ from mansio.metadata.topic_plan import (
     plan_growth,
     plan_partitions,
 )
+from mansio.ports import complete, complete_with_error
 from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
@@ -454,16 +455,14 @@ class TopicService:
         async def run() -> None:
             try:
                 result = await work
-                if not promise.done():
-                    promise.set_result(result)
+                complete(promise, result)
             except MansioError as error:
                 if promise.done():
                     logger.warning("abandoned_request_failed", extra=fields(work=name, reason=error))
                 else:
                     promise.set_exception(copied(error))
             finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
-                if not promise.done():
-                    promise.set_exception(Unavailable(f"{name}: interrupted by an unexpected error"))
+                complete_with_error(promise, Unavailable(f"{name}: interrupted by an unexpected error"))
 
         self._scheduler.spawn(run(), name=name)
         return await result_of(promise)

@@ -34,9 +34,9 @@ from mansio.cli.support.common import (
 )
 from mansio.cli.support.formatting import Output, count_text
 from mansio.errors import InvalidRecord, MansioError
+from mansio.ports import complete
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Iterator
 
     from rich.progress import Progress
@@ -401,7 +401,7 @@ async def _wait_until_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     try:
-        loop.add_reader(descriptor, _set_ready, ready)
+        loop.add_reader(descriptor, complete, ready, None)
     except (PermissionError, NotImplementedError):  # a regular file, which is always ready; or Windows
         await asyncio.sleep(0)
         return
@@ -409,8 +409,3 @@ async def _wait_until_readable(descriptor: int) -> None:
         await ready
     finally:
         loop.remove_reader(descriptor)
-
-
-def _set_ready(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)

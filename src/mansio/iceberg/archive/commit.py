@@ -181,7 +181,7 @@ def skip_to_log_start(
 
 
 def next_commit(last: Commit | None, plan: BatchPlan) -> Commit:
-    """The table's commit after an accepted batch."""
+    """Return the table's commit after an accepted batch."""
     known = {} if last is None else last.offsets
     first = {} if last is None else last.first_offsets
     return Commit(plan.query, plan.batch, known | plan.end, plan.start | first)
@@ -220,7 +220,9 @@ def check_data_files(plan: BatchPlan, parts: Sequence[WrittenRange]) -> None:
 def _outcome_without_commit(
     decision: CommitDecision, last: Commit | None, plan: BatchPlan, attempt: int
 ) -> CommitOutcome:
-    """The outcome of a batch that is not added: returned if the table already has the batch, otherwise raised."""
+    """Return the outcome of a batch that is not added, if the table already has the batch; otherwise raise the
+    reason.
+    """
     assert last is not None
     if decision is CommitDecision.ALREADY_COMMITTED:
         return CommitOutcome(added=False, commit=last, attempts=attempt)
@@ -280,7 +282,7 @@ def expired_snapshots(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_MA
 
 
 def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
-    """Number of records that each batch of a query has added, by batch id, from the retained snapshots."""
+    """Return the number of records that each batch of a query has added, by batch id, from the retained snapshots."""
     added: dict[int, int] = defaultdict(int)
     for snapshot in metadata.snapshots:
         summary = snapshot.summary

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
@@ -37,6 +37,7 @@ from mansio.iceberg.archive.table_format import (
     format_offsets,
     parse_offsets,
 )
+from mansio.iceberg.catalog import create_table
 from mansio.iceberg.commit import COMMIT_RETRIES_MAX, commit_files, commit_with_retries
 from mansio.iceberg.errors import NotAnArchiveTable
 from mansio.iceberg.fanout_writer import file_system
@@ -81,11 +82,7 @@ def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | 
                 TOPIC_ID_PROPERTY: archive.topic_id,
                 "schema.name-mapping.default": _ICEBERG_SCHEMA.name_mapping.model_dump_json(),
             }
-            catalog.create_namespace_if_not_exists(NAMESPACE)
-            try:
-                table = catalog.create_table(identifier, _ICEBERG_SCHEMA, properties=properties)
-            except TableAlreadyExistsError:
-                table = catalog.load_table(identifier)
+            table = create_table(catalog, identifier, _ICEBERG_SCHEMA, properties=properties)
     found = table.properties.get(TOPIC_PROPERTY), table.properties.get(TOPIC_ID_PROPERTY)
     if found != (archive.topic, archive.topic_id):
         raise NotAnArchiveTable(
@@ -127,8 +124,8 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
 
 
 def _above_offset(table: ArchiveTable, part: WrittenRange, known: int) -> list[WrittenRange]:
-    """The rows of a task's file with offsets from `known` on: the file itself, a new file with a part of its rows, or
-    nothing.
+    """Return the rows of a task's file with offsets from `known` on: the file itself, a new file with a part of its
+    rows, or nothing.
     """
     if part.first_offset >= known:
         return [part]

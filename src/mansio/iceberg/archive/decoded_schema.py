@@ -29,7 +29,7 @@ NO_DECODED_COLUMNS = pa.schema([])
 
 
 def decoded_schema(table: Table) -> pa.Schema:
-    """The decoded columns of a table."""
+    """Return the decoded columns of a table."""
     columns = table.schema().as_arrow()
     found = [name for name in DECODED_COLUMNS if name in columns.names]
     return pa.schema([pa.field(name, normalized(columns.field(name).type)) for name in found])
@@ -41,7 +41,7 @@ def archive_schema(decoded: pa.Schema) -> pa.Schema:
 
 
 def merge_decoded(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """The decoded columns that hold those of all schemas.
+    """Return the decoded columns that hold those of all schemas.
 
     Raises:
         InvalidDataFiles: They cannot be merged.
@@ -75,7 +75,7 @@ def evolve_table(transaction: Transaction, table: Table, decoded: pa.Schema) -> 
 
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a data file with the columns of a table; columns and fields that the file lacks are null."""
+    """Return the rows of a data file with the columns of a table; columns and fields that the file lacks are null."""
     columns = [
         conform(batch.column(one.name), one.type)
         if batch.schema.get_field_index(one.name) >= 0
@@ -86,7 +86,7 @@ def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def encode_schema(schema: pa.Schema) -> str:
-    """An Arrow schema as text."""
+    """Return an Arrow schema as text."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 

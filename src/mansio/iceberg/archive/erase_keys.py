@@ -59,7 +59,7 @@ class ErasureReport:
 
 
 def with_key(keys: Sequence[bytes]) -> RowFilter:
-    """A filter that selects the rows with one of these keys."""
+    """Return a filter that selects the rows with one of these keys."""
 
     def select(rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(KEY_COLUMN)
@@ -127,7 +127,7 @@ def check_tags(table: ArchiveTable, *, drop_tags: bool) -> None:
 
 
 def count_rows(table: ArchiveTable, is_selected: RowFilter, columns: Sequence[str]) -> int:
-    """Number of rows of the current snapshot that `is_selected` selects; it is called with these columns."""
+    """Return the number of rows of the current snapshot that `is_selected` selects; it is called with these columns."""
     table.refresh()
     count = 0
     for file in _data_files(table):
@@ -182,7 +182,7 @@ def _rewrite_affected(
 
 
 def _count_in(source: pq.ParquetFile, is_selected: RowFilter, columns: Sequence[str]) -> int:
-    """Number of selected rows of a file."""
+    """Return the number of selected rows of a file."""
     groups = (source.read_row_group(group, columns=list(columns)) for group in range(source.num_row_groups))
     return sum(int(pc.sum(is_selected(rows), min_count=0).as_py()) for rows in groups)
 

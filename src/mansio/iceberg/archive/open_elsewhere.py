@@ -56,7 +56,7 @@ def _public_properties(catalog: Catalog) -> dict[str, str]:
 
 
 def _spark_arguments(catalog: str, identifier: tuple[str, ...], properties: Mapping[str, str]) -> list[str]:
-    """The arguments of `spark-sql`."""
+    """Return the arguments of `spark-sql`."""
     uri = properties.get("uri", "")
     packages = [SPARK_RUNTIME_PACKAGE]
     if properties["type"] == "sql":

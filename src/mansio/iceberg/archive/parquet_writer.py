@@ -50,8 +50,8 @@ PARQUET_WRITER_OPTIONS: dict[str, Any] = {
 
 
 def _writer_options(schema: pa.Schema) -> dict[str, Any]:
-    """The options for a file. Fields of decoded columns have dictionaries and statistics: their values are often equal,
-    and readers skip row groups by them.
+    """Return the options for a file. Fields of decoded columns have dictionaries and statistics: their values are often
+    equal, and readers skip row groups by them.
     """
     fields = [
         path for name in DECODED_COLUMNS if name in schema.names for path in _leaves(schema.field(name))
@@ -64,7 +64,7 @@ def _writer_options(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _leaves(column: pa.Field, prefix: str = "") -> list[str]:
-    """The paths of the fields of a column without those in lists and maps."""
+    """Return the paths of the fields of a column without those in lists and maps."""
     path = f"{prefix}{column.name}"
     if pa.types.is_struct(column.type):
         return [leaf for one in column.type for leaf in _leaves(one, f"{path}.")]
@@ -153,7 +153,7 @@ def to_table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa
 
 
 def _empty_to_null(lists: pa.ListArray) -> pa.ListArray:
-    """The same lists, with empty ones replaced by null."""
+    """Return the same lists, with empty ones replaced by null."""
     is_none = pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 0)
     offsets = pa.array(lists.offsets.to_numpy())  # copied, because a slice of offsets cannot have a mask
     return pa.ListArray.from_arrays(offsets, lists.values, type=lists.type, mask=is_none)

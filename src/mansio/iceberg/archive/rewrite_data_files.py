@@ -22,8 +22,8 @@ import pyarrow as pa
 from mansio.iceberg.archive.decoded_schema import archive_schema
 from mansio.iceberg.archive.table_scan import BEFORE_FIRST_RECORD, check_order, read_file, record_count
 from mansio.iceberg.errors import ArchiveError
+from mansio.iceberg.fanout_writer import TARGET_FILE_BYTES
 from mansio.iceberg.rewrite import (
-    TARGET_FILE_BYTES,
     RewriteReport,
     RewrittenGroup,
     merge_candidates,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import (
     AlwaysTrue,
     And,
@@ -49,6 +49,7 @@ from mansio.iceberg.archive.table_format import LiveFile, parse_history
 from mansio.iceberg.catalog import (
     CatalogTable,
     catalog_errors,
+    create_table,
     open_catalog,
     sqlite_address,
     warehouse_location,
@@ -115,21 +116,23 @@ class ArchiveTable(CatalogTable):
         return ArchiveTable(table, self.topic, self._catalog_address)
 
     def last_commit(self) -> Commit | None:
-        """The last commit of the archive, as of the last `refresh` or `commit`; None before the first batch."""
+        """Return the last commit of the archive, as of the last `refresh` or `commit`; None before the first batch."""
         return table_format.read_commit(self.iceberg.properties)
 
     def added_records(self, query: str) -> dict[int, int]:
-        """Number of records that each batch of a query has added, by batch id, as of the last `refresh` or `commit`.
-        Has at least the last ten batches, unless maintenance retains fewer snapshots.
+        """Return the number of records that each batch of a query has added, by batch id, as of the last `refresh` or
+        `commit`. Has at least the last ten batches, unless maintenance retains fewer snapshots.
         """
         return added_records(self.iceberg.metadata, query)
 
     def offset_history(self) -> tuple[HistoryEntry, ...]:
-        """The history of the table's offsets, oldest entry first, as of the last `refresh` or `commit`."""
+        """Return the history of the table's offsets, oldest entry first, as of the last `refresh` or `commit`."""
         return parse_history(self.iceberg.properties.get(table_format.HISTORY_PROPERTY, "[]"))
 
     def lost_ranges(self) -> tuple[LostRange, ...]:
-        """The ranges that are accepted as lost, oldest first: deleted before they were archived, or unreadable."""
+        """Return the ranges that are accepted as lost, oldest first: deleted before they were archived, or
+        unreadable.
+        """
         return table_format.read_lost_ranges(self.iceberg.properties)
 
     def skip_to_log_start(self, log_starts: Mapping[int, int]) -> tuple[LostRange, ...]:
@@ -140,7 +143,7 @@ class ArchiveTable(CatalogTable):
             return skip_to_log_start(self.iceberg, log_starts)
 
     def decoded_columns(self) -> pa.Schema:
-        """The columns of decoded keys and values; none if the archive has only the records."""
+        """Return the columns of decoded keys and values; none if the archive has only the records."""
         return decoded_schema(self.iceberg)
 
     def commit(
@@ -160,7 +163,7 @@ class ArchiveTable(CatalogTable):
         times: tuple[int, int] | None = None,
         snapshot_id: int | None = None,
     ) -> list[LiveFile]:
-        """The data files of the current or another snapshot that may hold matching rows. See the function
+        """Return the data files of the current or another snapshot that may hold matching rows. See the function
         `live_files`.
         """
         with self.catalog_errors():
@@ -255,7 +258,6 @@ def _check_location(table: Table, location: str) -> None:
 
 
 def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
-    """Create the table. If another program creates it at the same time, its table is loaded."""
     properties = {
         **table_format.TABLE_PROPERTIES,
         table_format.FORMAT_PROPERTY: table_format.FORMAT_VERSION,
@@ -264,13 +266,9 @@ def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
         # Tasks write Parquet without Iceberg's field ids; this maps columns to fields.
         "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
     }
-    catalog.create_namespace_if_not_exists(NAMESPACE)
-    try:
-        return catalog.create_table(
-            (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_PARTITION_SPEC, properties=properties
-        )
-    except TableAlreadyExistsError:
-        return catalog.load_table((NAMESPACE, topic))
+    return create_table(
+        catalog, (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_PARTITION_SPEC, properties=properties
+    )
 
 
 # -- data files --------
@@ -289,8 +287,9 @@ def live_files(
     times: tuple[int, int] | None = None,
     snapshot_id: int | None = None,
 ) -> list[LiveFile]:
-    """The data files that may hold rows of a partition, of offsets in [first, second), and of times (microseconds since
-    the epoch, UTC) in [first, second). A filter that is None selects all. Sorted by partition and first offset.
+    """Return the data files that may hold rows of a partition, of offsets in [first, second), and of times
+    (microseconds since the epoch, UTC) in [first, second). A filter that is None selects all. Sorted by partition and
+    first offset.
 
     Raises:
         ValueError: The snapshot has been expired.

@@ -205,7 +205,7 @@ def read_commit(properties: Mapping[str, str]) -> Commit | None:
 
 
 def commit_properties(commit: Commit) -> dict[str, str]:
-    """The table properties that store a commit; `read_commit` reads them."""
+    """Return the table properties that store a commit; `read_commit` reads them."""
     return {
         QUERY_PROPERTY: commit.query,
         BATCH_PROPERTY: str(commit.batch),
@@ -226,7 +226,7 @@ def read_lost_ranges(properties: Mapping[str, str]) -> tuple[LostRange, ...]:
 
 
 def format_lost_ranges(lost: Iterable[LostRange]) -> str:
-    """The value of the property of lost ranges: `[[partition, start, end], ...]`."""
+    """Return the value of the property of lost ranges: `[[partition, start, end], ...]`."""
     return json.dumps(
         [[one.partition, one.start, one.end] for one in lost][-LOST_RANGES_MAX:], separators=(",", ":")
     )
@@ -259,9 +259,9 @@ class HistoryEntry:
 def add_offset_history_entry(
     history: Sequence[HistoryEntry], at_ms: int, offsets: dict[int, int], before: HistoryEntry | None = None
 ) -> tuple[HistoryEntry, ...]:
-    """The history after a commit at `at_ms`. `before`: the time and offsets of the previous commit; None for the first
-    commit. The first commit after a full hour adds the offsets of the previous commit, which were valid at that hour.
-    If the clock was set back, nothing is added.
+    """Return the history after a commit at `at_ms`. `before`: the time and offsets of the previous commit; None for the
+    first commit. The first commit after a full hour adds the offsets of the previous commit, which were valid at that
+    hour. If the clock was set back, nothing is added.
     """
     full_hour_ms = at_ms if before is None else (before.at_ms // HOUR_MS + 1) * HOUR_MS
     if full_hour_ms > at_ms or (history and full_hour_ms <= history[-1].at_ms):
@@ -284,7 +284,7 @@ def _day(entry: HistoryEntry) -> int:
 
 
 def history_entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None:
-    """The last entry at or before `at_ms`; None if the history begins later."""
+    """Return the last entry at or before `at_ms`; None if the history begins later."""
     found = None
     for entry in history:
         if entry.at_ms > at_ms:
@@ -294,7 +294,7 @@ def history_entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntr
 
 
 def format_history(history: Sequence[HistoryEntry]) -> str:
-    """The value of the property of the history: `[[ms, {partition: offset}], ...]`."""
+    """Return the value of the property of the history: `[[ms, {partition: offset}], ...]`."""
     return "[" + ",".join(f"[{entry.at_ms},{format_offsets(entry.offsets)}]" for entry in history) + "]"
 
 

@@ -64,7 +64,7 @@ class Selection:
         return self.from_us is not None or self.to_us is not None
 
     def offset_range(self, partition: int) -> tuple[int, int] | None:
-        """The selected offsets [start, end) of a partition; None if no offset is selected."""
+        """Return the selected offsets [start, end) of a partition; None if no offset is selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         end = _OFFSET_MAX if self.ends is None else self.ends.get(partition, 0)
@@ -72,7 +72,7 @@ class Selection:
         return (start, end) if start < end else None
 
     def starting_at(self, starts: Mapping[int, int]) -> Selection:
-        """The selection without offsets below `starts`, and without the partitions that `starts` lacks."""
+        """Return the selection without offsets below `starts`, and without the partitions that `starts` lacks."""
         known = frozenset(starts)
         return replace(
             self,
@@ -95,7 +95,7 @@ class Selection:
         )
 
     def filter_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The selected rows of a batch. All rows of the batch must be of one partition."""
+        """Return the selected rows of a batch. All rows of the batch must be of one partition."""
         if not batch.num_rows:
             return batch
         offsets = self.offset_range(batch.column(PARTITION_COLUMN)[0].as_py())
@@ -126,8 +126,8 @@ def scan(
     snapshot_id: int | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """The selected records as of the table's last refresh, or of one of its snapshots: by partition, in offset order,
-    with the columns of `TABLE_SCHEMA`.
+    """Yield the selected records as of the table's last refresh, or of one of its snapshots: by partition, in offset
+    order, with the columns of `TABLE_SCHEMA`.
 
     Raises:
         ArchiveError: An offset exists twice, or a file is damaged.
@@ -145,7 +145,7 @@ def scan(
 def selected_files(
     table: ArchiveTable, selection: Selection = ALL_RECORDS, *, snapshot_id: int | None = None
 ) -> list[LiveFile]:
-    """The files that may hold selected records, by partition and offset."""
+    """Return the files that may hold selected records, by partition and offset."""
     partitions = selection.partitions
     only_partition = next(iter(partitions)) if partitions is not None and len(partitions) == 1 else None
     return [
@@ -163,8 +163,8 @@ def read_file(
     batch_rows: int = BATCH_ROWS,
     schema: pa.Schema = TABLE_SCHEMA,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, without the row groups that cannot hold a selected record. `schema`: the columns, at least
-    those of `TABLE_SCHEMA`.
+    """Yield the rows of one file, without the row groups that cannot hold a selected record. `schema`: the columns, at
+    least those of `TABLE_SCHEMA`.
 
     Raises:
         ArchiveError: The file is not a valid Parquet file.

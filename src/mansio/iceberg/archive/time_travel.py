@@ -49,7 +49,7 @@ class TableVersion:
         return self.snapshot_id is None and self.ends is None
 
     def limit_selection(self, selection: Selection) -> Selection:
-        """The selection without records that were archived after this version."""
+        """Return the selection without records that were archived after this version."""
         return selection if self.ends is None else replace(selection, ends=self.ends)
 
 
@@ -80,7 +80,7 @@ def find_version(table: ArchiveTable, text: str, parse_time: Callable[[str], int
 
 
 def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
-    """The version of the table at the time `at_ms`, according to its last refreshed metadata.
+    """Return the version of the table at the time `at_ms`, according to its last refreshed metadata.
 
     Raises:
         SnapshotNotFound: The table has no offsets of that time or an earlier one.

@@ -116,8 +116,8 @@ class RangeUpdate(NamedTuple):
 def with_range(
     known: Sequence[BackfilledRange], new: BackfilledRange, table: str, *, extends: bool = False
 ) -> RangeUpdate:
-    """The change of a table by a backfill of `new`, which replaces the same range of an earlier run. `extends`: it also
-    replaces the ranges that it contains.
+    """Return the change of a table by a backfill of `new`, which replaces the same range of an earlier run. `extends`:
+    it also replaces the ranges that it contains.
 
     Raises `InvalidRequest` if `new` overlaps another range, is of another pipeline or of other topics, or if there are
     too many ranges.

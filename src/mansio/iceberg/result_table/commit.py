@@ -78,7 +78,9 @@ class BatchCommit:
 
 
 def last_batches(properties: Mapping[str, str]) -> dict[str, tuple[int, int, str]]:
-    """The last committed batch of each query: query id to (batch id, time in milliseconds, digest of its offsets)."""
+    """Return the last committed batch of each query: query id to (batch id, time in milliseconds, digest of its
+    offsets).
+    """
     found = json.loads(properties.get(QUERIES_PROPERTY, "{}"))
     return {query: (int(batch), int(at_ms), str(digest)) for query, (batch, at_ms, digest) in found.items()}
 
@@ -103,7 +105,7 @@ def is_committed(properties: Mapping[str, str], batch: QueryBatch) -> bool:
 
 
 def with_batch(properties: Mapping[str, str], batch: QueryBatch, now_ms: int) -> dict[str, str]:
-    """The properties that store a batch; `is_committed` reads them."""
+    """Return the properties that store a batch; `is_committed` reads them."""
     queries = last_batches(properties) | {batch.query: (batch.batch, now_ms, batch.digest)}
     if len(queries) > QUERIES_MAX:
         queries = {

@@ -67,7 +67,7 @@ class DataFileWriter:
 
 
 def to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows with exactly the columns of `schema`, by name. A missing column becomes null."""
+    """Return the rows with exactly the columns of `schema`, by name. A missing column becomes null."""
     columns = []
     for wanted in schema:
         index = batch.schema.get_field_index(wanted.name)

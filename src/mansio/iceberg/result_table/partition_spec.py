@@ -141,7 +141,7 @@ def check_transform(field: PartitionField, column: pa.DataType) -> None:
 
 
 def partition_values(field: PartitionField, column: pa.Array) -> pa.Array:
-    """The partition value of each row: int32 or int64, or the type of the column for strings and booleans."""
+    """Return the partition value of each row: int32 or int64, or the type of the column for strings and booleans."""
     if field.transform == BUCKET:
         return _buckets(column, field.parameter)
     if field.transform == TRUNCATE:
@@ -192,7 +192,7 @@ def _is_bytes(column: pa.DataType) -> bool:
 
 
 def _integers(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The values of integers, dates and times as int64, 0 for null, and which of them are null."""
+    """Return the values of integers, dates and times as int64, 0 for null, and which of them are null."""
     is_null = np.asarray(column.is_null())
     as_integers = _time_as_integers(column).cast(pa.int64())
     return np.asarray(pc.fill_null(as_integers, 0)), is_null
@@ -237,7 +237,7 @@ def _to_buckets(hashes: NDArray[np.int64], count: int) -> NDArray[np.int32]:
 
 
 def _murmur3_of_integers(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The hashes of integers as Iceberg's specification defines them: of eight bytes in little-endian order."""
+    """Return the hashes of integers as Iceberg's specification defines them: of eight bytes in little-endian order."""
     words = values.astype("<i8").view("<u4").reshape(-1, 2)
     with np.errstate(over="ignore"):
         mixed = np.zeros(len(values), np.uint32)

@@ -96,8 +96,8 @@ def rewrite_files(
 def _in_order(
     schema: pa.Schema, batches: Iterator[pa.RecordBatch], sort_by: Sequence[SortField]
 ) -> tuple[Iterator[pa.RecordBatch], bool]:
-    """The rows in the sort order, if there is one and they fit into `SORT_BYTES_MAX`, otherwise unchanged; and whether
-    they are sorted.
+    """Return the rows in the sort order, if there is one and they fit into `SORT_BYTES_MAX`, otherwise unchanged; and
+    whether they are sorted.
     """
     if not sort_by:
         return batches, False
@@ -113,7 +113,9 @@ def _in_order(
 
 
 def sort_indices(rows: pa.Table, sort_by: Sequence[SortField]) -> pa.Array:
-    """The places of the rows in the sort order, with Spark's order of nulls: first if ascending, last if descending."""
+    """Return the places of the rows in the sort order, with Spark's order of nulls: first if ascending, last if
+    descending.
+    """
     columns = {}
     keys = []
     for index, one in enumerate(sort_by):

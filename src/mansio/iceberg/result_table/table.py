@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.partitioning import PartitionField as IcebergPartitionField
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -34,7 +34,7 @@ from pyiceberg.types import (
 )
 
 from mansio.errors import ConfigError
-from mansio.iceberg.catalog import CatalogTable, catalog_errors
+from mansio.iceberg.catalog import CatalogTable, catalog_errors, create_table
 from mansio.iceberg.errors import TableNotFound
 from mansio.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.iceberg.result_table.commit import (
@@ -162,7 +162,7 @@ class ResultTable(CatalogTable):
         return FileLayout(location.rstrip("/"), write_schema(self.iceberg.schema()), self.partition_by)
 
     def files(self) -> SnapshotFiles:
-        """The live files, as of the last `refresh` or `commit`. Each manifest is read once."""
+        """Return the live files, as of the last `refresh` or `commit`. Each manifest is read once."""
         return self.reader.read(self.iceberg)
 
     def is_committed(self, batch: QueryBatch) -> bool:
@@ -346,7 +346,6 @@ def _check_partition_types(table: ResultTable) -> None:
 
 
 def _create_table(name: TableName, opened: OpenCatalog, target: TableTarget, schema: Schema) -> Table:
-    """Create the table. If another program creates it at the same time, its table is loaded."""
     partition_by = target.partition_by
     if target.key and not partition_by:
         partition_by = (PartitionField(target.key[0], BUCKET, KEY_BUCKETS),)
@@ -356,17 +355,14 @@ def _create_table(name: TableName, opened: OpenCatalog, target: TableTarget, sch
     properties = dict(TABLE_PROPERTIES)
     if target.key:
         properties[KEY_PROPERTY] = json.dumps(target.key)
-    opened.catalog.create_namespace_if_not_exists(name.namespace)
-    try:
-        return opened.catalog.create_table(
-            name.identifier,
-            schema,
-            partition_spec=_partition_spec(partition_by, schema),
-            sort_order=_sort_order(target.sort_by, schema),
-            properties=properties,
-        )
-    except TableAlreadyExistsError:
-        return opened.catalog.load_table(name.identifier)
+    return create_table(
+        opened.catalog,
+        name.identifier,
+        schema,
+        partition_spec=_partition_spec(partition_by, schema),
+        sort_order=_sort_order(target.sort_by, schema),
+        properties=properties,
+    )
 
 
 def _partition_spec(fields: Sequence[PartitionField], schema: Schema) -> PartitionSpec:
@@ -400,7 +396,7 @@ def _sort_order(fields: Sequence[SortField], schema: Schema) -> SortOrder:
 
 
 def partition_fields(table: Table) -> tuple[PartitionField, ...]:
-    """The partition spec of a table.
+    """Return the partition spec of a table.
 
     Raises:
         ConfigError: It has a transform that Mansio does not have.
@@ -418,7 +414,7 @@ def partition_fields(table: Table) -> tuple[PartitionField, ...]:
 
 
 def sort_fields(table: Table) -> tuple[SortField, ...]:
-    """The sort order of a table; empty if it is not one of columns with Spark's order of nulls."""
+    """Return the sort order of a table; empty if it is not one of columns with Spark's order of nulls."""
     found = []
     for one in table.sort_order().fields:
         descending = one.direction == SortDirection.DESC

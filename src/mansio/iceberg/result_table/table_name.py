@@ -82,7 +82,7 @@ class OpenCatalog:
     address: str
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy in another process has a connection of its own."""
+        """Give a copy in another process a connection of its own."""
         return _reopen_catalog, (self.name, self.properties, self.address)
 
 
@@ -156,7 +156,7 @@ def _is_configured(name: str) -> bool:
 
 
 def spark_catalog_settings(name: str, spark_settings: Mapping[str, str]) -> dict[str, str] | None:
-    """The settings `spark.sql.catalog.NAME.*` without this prefix; None if the session has no such catalog."""
+    """Return the settings `spark.sql.catalog.NAME.*` without this prefix; None if the session has no such catalog."""
     prefix = f"{SPARK_CATALOG_PREFIX}{name}"
     found = {
         key.removeprefix(f"{prefix}."): value
@@ -190,7 +190,7 @@ def to_pyiceberg_properties(name: str, settings: Mapping[str, str]) -> dict[str,
 
 
 def _sqlalchemy_address(name: str, settings: Mapping[str, str]) -> str:
-    """The address of a JDBC catalog as SQLAlchemy writes it."""
+    """Return the address of a JDBC catalog as SQLAlchemy writes it."""
     uri = settings.get("uri", "").removeprefix("jdbc:")
     if uri.startswith("sqlite:") and not uri.startswith("sqlite://"):
         return f"sqlite:///{uri.removeprefix('sqlite:').removeprefix('file:').partition('?')[0]}"

@@ -52,8 +52,8 @@ class SchemaChanges:
 
 
 def plan_changes(table: Schema, result: Schema, renames: Mapping[str, str]) -> SchemaChanges:
-    """The changes that make the table accept the rows of a result. A column that the result lacks is written as null,
-    and a column of a narrower type than the table's is cast. `renames`: old name to new name; a rename that was
+    """Return the changes that make the table accept the rows of a result. A column that the result lacks is written as
+    null, and a column of a narrower type than the table's is cast. `renames`: old name to new name; a rename that was
     applied already is ignored.
 
     Raises:
@@ -125,8 +125,8 @@ def _is_promotable(narrow: PrimitiveType, wide: PrimitiveType) -> bool:
 
 
 def write_schema(schema: Schema) -> pa.Schema:
-    """The Arrow schema with which tasks write the table's files: with field ids, and with the types of Spark's batches
-    (`string`, not `large_string`).
+    """Return the Arrow schema with which tasks write the table's files: with field ids, and with the types of Spark's
+    batches (`string`, not `large_string`).
     """
     return pa.schema([_small_field(field) for field in schema_to_pyarrow(schema)])
 

@@ -51,7 +51,7 @@ class KeyedFile:
 def group_fields(
     partition_by: Sequence[PartitionField], key: Sequence[str]
 ) -> list[tuple[int, PartitionField]]:
-    """The partition fields that depend on the key only, with their places in the partition spec.
+    """Return the partition fields that depend on the key only, with their places in the partition spec.
 
     Raises:
         ConfigError: There is none, so every batch would have to read all files of the table.
@@ -68,7 +68,7 @@ def group_fields(
 def keyed_files(
     table: Table, files: SnapshotFiles, fields: Sequence[tuple[int, PartitionField]], key: str
 ) -> list[KeyedFile]:
-    """The files of the current snapshot. `key`: the first column of the key.
+    """Return the files of the current snapshot. `key`: the first column of the key.
 
     Raises:
         ConfigError: The table has files that cannot be rewritten file by file.
@@ -107,7 +107,7 @@ def plan_merge(
     small_bytes: int = SMALL_FILE_BYTES,
     small_files_max: int = SMALL_FILES_MAX,
 ) -> list[MergeItem]:
-    """The work of the second job: one item per staged group.
+    """Return the work of the second job: one item per staged group.
 
     Raises:
         InvalidDataFiles: A group was staged by two tasks, so the last row of a key is not known.

@@ -73,7 +73,7 @@ class StageReport:
     dead_letters: tuple[WrittenFile, ...] = ()
 
     def to_json(self) -> str:
-        """The text with which a task reports; `parse_stage_report` reads it."""
+        """Return the text with which a task reports; `parse_stage_report` reads it."""
         groups = [[one.group, one.path, one.rows, one.low, one.high] for one in self.groups]
         return json.dumps([groups, self.null_keys, [one.to_json() for one in self.dead_letters]])
 
@@ -105,7 +105,7 @@ class MergeReport:
     files: tuple[WrittenFile, ...]
 
     def to_json(self) -> str:
-        """The text with which a task reports; `parse_merge_report` reads it."""
+        """Return the text with which a task reports; `parse_merge_report` reads it."""
         return json.dumps([self.replaced, [one.to_json() for one in self.files]])
 
 
@@ -119,7 +119,9 @@ def parse_merge_report(text: str) -> MergeReport:
 
 
 def group_names(fields: Sequence[PartitionField], columns: Sequence[pa.Array]) -> pa.Array:
-    """The name of each row's group: the values of partition fields, each of one column. Null if a key is null."""
+    """Return the name of each row's group: the values of partition fields, each of one column. Null if a key is
+    null.
+    """
     texts = [
         partition_values(field, column).cast(pa.string())
         for field, column in zip(fields, columns, strict=True)
@@ -128,7 +130,7 @@ def group_names(fields: Sequence[PartitionField], columns: Sequence[pa.Array]) -
 
 
 def group_name(values: Sequence[object]) -> str:
-    """The name of the group of a file with these values of the partition fields; `group_names` of its rows."""
+    """Return the name of the group of a file with these values of the partition fields; `group_names` of its rows."""
     return GROUP_SEPARATOR.join(
         str(value).lower() if isinstance(value, bool) else str(value) for value in values
     )
@@ -148,7 +150,9 @@ def key_array(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
 
 
 def key_bound(value: Any) -> KeyBound:
-    """A value of a key as it is compared with the bounds of files: bytes as hexadecimal, which has the same order."""
+    """Return a value of a key as it is compared with the bounds of files: bytes as hexadecimal, which has the same
+    order.
+    """
     if isinstance(value, bytes):
         return value.hex()
     return int(value) if isinstance(value, bool) else value
@@ -183,7 +187,7 @@ def stage_rows(options: StageOptions, batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 def last_rows(key: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The last of the consecutive rows with the same key, over the borders of batches."""
+    """Yield the last of the consecutive rows with the same key, over the borders of batches."""
     pending: pa.RecordBatch | None = None
     for batch in batches:
         if not batch.num_rows:
@@ -274,7 +278,7 @@ class _StageWriter:
 
 
 def partition_keys(column: pa.Array) -> pa.Array:
-    """The values of a key as Iceberg compares them: dates and times as integers."""
+    """Return the values of a key as Iceberg compares them: dates and times as integers."""
     if pa.types.is_date32(column.type):
         return column.cast(pa.int32())
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
@@ -336,8 +340,8 @@ FIELD_ID: Final = b"PARQUET:field_id"
 
 
 def read_data_file(path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a data file with the columns of `schema`, identified by their field ids; by names where the file or
-    the schema has no ids. A column that the file lacks is null.
+    """Yield the rows of a data file with the columns of `schema`, identified by their field ids; by names where the
+    file or the schema has no ids. A column that the file lacks is null.
     """
     system, place = file_system_of(path)
     with system.open_input_file(place) as source:
@@ -359,7 +363,7 @@ def read_data_file(path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def file_system_of(path: str) -> tuple[Any, str]:
-    """The file system of a file, and the file's path on it."""
+    """Return the file system of a file, and the file's path on it."""
     location, _, name = path.rpartition("/")
     system, directory = file_system(location)
     return system, f"{directory}/{name}"
@@ -371,7 +375,7 @@ def _field_id(field: pa.Field) -> bytes | None:
 
 
 def _align(array: pa.Array, found: pa.Field, wanted: pa.Field) -> pa.Array:
-    """A column of a file with the type of the table's column; fields of structs are identified by their ids."""
+    """Return a column of a file with the type of the table's column; fields of structs are identified by their ids."""
     if pa.types.is_struct(wanted.type):
         ids = {
             _field_id(found.type.field(n)) or found.type.field(n).name: n

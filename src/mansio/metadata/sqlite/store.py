@@ -49,6 +49,7 @@ from mansio.metadata.sqlite.format import (
     verify_entry_row,
     verify_event_row,
 )
+from mansio.ports import complete
 from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
@@ -207,8 +208,7 @@ class SqliteStore:
 
     def _wake(self) -> None:
         for waiting in tuple(self._waiting):
-            if not waiting.done():
-                waiting.set_result(None)
+            complete(waiting, None)
 
     async def _run(
         self,

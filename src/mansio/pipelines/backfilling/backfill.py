@@ -171,7 +171,7 @@ class _BackfillInputs:
         self._client = sync_client(job.bootstrap_servers)
 
     def read(self, topic: str, **options: str) -> DataFrame:
-        """The records of a topic, or of several separated by commas, whose timestamps are in the range."""
+        """Return the records of a topic, or of several separated by commas, whose timestamps are in the range."""
         chosen = {
             name: str(value)
             for name, value in {**self._job.options, **options}.items()
@@ -209,7 +209,7 @@ class _BackfillInputs:
         return rows.where(functions.col("timestamp") >= functions.timestamp_millis(functions.lit(from_ms)))
 
     def _archive(self, topic: str) -> ArchiveTable | None:
-        """The archive of the topic in the warehouse, if there is one."""
+        """Return the archive of the topic in the warehouse, if there is one."""
         if self._job.warehouse is None:
             return None
         with contextlib.suppress(TableNotFound):

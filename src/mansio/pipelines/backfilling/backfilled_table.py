@@ -53,7 +53,7 @@ def check_backfill(
 
 
 def known_ranges(target: TableTarget, spark_settings: Mapping[str, str]) -> tuple[BackfilledRange, ...]:
-    """The ranges of an existing table; none if it does not exist or has no rows.
+    """Return the ranges of an existing table; none if it does not exist or has no rows.
 
     Raises:
         NotAnArchiveTable: The table has rows that no backfill has written.

@@ -147,7 +147,7 @@ class MirrorJob:
     compression: str = "none"
 
     def target_topic(self, topic: str, source_cluster_id: str) -> str:
-        """The name of a topic on the target. Raises `InvalidRequest` for a pattern without `{topic}`."""
+        """Return the name of a topic on the target. Raises `InvalidRequest` for a pattern without `{topic}`."""
         if "{topic}" not in self.topic_pattern:
             raise InvalidRequest(
                 f"the pattern {self.topic_pattern!r} lacks {{topic}}: all topics would become one"
@@ -234,8 +234,9 @@ def run_mirror(
 def translate_offsets(
     job: MirrorJob, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int | None]:
-    """The offset of the target at which a reader continues that has read the source up to the given one, without it;
-    for each partition of the source. None: nothing of the partition was mirrored. Raises the brokers' errors."""
+    """Return the offset of the target at which a reader continues that has read the source up to the given one, without
+    it; for each partition of the source. None: nothing of the partition was mirrored. Raises the brokers' errors.
+    """
     target = sync_client(job.target_servers)
     source_id = _cluster_id(sync_client(job.source_servers))
     view = find_topic(target, state_topic_name(source_id))
@@ -249,7 +250,7 @@ def translate_offsets(
 
 
 def target_topics(job: MirrorJob, topics: Iterable[str]) -> dict[str, str]:
-    """The name on the target of each topic. Raises the brokers' errors."""
+    """Return the name on the target of each topic. Raises the brokers' errors."""
     source_id = _cluster_id(sync_client(job.source_servers))
     return {topic: job.target_topic(topic, source_id) for topic in topics}
 
@@ -315,7 +316,7 @@ class _Run:
             self.publish(session)
 
     def result(self, session: _Session) -> MirrorResult:
-        """The result of a job that has ended."""
+        """Return the result of a job that has ended."""
         return MirrorResult(
             self._job.name,
             self.batches,
@@ -510,14 +511,14 @@ class _Session:
         )
 
     def lag(self) -> dict[str, int]:
-        """Number of records behind the positions, by topic."""
+        """Return the number of records behind the positions, by topic."""
         found = dict.fromkeys((copy.topic for copy in self._copies), 0)
         for place, end in self._ends.items():
             found[place.source] += max(0, end - self._states[place].next_offset)
         return found
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The source offsets that are read next."""
+        """Return the source offsets that are read next."""
         return {_source_place(place): state.next_offset for place, state in sorted(self._states.items())}
 
     # -- copying --------
@@ -551,7 +552,7 @@ class _Session:
         return records
 
     def _read(self, copy: _Copy, place: MirroredPartition) -> Generator[Piece]:
-        """The records from the position to the end that is known."""
+        """Yield the records from the position to the end that is known."""
         start, end = self._states[place].next_offset, self._ends[place]
         pending: pa.RecordBatch | None = None
         responses = fetch_range(

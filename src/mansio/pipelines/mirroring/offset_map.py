@@ -65,8 +65,9 @@ class OffsetMap:
         self._counts.append(run.length)
 
     def translate(self, offset: int) -> int | None:
-        """The target offset at which a reader continues that has read the source up to `offset`, without it; None if no
-        record was mirrored yet. For an offset behind the mirrored records this is the end of their copies."""
+        """Return the target offset at which a reader continues that has read the source up to `offset`, without it;
+        None if no record was mirrored yet. For an offset behind the mirrored records this is the end of their copies.
+        """
         at = bisect_right(self._sources, offset) - 1
         if at < 0:
             return None if self.origin == NO_OFFSET else self.origin
@@ -93,8 +94,9 @@ class OffsetMap:
 
 
 def find_runs(offsets: NDArray[np.int64], appended: Iterable[tuple[int, int]], runs_max: int) -> list[Run]:
-    """The runs of records that were just written, at most about `runs_max` of them. `offsets`: their source offsets, in
-    order; `appended`: (first target offset, number of records) of each written batch, in order."""
+    """Return the runs of records that were just written, at most about `runs_max` of them. `offsets`: their source
+    offsets, in order; `appended`: (first target offset, number of records) of each written batch, in order.
+    """
     targets = np.concatenate([np.arange(base, base + count) for base, count in appended])
     assert len(targets) == len(offsets), "each record is in one batch"
     breaks = np.flatnonzero((np.diff(offsets) != 1) | (np.diff(targets) != 1)) + 1

@@ -37,7 +37,7 @@ def has_passed(headers: pa.ListArray, cluster_id: str) -> NDArray[np.bool_]:
 
 
 def add_cluster(headers: pa.ListArray, cluster_id: str) -> pa.ListArray:
-    """The headers of each record, and one that names the cluster."""
+    """Return the headers of each record, and one that names the cluster."""
     flat = headers.flatten()
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy().astype(np.int64)
     ends = np.cumsum(counts + 1)

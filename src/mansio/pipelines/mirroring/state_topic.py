@@ -61,15 +61,16 @@ class PartitionState:
 
 
 def state_topic_name(source_cluster_id: str) -> str:
-    """The name of the topic, on the target."""
+    """Return the name of the topic, on the target."""
     return f"{STATE_TOPIC_PREFIX}{source_cluster_id}.internal"
 
 
 def load_states(
     client: SyncClient, view: TopicMetadata, topics: Iterable[tuple[str, str]]
 ) -> dict[MirroredPartition, PartitionState]:
-    """The states of all partitions of these pairs of source and target topic. Raises `ConcurrentTransactions` if a
-    transaction of another mirror stays open, and `CorruptMessage` for a record that is none of a mirror."""
+    """Return the states of all partitions of these pairs of source and target topic. Raises `ConcurrentTransactions` if
+    a transaction of another mirror stays open, and `CorruptMessage` for a record that is none of a mirror.
+    """
     wanted = set(topics)
     positions: dict[MirroredPartition, dict[str, Any]] = {}
     runs: dict[MirroredPartition, dict[int, Run]] = {}
@@ -126,7 +127,7 @@ def removal_record(place: MirroredPartition, source: int | None = None) -> tuple
 
 
 def to_rows(records: list[tuple[bytes, bytes | None]]) -> pa.RecordBatch:
-    """The records as rows for `TaskSender.send`."""
+    """Return the records as rows for `TaskSender.send`."""
     keys, values = zip(*records, strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.array(keys, pa.binary()), pa.array(values, pa.binary())], schema=STATE_SCHEMA
@@ -158,7 +159,7 @@ def _records(client: SyncClient, view: TopicMetadata) -> Iterator[tuple[bytes, b
 
 
 def _stable_end(client: SyncClient, place: TopicPartition) -> int:
-    """The end offset, when no transaction is open before it."""
+    """Return the end offset, when no transaction is open before it."""
     cluster = client.cluster
 
     async def wait() -> int:

@@ -82,7 +82,7 @@ def batch_bytes_max(target: SyncClient, topic: str) -> int:
 def changed_settings(
     source: Mapping[str, tuple[str, bool]], target: Mapping[str, tuple[str, bool]]
 ) -> dict[str, str]:
-    """The settings to set on the target. Each setting: its value, and whether the topic has it itself."""
+    """Return the settings to set on the target. Each setting: its value, and whether the topic has it itself."""
     wanted = {
         name: value
         for name, (value, is_own) in source.items()
@@ -138,7 +138,7 @@ def _create_partitions(client: SyncClient, topic: str, count: int) -> None:
 
 
 def _checked(field_name: str) -> Any:
-    """A check that raises the first error in the items of a response."""
+    """Return a check that raises the first error in the items of a response."""
 
     def check(response: Any) -> None:
         for item in getattr(response, field_name):

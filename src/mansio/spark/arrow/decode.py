@@ -68,7 +68,7 @@ def decode_batches(
     read_committed: bool = True,
     decompressed_bytes_max: int = RESULT_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of one Fetch response with offsets in [start, end), as Arrow record batches of `columns`.
+    """Yield the records of one Fetch response with offsets in [start, end), as Arrow record batches of `columns`.
 
     A small response may decompress to a large one: a result is yielded as soon as its batches have
     `decompressed_bytes_max` bytes, decompressed; a batch of many small records is yielded in several. Yields nothing if
@@ -155,7 +155,7 @@ class _BatchLayout:
         self.bytes += length + count * _RECORD_OVERHEAD_BYTES
 
     def batch_buffers(self) -> list[BatchBuffer]:
-        """The buffers of all added batches, in order."""
+        """Return the buffers of all added batches, in order."""
         self._finish_buffer()
         return self._batch_buffers
 
@@ -168,13 +168,13 @@ class _BatchLayout:
 
 
 def _decompressed(view: memoryview, position: int, header: BatchHeader) -> bytes:
-    """The decompressed records of the batch at `position`."""
+    """Return the decompressed records of the batch at `position`."""
     body = view[position + HEADER_BYTES : position + header.size]
     return decompress(header.codec, body, max(DECOMPRESSED_BYTES_MAX, header.size))
 
 
 def _split(body: bytes, header: BatchHeader, records_max: int) -> Iterator[tuple[bytes, BatchHeader]]:
-    """The records of a batch in parts of at most `records_max`, each with a header that has their number."""
+    """Yield the records of a batch in parts of at most `records_max`, each with a header that has their number."""
     begin, remaining = 0, header.record_count
     if remaining * RECORD_BYTES_MIN > len(body):
         raise InvalidRecord(f"{remaining} records do not fit in {len(body)} bytes")

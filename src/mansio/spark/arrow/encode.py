@@ -181,7 +181,7 @@ def _binary_column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
 
 
 def _encode_headers(column: pa.Array) -> pa.Array | None:
-    """The encoded headers of each row, including their count; None if no row has headers."""
+    """Return the encoded headers of each row, including their count; None if no row has headers."""
     flat = column.flatten()
     if not len(flat):
         return None
@@ -205,7 +205,7 @@ def _join_rows(*columns: pa.Array | pa.Scalar) -> pa.Array:
 
 
 def _encoded_lengths(column: pa.Array) -> NDArray[np.int64]:
-    """The length of each value as a record encodes it: -1 for null."""
+    """Return the length of each value as a record encodes it: -1 for null."""
     lengths, null = binary_lengths(column)
     if null is not None:
         lengths[null] = -1
@@ -215,7 +215,7 @@ def _encoded_lengths(column: pa.Array) -> NDArray[np.int64]:
 def _partition_of_rows(
     rows: pa.RecordBatch, key: pa.Array | None, partition_count: int, keyless: int
 ) -> NDArray[np.int32]:
-    """The partition of each row."""
+    """Return the partition of each row."""
     partitions = np.full(rows.num_rows, keyless, np.int32)
     if key is not None:
         partitions = partitions_for_keys(key, partition_count)
@@ -329,15 +329,15 @@ _PADDING_BYTES: Final = 8
 
 
 def partitions_for_keys(keys: pa.Array, count: int) -> NDArray[np.int32]:
-    """The partition of each key (binary or string) in a topic with `count` partitions, as Kafka's default partitioner
-    computes it (murmur2). Null is treated as an empty key.
+    """Return the partition of each key (binary or string) in a topic with `count` partitions, as Kafka's default
+    partitioner computes it (murmur2). Null is treated as an empty key.
     """
     hashed = _murmur2(keys.cast(pa.binary()).fill_null(b"")) & np.uint32(0x7FFFFFFF)
     return (hashed % np.uint32(count)).astype(np.int32)
 
 
 def _murmur2(keys: pa.Array) -> NDArray[np.uint32]:
-    """The murmur2 hash of each key; null keys are not allowed."""
+    """Return the murmur2 hash of each key; null keys are not allowed."""
     offsets = binary_offsets(keys).astype(np.int64)
     first, data = int(offsets[0]), keys.buffers()[2]
     key_bytes = b"" if data is None else memoryview(data)[first : int(offsets[-1])]

@@ -62,7 +62,7 @@ class ReadableRows:
     def read(
         self, records: memoryview, aborted: Sequence[tuple[int, int]], start: int
     ) -> Iterator[pa.RecordBatch | UnreadableRows]:
-        """The rows of a response and its unreadable ranges. `aborted`: aborted transactions of the response."""
+        """Yield the rows of a response and its unreadable ranges. `aborted`: aborted transactions of the response."""
         rows_done = 0
         try:
             for rows in self._decode(records, aborted, self._columns, start, self._end):
@@ -78,7 +78,7 @@ class ReadableRows:
     def decode(
         self, batch: memoryview, columns: Sequence[str], first: int, last: int
     ) -> list[pa.RecordBatch]:
-        """The rows of a visible batch with offsets from `first` to `last`, in these columns."""
+        """Return the rows of a visible batch with offsets from `first` to `last`, in these columns."""
         return list(self._decode(batch, (), columns, first, last + 1))
 
     def _decode(
@@ -138,7 +138,7 @@ class ReadableRows:
                 yield piece._replace(batch=batch) if isinstance(piece, UnreadableRows) else piece
 
     def _offset_after(self, batch: memoryview, start: int, rows_done: int) -> int:
-        """The offset after the first `rows_done` rows of a batch, which were decoded before."""
+        """Return the offset after the first `rows_done` rows of a batch, which were decoded before."""
         if rows_done:
             for rows in self._decode(batch, (), ("offset",), start, self._end):
                 if rows.num_rows >= rows_done:
@@ -150,7 +150,7 @@ class ReadableRows:
 def isolate_unreadable_records(
     decode: Decode, columns: Sequence[str], start: int, end: int
 ) -> Iterator[pa.RecordBatch | UnreadableRows]:
-    """The readable rows and unreadable ranges of one batch with offsets in [start, end), in offset order.
+    """Yield the readable rows and unreadable ranges of one batch with offsets in [start, end), in offset order.
 
     If the batch itself is invalid (CRC, lengths, compression), all its records are unreadable. If only the content of
     records is invalid (a header name, a timestamp out of range), the invalid records are found by bisection. After

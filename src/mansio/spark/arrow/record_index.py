@@ -81,7 +81,7 @@ class RecordIndex(NamedTuple):
     end: NDArray[np.int64]
 
     def rows(self, begin: int, end: int) -> RecordIndex:
-        """The index of the records [begin, end)."""
+        """Return the index of the records [begin, end)."""
         return RecordIndex(self.raw, self.data, *(column[begin:end] for column in self[2:]))
 
 
@@ -167,7 +167,9 @@ def _find_records(
 
 
 def _candidate_starts(batches: BatchBuffer, data: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
-    """The positions of the records of each batch relative to its begin. They are candidates, which must be verified."""
+    """Return the positions of the records of each batch relative to its begin. They are candidates, which must be
+    verified.
+    """
     view = memoryview(batches.data)
     shapes = [
         (stop - begin, header.record_count)
@@ -208,8 +210,9 @@ def _begins_with_equal_lengths(view: memoryview, span: tuple[int, int], count: i
 def _select_boundaries(
     data: NDArray[np.uint8], boundaries: NDArray[np.int64], spans: Sequence[tuple[int, int]]
 ) -> NDArray[np.int64] | None:
-    """The begins of the batches, and those boundaries whose record ends at another boundary or at the end of a batch: a
-    false boundary does not lead to another one. None if a batch does not begin with a record."""
+    """Return the begins of the batches, and those boundaries whose record ends at another boundary or at the end of a
+    batch: a false boundary does not lead to another one. None if a batch does not begin with a record.
+    """
     begins, stops = np.array(spans, np.int64).T
     is_boundary = np.zeros(len(data) + 1, np.bool_)
     is_boundary[boundaries] = True
@@ -272,8 +275,9 @@ def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
 
 
 def record_end(data: bytes, position: int, count: int) -> int:
-    """The end of the last of `count` records from `position`. Raises `IndexError` beyond the end of `data`, and
-    `InvalidRecord`."""
+    """Return the end of the last of `count` records from `position`. Raises `IndexError` beyond the end of `data`, and
+    `InvalidRecord`.
+    """
     for begin in range(0, count, _WALK_RECORDS_MAX):
         _, position = _walk_chunk(data, position, min(_WALK_RECORDS_MAX, count - begin))
     if position > len(data):
@@ -371,8 +375,9 @@ def find_record_boundaries(data: NDArray[np.uint8]) -> NDArray[np.int64] | None:
 
 
 def _unaligned_words(data: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """An array of little-endian 32-bit words. Element n starts at byte n of `data`, so one array access reads any four
-    bytes. The words share the memory of `data`."""
+    """Return an array of little-endian 32-bit words. Element n starts at byte n of `data`, so one array access reads
+    any four bytes. The words share the memory of `data`.
+    """
     return np.ndarray((max(len(data) - 3, 0),), "<u4", buffer=data, strides=(1,))
 
 

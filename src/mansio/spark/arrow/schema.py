@@ -57,7 +57,7 @@ SHOWN_NAME_CHARACTERS_MAX = 100
 
 
 def select_columns(columns: Sequence[str] | None = None, include_headers: bool = False) -> tuple[str, ...]:
-    """The columns of a reader, in order: `columns`, or the default columns if it is None. `include_headers` adds
+    """Return the columns of a reader, in order: `columns`, or the default columns if it is None. `include_headers` adds
     `headers` at the end.
 
     Raises `InvalidRequest` for an unknown or duplicate name, and for an empty selection.
@@ -77,10 +77,10 @@ def select_columns(columns: Sequence[str] | None = None, include_headers: bool =
 
 
 def record_schema(columns: Sequence[str] | None = None, include_headers: bool = False) -> pa.Schema:
-    """The Arrow schema of the columns that `select_columns` returns for the same arguments."""
+    """Return the Arrow schema of the columns that `select_columns` returns for the same arguments."""
     return pa.schema([RECORD_SCHEMA.field(name) for name in select_columns(columns, include_headers)])
 
 
 def spark_schema(columns: Sequence[str] | None = None, include_headers: bool = False) -> str:
-    """The Spark schema (`key binary, value binary, ...`) of the columns that `select_columns` returns."""
+    """Return the Spark schema (`key binary, value binary, ...`) of the columns that `select_columns` returns."""
     return ", ".join(f"{name} {_SPARK_TYPES[name]}" for name in select_columns(columns, include_headers))

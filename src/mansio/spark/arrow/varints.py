@@ -30,7 +30,7 @@ _SEVEN_BITS: Final = np.uint8(0x7F)
 def read_varints(
     data: NDArray[np.uint8], position: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(number at each position, position after it). `data` has at least one byte after the last number.
+    """Return (number at each position, position after it). `data` has at least one byte after the last number.
 
     Raises `IndexError` for a position outside the buffer. Numbers of one or two bytes, which most are, are decoded in
     arrays of 8 or 16 bits.
@@ -97,7 +97,7 @@ def zigzag_encode(values: NDArray[np.int64]) -> ZigzagNumbers:
 
 
 def encode_varint_rows(columns: Sequence[ZigzagNumbers]) -> pa.Array:
-    """A binary array: row n is the concatenation of the varints of number n of each column."""
+    """Return a binary array: row n is the concatenation of the varints of number n of each column."""
     count = len(columns[0][0])
     widest = [int(width.max(initial=1)) for _, width in columns]
     matrix = np.empty((count, sum(widest)), np.uint8)

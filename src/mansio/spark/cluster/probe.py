@@ -24,7 +24,7 @@ ERROR_CHARACTERS_MAX = 300
 
 
 def report(request: "dict[str, Any]") -> "dict[str, Any]":
-    """The report, as JSON values.
+    """Return the report, as JSON values.
 
     `request`: `modules` to import, `brokers` as [host, port], `directories` with `location`, and `marker` and `token`:
     name and content of the file that the driver has created in it.
@@ -49,7 +49,7 @@ def report(request: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def spark_packages() -> "list[str]":
-    """The packages that Spark puts first on the path of a Python worker."""
+    """Return the packages that Spark puts first on the path of a Python worker."""
     home = os.environ.get("SPARK_HOME")
     library = os.path.join(home, "python", "lib") if home else ""
     if not os.path.isdir(library):
@@ -60,7 +60,7 @@ def spark_packages() -> "list[str]":
 
 
 def unreachable(brokers: "list[list[str]]") -> "dict[str, str]":
-    """The error for each address `host:port` that accepts no connection."""
+    """Return the error for each address `host:port` that accepts no connection."""
     found = {}
     for host, port in brokers:
         try:
@@ -101,7 +101,7 @@ def read_remote_directory(location: str) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """The error in one line. The text of a failed system call has no number."""
+    """Return the error in one line. The text of a failed system call has no number."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     prefix = "" if isinstance(error, (OSError, ImportError)) else type(error).__name__ + ": "
     return (prefix + " ".join(str(text).split()))[:ERROR_CHARACTERS_MAX]

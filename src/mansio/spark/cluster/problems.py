@@ -87,7 +87,7 @@ class PythonReport:
 
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> PythonReport:
-        """The report from the probe's JSON."""
+        """Return the report from the probe's JSON."""
         directories = {
             one["location"]: DirectoryReport(one["sees_marker"], one["written"], one["error"])
             for one in found["directories"]
@@ -116,7 +116,7 @@ class Expectation:
 
 
 def local_path(location: str) -> str:
-    """The path of a location that is a path or a `file:` address; other addresses are returned unchanged."""
+    """Return the path of a location that is a path or a `file:` address; other addresses are returned unchanged."""
     if location.startswith("file:"):
         path = location.removeprefix("file:")
         return "/" + path.lstrip("/")
@@ -126,7 +126,7 @@ def local_path(location: str) -> str:
 def find_problems(
     workers: Iterable[PythonReport], expected: Expectation, where: str = "worker"
 ) -> tuple[ClusterProblem, ...]:
-    """The problems of all workers, each once. `where`: what the reports are of, in the singular."""
+    """Return the problems of all workers, each once. `where`: what the reports are of, in the singular."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for worker in workers:
         for found in _problems_of(worker, expected):
@@ -137,14 +137,14 @@ def find_problems(
 
 
 def describe_hosts(hosts: Sequence[str], where: str = "worker") -> str:
-    """The hosts as text, such as `3 workers (a, b, c)`."""
+    """Return the hosts as text, such as `3 workers (a, b, c)`."""
     names = sorted(set(hosts))
     shown = ", ".join(names[:HOSTS_SHOWN_MAX]) + (", ..." if len(names) > HOSTS_SHOWN_MAX else "")
     return f"{where} {shown}" if len(hosts) == 1 else f"{len(hosts)} {where}s ({shown})"
 
 
 def _problems_of(worker: PythonReport, expected: Expectation) -> Iterator[tuple[str, str]]:
-    """(what is wrong, remedy) for one worker. Problems that follow from an earlier one are left out."""
+    """Yield (what is wrong, remedy) for one worker. Problems that follow from an earlier one are left out."""
     driver = expected.driver
     if not worker.executable:
         yield (

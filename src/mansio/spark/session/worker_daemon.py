@@ -58,7 +58,7 @@ def import_worker_modules(worker: str) -> None:
 
 
 def thread_count() -> int:
-    """Number of threads of this process, including those of libraries; 1 if it is unknown."""
+    """Return the number of threads of this process, including those of libraries; 1 if it is unknown."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

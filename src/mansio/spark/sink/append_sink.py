@@ -56,12 +56,12 @@ class AppendSink:
 
 
 def file_prefix(batch: QueryBatch) -> str:
-    """The prefix of the names of a batch's files."""
+    """Return the prefix of the names of a batch's files."""
     return f"{batch.query}-{batch.batch}"
 
 
 def quoted(column: str) -> str:
-    """The name of a column as Spark's expressions have it; a dot in a name is not an access to a field."""
+    """Return the name of a column as Spark's expressions have it; a dot in a name is not an access to a field."""
     return f"`{column.replace('`', '``')}`"
 
 

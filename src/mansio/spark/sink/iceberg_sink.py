@@ -107,11 +107,11 @@ class IcebergSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the data source in `format(...)`."""
+        """Return the name of the data source in `format(...)`."""
         return "mansio_table"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> IcebergStreamWriter:  # noqa: ARG002  # as Spark calls it
-        """The writer. Raises `ConfigError` for a missing option and for output modes other than append."""
+        """Return the writer. Raises `ConfigError` for a missing option and for output modes other than append."""
         if overwrite:
             raise ConfigError("an archive can only be appended to: use output mode append")
         return IcebergStreamWriter(self.options)
@@ -138,7 +138,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         self._source, self._columns = replace(parsed, decoded=columns), selected_columns(source)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
-        """Called in a task: fetch the records of the ranges in `iterator` and write them to files.
+        """Fetch the records of the ranges in `iterator` and write them to files; called in a task.
 
         A task that fails deletes its files.
         """
@@ -176,7 +176,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Called on the driver: add the batch to the table unless the table already has it."""
+        """Add the batch to the table unless the table already has it; called on the driver."""
         checkpoint = self._options[CHECKPOINT_OPTION.lower()]
         start = parse_offsets(self._options[START_OFFSETS_OPTION.lower()])
         plan = read_batch_plan(checkpoint, batchId, self._options[TABLE_OPTION], start)
@@ -302,7 +302,7 @@ def _is_batch(value: bytes | None, first: int, last: int) -> bool:
 
 
 def dead_letter_ranges(dead_letters: pa.RecordBatch) -> list[LostRange]:
-    """The offset ranges of dead letters."""
+    """Return the offset ranges of dead letters."""
     columns = (dead_letters.column(name).to_pylist() for name in ("partition", "offset", "last_offset"))
     return [LostRange(partition, first, last + 1) for partition, first, last in zip(*columns, strict=True)]
 
@@ -341,8 +341,8 @@ def read_batch_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int,
 
 
 def _parse_offset_log_entry(text: str, topic: str) -> dict[int, int]:
-    """The offsets in an entry of Spark's offset log: a line with the version, one with the batch's metadata, and one
-    with the offsets of the source.
+    """Return the offsets in an entry of Spark's offset log: a line with the version, one with the batch's metadata, and
+    one with the offsets of the source.
     """
     lines = text.splitlines()
     if not lines or lines[0] != "v1" or len(lines) != 3:
@@ -385,9 +385,9 @@ def sink_options(
     dead_letters: ArchiveTable | None = None,
     decoded: pa.Schema = NO_DECODED_COLUMNS,
 ) -> dict[str, str]:
-    """The sink's options for a query that starts at the offsets `start`; Spark adds the checkpoint. `source`: the
-    options of `format("mansio")` with which tasks read. `dead_letters`: the table for unreadable records, if they are
-    stored. `decoded`: the decoded columns with the types that are known now.
+    """Return the sink's options for a query that starts at the offsets `start`; Spark adds the checkpoint. `source`:
+    the options of `format("mansio")` with which tasks read. `dead_letters`: the table for unreadable records, if they
+    are stored. `decoded`: the decoded columns with the types that are known now.
     """
     from mansio.iceberg.catalog import warehouse_location
 

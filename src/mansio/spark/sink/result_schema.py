@@ -49,7 +49,7 @@ _PRIMITIVES: Final[dict[type[spark_types.DataType], IcebergType]] = {
 
 
 def to_iceberg_schema(schema: spark_types.StructType) -> Schema:
-    """The Iceberg schema of a DataFrame; all columns are optional.
+    """Return the Iceberg schema of a DataFrame; all columns are optional.
 
     Raises:
         IncompatibleSchema: Iceberg has no type for a column, or two columns have the same name.

@@ -105,7 +105,7 @@ class SinkTransaction:
         return found
 
     def _take_slot(self) -> ProducerEpoch | None:
-        """The producer of the first slot without a prepared transaction; None if all have one."""
+        """Return the producer of the first slot without a prepared transaction; None if all have one."""
         for slot in self._slots():
             found = self._coordinator.initialize(self._name(slot), self._options.timeout_ms)
             if found is not None:
@@ -142,8 +142,9 @@ class DirectTransaction:
         self.producer: ProducerEpoch | None = None
 
     def begin(self) -> ProducerEpoch:
-        """The producer of the next transaction. The first call aborts what another process with the same transactional
-        id has not committed, and fences that process."""
+        """Return the producer of the next transaction. The first call aborts what another process with the same
+        transactional id has not committed, and fences that process.
+        """
         if self.producer is None:
             self.producer = self._coordinator.initialize(
                 self._transactional_id, self._timeout_ms, skips_prepared=False
@@ -192,8 +193,9 @@ def abort_batch(client: SyncClient, query_id: str, transactions: Sequence[Produc
 def open_transactions(
     client: SyncClient, query_id: str, known: Iterable[ProducerEpoch] = ()
 ) -> list[ProducerEpoch]:
-    """The transactions of a query that are open or prepared, of all tasks and attempts, except the known ones: so a
-    batch without repeated attempts needs no request for each transaction."""
+    """Return the transactions of a query that are open or prepared, of all tasks and attempts, except the known ones:
+    so a batch without repeated attempts needs no request for each transaction.
+    """
     cluster, prefix = client.cluster, transactional_id_prefix(query_id)
     request = {
         "state_filters": [ONGOING],
@@ -284,7 +286,7 @@ class _Coordinator:
         return ProducerEpoch(transactional_id, response.producer_id, response.producer_epoch)
 
     def describe(self, transactional_ids: Sequence[str]) -> list[ProducerEpoch]:
-        """The transactions of these transactional ids that are open or prepared."""
+        """Return the transactions of these transactional ids that are open or prepared."""
         cluster = self._client.cluster
 
         async def describe_all(names: Sequence[str]) -> list[ProducerEpoch | None]:

@@ -111,8 +111,9 @@ class TaskSender:
         self._await_in_flight()
 
     def finish(self) -> TaskReport:
-        """What the task has written. Call `finish` after the last `send`. Prepares the transaction. Raises the brokers'
-        errors."""
+        """Prepare the transaction and return what the task has written. Call `finish` after the last `send`. Raises the
+        brokers' errors.
+        """
         if not self._written:
             return EMPTY_TASK_REPORT
         producer_id, epoch = self._identity or (-1, -1)
@@ -143,8 +144,8 @@ class TaskSender:
             self._transaction.abort()
 
     def _partition_count(self, topic: str) -> int:
-        """Number of partitions of a topic, from fresh metadata: the topic may have been recreated since the client
-        cached its metadata.
+        """Return the number of partitions of a topic, from fresh metadata: the topic may have been recreated since the
+        client cached its metadata.
         """
         cluster = self._client.cluster
         cluster.mark_stale((topic,))
@@ -154,8 +155,8 @@ class TaskSender:
     # -- the producer --------
 
     def _producer(self, topic: str) -> ProducerSequences | None:
-        """The sequence numbers for a topic; None without acks=all. With acks=1 a new leader may lack an acknowledged
-        batch, and would reject the following sequence numbers.
+        """Return the sequence numbers for a topic; None without acks=all. With acks=1 a new leader may lack an
+        acknowledged batch, and would reject the following sequence numbers.
         """
         if self._acks != ACKS_ALL:
             return None

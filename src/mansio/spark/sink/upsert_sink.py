@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from contextlib import suppress
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +41,7 @@ from mansio.iceberg.result_table.upsert_tasks import (
     parse_stage_report,
     stage_rows,
 )
+from mansio.iceberg.rewrite import delete_files
 from mansio.logs import fields
 from mansio.spark.sink.append_sink import execute_without_output, file_prefix, quoted
 
@@ -80,7 +80,7 @@ class UpsertSink:
         on_null_key: str = NULL_KEY_SUSPEND,
         dead_letters: ResultTable | None = None,
     ) -> None:
-        """Raises `ConfigError` if the table is not partitioned by its key."""
+        """Raise `ConfigError` if the table is not partitioned by its key."""
         self._table = table
         self._identify = identify
         self._order_by = tuple(order_by)
@@ -102,10 +102,10 @@ class UpsertSink:
             if staged:
                 self._merge_and_commit(frame, batch, staged)
         finally:
-            self._delete([one.path for one in staged])
+            delete_files(self._table, [one.path for one in staged])
 
     def _stage(self, frame: DataFrame, batch: QueryBatch) -> list[StageReport]:
-        """The first job: execute the plan, and stage the last row of each key."""
+        """Execute the plan and stage the last row of each key: the first job."""
         key, columns = self._table.key, [quoted(name) for name in frame.columns]
         partition_fields = [one for _, one in self._fields]
         is_null = reduce(Column.__or__, [functions.col(quoted(name)).isNull() for name in key])
@@ -151,8 +151,8 @@ class UpsertSink:
             self._dead_letters.commit(batch, files)
 
     def _merge_and_commit(self, frame: DataFrame, batch: QueryBatch, staged: Sequence[StagedGroup]) -> None:
-        """The second job and the commit. After a concurrent commit that changed files of some of the batch's groups,
-        these groups are merged again.
+        """Execute the second job and commit. After a concurrent commit that changed files of some of the batch's
+        groups, these groups are merged again.
         """
         groups = {one.group for one in staged}
         merged: dict[str, MergeReport] = {}
@@ -161,8 +161,9 @@ class UpsertSink:
             files = self._keyed_files()
             now = paths_by_group(files, groups)
             stale = [one for one in staged if one.group not in merged or now[one.group] != before[one.group]]
-            self._delete(
-                [file.path for one in stale if one.group in merged for file in merged[one.group].files]
+            delete_files(
+                self._table,
+                [file.path for one in stale if one.group in merged for file in merged[one.group].files],
             )
             reports = self._merge(frame, batch, plan_merge(stale, files)) if stale else []
             merged.update(zip((one.group for one in stale), reports, strict=True))
@@ -193,12 +194,6 @@ class UpsertSink:
         """Whether these groups have exactly these live files, as of the last refresh."""
         return paths_by_group(self._keyed_files(), paths.keys()) == paths
 
-    def _delete(self, paths: Sequence[str]) -> None:
-        """Delete files that the table does not refer to. Files that remain are orphans."""
-        for path in paths:
-            with suppress(OSError):
-                self._table.iceberg.io.delete(path)
-
 
 def paths_by_group(files: Iterable[KeyedFile], groups: Collection[str]) -> dict[str, frozenset[str]]:
     """Paths of the files of each of these groups."""
@@ -210,8 +205,8 @@ def paths_by_group(files: Iterable[KeyedFile], groups: Collection[str]) -> dict[
 
 
 def stage_tasks(partition_fields: Sequence[PartitionField], configured: int) -> int:
-    """Number of tasks of the first job: `configured`, or fewer if there are fewer groups. There are twice as many tasks
-    as groups, because Spark assigns groups to tasks by a hash.
+    """Return the number of tasks of the first job: `configured`, or fewer if there are fewer groups. There are twice as
+    many tasks as groups, because Spark assigns groups to tasks by a hash.
     """
     if not all(one.transform == BUCKET for one in partition_fields):
         return configured  # the number of groups is unknown
@@ -219,7 +214,7 @@ def stage_tasks(partition_fields: Sequence[PartitionField], configured: int) -> 
 
 
 def _group_column(partition_fields: Sequence[PartitionField]) -> Column:
-    """The name of each row's group, computed in Python: Spark has no expression for the buckets of Iceberg."""
+    """Return the name of each row's group, computed in Python: Spark has no expression for the buckets of Iceberg."""
     names = tuple(partition_fields)
 
     def group_of_rows(*columns: pa.Array) -> pa.Array:

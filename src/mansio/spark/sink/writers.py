@@ -74,7 +74,7 @@ class BatchWriter(DataSourceArrowWriter):
     """Writer of a batch query (`DataFrame.write`)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Raises `ConfigError` for invalid options, columns and modes."""
+        """Raise `ConfigError` for invalid options, columns and modes."""
         self.options = checked_options(options, schema)
         self._write_id = uuid.uuid4().hex
         if overwrite:
@@ -98,7 +98,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writer of a streaming query (`DataFrame.writeStream`)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Raises `ConfigError` for invalid options, columns and output modes."""
+        """Raise `ConfigError` for invalid options, columns and output modes."""
         self.options = checked_options(options, schema)
         if overwrite:
             raise ConfigError(
@@ -200,7 +200,7 @@ def _transactions(reports: Iterable[TaskReport]) -> list[ProducerEpoch]:
 
 
 def _task_reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
-    """The reports of the tasks that succeeded; the message of a failed task is None."""
+    """Return the reports of the tasks that succeeded; the message of a failed task is None."""
     return [message.report for message in messages if isinstance(message, SinkCommitMessage)]
 
 

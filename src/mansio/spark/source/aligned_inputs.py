@@ -85,8 +85,8 @@ class JointPlanner:
     def backlog(
         self, begin: Offsets, latest: Offsets, start: Mapping[str, Any], *, is_first: bool
     ) -> JointBacklog:
-        """The backlog of all inputs, of which the own one has the offsets [begin, latest). `start`: the offsets of the
-        previous batch as Spark stores them. `is_first`: there is no previous batch.
+        """Return the backlog of all inputs, of which the own one has the offsets [begin, latest). `start`: the offsets
+        of the previous batch as Spark stores them. `is_first`: there is no previous batch.
         """
         joint = JointBacklog(
             {Place(self._own, partition): offset for partition, offset in begin.items()},
@@ -106,7 +106,7 @@ class JointPlanner:
         return joint
 
     def plan(self, joint: JointBacklog, offsets_max: int) -> tuple[Offsets, dict[str, Any]]:
-        """The end of the next batch: that of the own partitions, and what their stored offsets also contain."""
+        """Return the end of the next batch: that of the own partitions, and what their stored offsets also contain."""
         now_ms = int(time.time() * 1000)
         end, self._time_ms = end_in_time_order(
             joint.begin, joint.latest, offsets_max, self._offsets_at, after_ms=self._time_ms, guess_ms=now_ms
@@ -127,7 +127,7 @@ class JointPlanner:
         return sync_client(self._options.bootstrap_servers)
 
     def _find_others(self) -> set[Place]:
-        """The partitions of the other inputs. A missing topic is reported by its own reader."""
+        """Return the partitions of the other inputs. A missing topic is reported by its own reader."""
         return {
             Place(number, partition)
             for number in self._others
@@ -174,7 +174,7 @@ class JointPlanner:
         return self._by_isolation(places, latest_offsets)
 
     def _offsets_at(self, time_ms: int, places: Collection[Place]) -> dict[Place, int]:
-        """The offset of the first record of each partition with at least this timestamp."""
+        """Return the offset of the first record of each partition with at least this timestamp."""
 
         def find(client: SyncClient, partitions: Iterable[TopicPartition], isolation: int) -> Offsets:
             return offsets_for_times(client, dict.fromkeys(partitions, time_ms), isolation)
@@ -187,7 +187,7 @@ class JointPlanner:
         places: Iterable[Place],
         find: Callable[[SyncClient, Iterable[TopicPartition], int], Offsets],
     ) -> dict[Place, int]:
-        """The results of one request for all inputs with the same isolation level."""
+        """Return the results of one request for all inputs with the same isolation level."""
         groups: dict[int, list[Place]] = {}
         for place in places:
             groups.setdefault(self._inputs[place.input].isolation_level, []).append(place)

@@ -62,14 +62,14 @@ class PartitionShare(InputPartition):
 
 
 def open_archive(options: SourceOptions) -> ArchiveTable:
-    """The archive of the topic of these options. Raises the errors of `open_table`."""
+    """Return the archive of the topic of these options. Raises the errors of `open_table`."""
     from mansio.iceberg.archive.table import open_table
 
     return open_table(options.catalog, options.warehouse, options.subscription.topics[0])
 
 
 def decoded_types(table: ArchiveTable, options: SourceOptions) -> dict[str, pa.DataType]:
-    """The types of the decoded columns: those of the table and of all versions of the schemas.
+    """Return the types of the decoded columns: those of the table and of all versions of the schemas.
 
     Raises `ConfigError` if archived records have not been decoded, or the schemas do not agree with the table.
     """
@@ -93,13 +93,13 @@ class TopicTableReader(DataSourceReader):
         self._columns = tuple(columns)
 
     def partitions(self) -> list[InputPartition]:
-        """The input of each task: one per partition of the topic now."""
+        """Return the input of each task: one per partition of the topic now."""
         found = find_partitions(sync_client(self._options.bootstrap_servers), self._options)
         count = len(found.partitions)
         return [PartitionShare(index, count) for index in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, as Arrow batches.
+        """Yield the rows of one task, as Arrow batches.
 
         Raises the errors of `open_table`, `unarchived_ranges`, `resolve_ranges` and `read_range`.
         """
@@ -199,9 +199,9 @@ def _file_system(path: str) -> tuple[pa.fs.FileSystem, str]:
 def unarchived_ranges(
     table: ArchiveTable, options: SourceOptions, selection: Selection
 ) -> dict[int, OffsetRange]:
-    """The offsets to read from the log of each partition: from the end of the archive, or from a later start of the
-    selection. A partition that was added since the last commit is read from its beginning; before the first commit, all
-    partitions are. An end of `LATEST` is resolved when the DataFrame is evaluated.
+    """Return the offsets to read from the log of each partition: from the end of the archive, or from a later start of
+    the selection. A partition that was added since the last commit is read from its beginning; before the first commit,
+    all partitions are. An end of `LATEST` is resolved when the DataFrame is evaluated.
     """
     committed = table.last_commit()
     client = sync_client(options.bootstrap_servers)

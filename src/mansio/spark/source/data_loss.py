@@ -27,7 +27,7 @@ def raise_or_log(loss: DataLoss, *, fail: bool) -> None:
 
 
 def offset_deleted_error(partition: TopicPartition, wanted: int, earliest: int) -> DataLoss:
-    """The error for an offset below the log start offset: retention or DeleteRecords has deleted it."""
+    """Return the error for an offset below the log start offset: retention or DeleteRecords has deleted it."""
     loss = DataLoss(
         f"offset {wanted} of partition {partition.partition} of topic {partition.topic} was deleted: the log begins at"
         f" {earliest}. Begin later (startingOffsets, or a new checkpoint), keep records longer, {CONTINUE_HINT}"
@@ -37,8 +37,8 @@ def offset_deleted_error(partition: TopicPartition, wanted: int, earliest: int) 
 
 
 def log_truncated_error(partition: TopicPartition, wanted: int, latest: int) -> DataLoss:
-    """The error for an offset above the end that can be read: the log was truncated, the topic was recreated, or a
-    transaction is open before the offset.
+    """Return the error for an offset above the end that can be read: the log was truncated, the topic was recreated, or
+    a transaction is open before the offset.
     """
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
@@ -48,7 +48,7 @@ def log_truncated_error(partition: TopicPartition, wanted: int, latest: int) -> 
 
 
 def first_records_deleted_error(partition: TopicPartition, earliest: int) -> DataLoss:
-    """The error for a partition that was added while the query ran and has already deleted its first records."""
+    """Return the error for a partition that was added while the query ran and has already deleted its first records."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} is new to this query and already begins at offset"
         f" {earliest}: its first records were deleted. Keep records longer than a trigger takes, {CONTINUE_HINT}"
@@ -56,7 +56,7 @@ def first_records_deleted_error(partition: TopicPartition, earliest: int) -> Dat
 
 
 def partition_missing_error(partition: TopicPartition) -> DataLoss:
-    """The error for a partition that no longer exists. A topic never loses partitions, so the topic was deleted,
+    """Return the error for a partition that no longer exists. A topic never loses partitions, so the topic was deleted,
     recreated with fewer partitions, or is no longer subscribed to.
     """
     return DataLoss(
@@ -67,7 +67,7 @@ def partition_missing_error(partition: TopicPartition) -> DataLoss:
 
 
 def topic_recreated_error(topic: str) -> TopicRecreated:
-    """The error for a topic with the same name and another topic id."""
+    """Return the error for a topic with the same name and another topic id."""
     return TopicRecreated(
         f"topic {topic} was deleted and recreated since this query began to read it: its offsets mean other records"
         f" now. Use a new checkpoint, {CONTINUE_HINT}"

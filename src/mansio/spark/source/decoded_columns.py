@@ -59,7 +59,7 @@ class DecodedColumns:
         """The columns to read."""
 
     def decode(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches with the decoded columns. Raises `UnreadableRecords` and `SchemaRegistryError`."""
+        """Yield the batches with the decoded columns. Raises `UnreadableRecords` and `SchemaRegistryError`."""
         for batch in batches:
             found = self._decode_batch(batch)
             if found.num_rows:

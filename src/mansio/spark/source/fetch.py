@@ -141,7 +141,7 @@ class _RangeFetcher:
             raise data_loss.partition_missing_error(self._partition) from None
 
     def finish_prefetch(self, prefetch: Any, offset: int, size: int) -> _FetchResult:
-        """The result of a request that was sent ahead. If it failed, the request is sent again, with retries."""
+        """Return the result of a request that was sent ahead. If it failed, the request is sent again, with retries."""
         try:
             result: _FetchResult = self._client.wait(prefetch)
         except MansioError:
@@ -247,7 +247,7 @@ class _RangeFetcher:
         return time.monotonic() >= self._log_end_seen_at_s + TRUNCATION_CONFIRMATION_S
 
     async def _out_of_range_error(self, offset: int) -> MansioError:
-        """The error for an offset that is below or above the log."""
+        """Return the error for an offset that is below or above the log."""
         listed = await list_offsets(self._cluster, {self._partition: EARLIEST})
         earliest = listed[self._partition].offset
         if earliest > offset:

@@ -137,7 +137,7 @@ def check_topic_ids(found: SubscribedPartitions, options: SourceOptions) -> None
 
 
 async def _subscribed_topics(sync_client: SyncClient, options: SourceOptions) -> dict[str, TopicMetadata]:
-    """The subscribed topics that exist, by name."""
+    """Return the subscribed topics that exist, by name."""
     cluster, wanted = sync_client.cluster, options.subscription
     if wanted.pattern:
         matches = re.compile(wanted.pattern).fullmatch
@@ -156,19 +156,19 @@ async def _subscribed_topics(sync_client: SyncClient, options: SourceOptions) ->
 
 
 def earliest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition]) -> Offsets:
-    """The log start offset of each partition."""
+    """Return the log start offset of each partition."""
     return _list_offsets(sync_client, dict.fromkeys(partitions, EARLIEST), isolation=0)
 
 
 def latest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition], isolation: int) -> Offsets:
-    """The end offset of each partition: the last stable offset for read_committed, else the high watermark."""
+    """Return the end offset of each partition: the last stable offset for read_committed, else the high watermark."""
     return _list_offsets(sync_client, dict.fromkeys(partitions, LATEST), isolation=isolation)
 
 
 def offsets_for_times(
     sync_client: SyncClient, timestamps_ms: Mapping[TopicPartition, int], isolation: int
 ) -> Offsets:
-    """The offset of the first record of each partition with at least its timestamp; -1 if there is none."""
+    """Return the offset of the first record of each partition with at least its timestamp; -1 if there is none."""
     return _list_offsets(sync_client, timestamps_ms, isolation=isolation)
 
 
@@ -200,7 +200,7 @@ async def _list_offsets_checked(
 
 
 def resolve_ranges(sync_client: SyncClient, options: SourceOptions) -> dict[TopicPartition, OffsetRange]:
-    """The offset range of each partition of a batch read. Raises the errors of `find_partitions` and
+    """Return the offset range of each partition of a batch read. Raises the errors of `find_partitions` and
     `resolve_offsets`.
     """
     subscribed = find_partitions(sync_client, options)
@@ -301,7 +301,7 @@ def _limit_to_log(
     latest: Mapping[TopicPartition, int],
     options: SourceOptions,
 ) -> int:
-    """An explicit offset, limited to the log of its partition."""
+    """Return an explicit offset, limited to the log of its partition."""
     if wanted in (EARLIEST, LATEST):
         return earliest[partition] if wanted == EARLIEST else latest[partition]
     loss: DataLoss | None = None

@@ -139,7 +139,8 @@ def _split(one: OffsetRange, pieces: int) -> list[tuple[int, int]]:
 def limit_offsets(
     start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], offsets_max: int
 ) -> dict[TopicPartition, int]:
-    """The end offset of each partition of `latest`, for a micro-batch of at most `offsets_max` offsets from `start`.
+    """Return the end offset of each partition of `latest`, for a micro-batch of at most `offsets_max` offsets from
+    `start`.
 
     The limit is divided in proportion to the backlog of each partition, so that all partitions are caught up at the
     same time. Each partition with a backlog advances by at least one offset, even if the total exceeds `offsets_max`.

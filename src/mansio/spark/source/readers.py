@@ -94,7 +94,7 @@ lower end offset.
 def _read_records(
     options: SourceOptions, columns: Sequence[str], task_range: TaskRange
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range. The reader of records is imported here, because only tasks need it."""
+    """Return the records of a range. The reader of records is imported here, because only tasks need it."""
     from mansio.spark.source.task_reader import read_range
 
     return read_range(options, columns, task_range)
@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- planning --------
 
     def initialOffset(self) -> dict[str, Any]:
-        """The start offsets of a query without a checkpoint. They are resolved once, because `latest` may change
+        """Return the start offsets of a query without a checkpoint. They are resolved once, because `latest` may change
         between calls.
         """
         if self._initial is None:
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The limit of a micro-batch, from the options `maxOffsetsPerTrigger` and `minOffsetsPerTrigger`."""
+        """Return the limit of a micro-batch, from the options `maxOffsetsPerTrigger` and `minOffsetsPerTrigger`."""
         if self._options.offsets_per_trigger_max is not None:
             return ReadMaxRows(self._options.offsets_per_trigger_max)
         if self._options.offsets_per_trigger_min is not None:
@@ -156,8 +156,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._joint.set_target()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end offsets of the next micro-batch. If there are no new records, or fewer than `minOffsetsPerTrigger`
-        while the trigger delay has not expired, this is `start` itself.
+        """Return the end offsets of the next micro-batch. If there are no new records, or fewer than
+        `minOffsetsPerTrigger` while the trigger delay has not expired, this is `start` itself.
 
         Raises `DataLoss` for a partition that no longer exists or ends below `start`, `TopicRecreated`, and
         `ConfigError` for the checkpoint of another source.
@@ -193,13 +193,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**offsets_to_json(end), **extra}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end offsets that were last seen, from which Spark computes the lag; None before the first batch."""
+        """Return the end offsets that were last seen, from which Spark computes the lag; None before the first
+        batch.
+        """
         return offsets_to_json(self._latest) if self._latest else None
 
     # -- reading --------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The inputs of the tasks of one micro-batch. Raises the errors of `plan_ranges`."""
+        """Return the inputs of the tasks of one micro-batch. Raises the errors of `plan_ranges`."""
         if FIRST_BATCH_START in end and FIRST_BATCH_START not in start:
             start = end[FIRST_BATCH_START]
         stop = offsets_from_json(end)
@@ -220,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, as Arrow batches."""
+        """Return the rows of one task, as Arrow batches."""
         if not isinstance(partition, TaskRange):
             return iter(())
         return self._read(self._options, self._columns, partition)
@@ -235,7 +237,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- internals --------
 
     def _find_partitions(self, *, may_be_missing: bool = False) -> SubscribedPartitions:
-        """The subscribed partitions that exist now. A topic id that has changed since the query started raises
+        """Return the subscribed partitions that exist now. A topic id that has changed since the query started raises
         `TopicRecreated`, or is logged if `failOnDataLoss` is off.
         """
         found = find_partitions(
@@ -291,7 +293,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin, latest, restarted
 
     def _reachable(self, partition: TopicPartition, begin: int) -> int:
-        """The maximum end offset of a partition in the next batch; at least `begin`."""
+        """Return the maximum end offset of a partition in the next batch; at least `begin`."""
         latest = self._latest.get(partition, begin)
         if self._target is not None:
             latest = min(latest, self._target.get(partition, begin))
@@ -362,7 +364,7 @@ class BatchReader(DataSourceReader):
         self._columns = tuple(columns)
 
     def partitions(self) -> list[InputPartition]:
-        """The input of each task. Raises the errors of `resolve_ranges` and `plan_ranges`."""
+        """Return the input of each task. Raises the errors of `resolve_ranges` and `plan_ranges`."""
         options = self._options
         planned = plan_ranges(
             resolve_ranges(sync_client(options.bootstrap_servers), options),
@@ -374,7 +376,7 @@ class BatchReader(DataSourceReader):
         return [TaskRanges((one,)) for one in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, as Arrow batches."""
+        """Yield the rows of one task, as Arrow batches."""
         if not isinstance(partition, TaskRanges):  # Spark's own type, if there is nothing to read
             return
         for one in partition.ranges:
@@ -398,15 +400,15 @@ class RangeSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the data source in `format(...)`."""
+        """Return the name of the data source in `format(...)`."""
         return "mansio_ranges"
 
     def schema(self) -> str:
-        """The Spark schema of a row: the fields of `TaskRange`."""
+        """Return the Spark schema of a row: the fields of `TaskRange`."""
         return TASK_RANGE_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002  # as Spark calls it
-        """The reader of a streaming query. Raises `ConfigError` for an invalid option."""
+        """Return the reader of a streaming query. Raises `ConfigError` for an invalid option."""
         options = SourceOptions.parse(self.options, streaming=True)
         return adapt_stream_reader(StreamReader(options, (), read=_range_row))
 
@@ -440,7 +442,7 @@ def ranges_from_rows(rows: pa.RecordBatch) -> list[TaskRange]:
 
 
 def _hold_metadata(stored: CommittedOffset | None) -> str:
-    """The metadata of a commit: that of the stored one, if it is a retention hold, or a new hold."""
+    """Return the metadata of a commit: that of the stored one, if it is a retention hold, or a new hold."""
     if stored is not None and parse_hold_metadata(stored.metadata) is not None:
         return stored.metadata
     return encode_hold_metadata("")

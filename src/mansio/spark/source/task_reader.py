@@ -48,7 +48,7 @@ DEAD_LETTER_COLUMNS: Final = ("key", "value", "offset")
 def read_range(
     options: SourceOptions, names: Sequence[str], task_range: TaskRange
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, as Arrow batches with the columns `names`.
+    """Return the records of a range, as Arrow batches with the columns `names`.
 
     Raises `DataLoss` with the option `failOnDataLoss`, `UnreadableRecords` with `onUnreadable=suspend`, and the
     connection's errors if the cluster cannot be reached.
@@ -68,8 +68,8 @@ def read_range(
 def _resize_batches(
     batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of about `rows_max` rows and `bytes_max` bytes. Batches are concatenated, which copies
-    them, until another one of the size of the last would not fit.
+    """Yield the same rows in batches of about `rows_max` rows and `bytes_max` bytes. Batches are concatenated, which
+    copies them, until another one of the size of the last would not fit.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -123,8 +123,8 @@ class _TaskReader:
                     yield self._with_error(piece)
 
     def _responses(self) -> Iterator[FetchedBatches]:
-        """The batches of the range, by response. If records are lost and `failOnDataLoss` is off, the reader continues
-        with the remaining range.
+        """Yield the batches of the range, by response. If records are lost and `failOnDataLoss` is off, the reader
+        continues with the remaining range.
         """
         task_range = self._range
         while self._start < task_range.end:
@@ -175,7 +175,7 @@ class _TaskReader:
         logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.reason)
 
     def _dead_letter(self, row: dict[str, Any], last: int, reason: str) -> pa.RecordBatch:
-        """The dead-letter row of the offsets from `row["offset"]` to `last`."""
+        """Return the dead-letter row of the offsets from `row["offset"]` to `last`."""
         error_message = unreadable_offsets_text(row["offset"], last, reason)
         row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: error_message}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
@@ -192,7 +192,7 @@ class _TaskReader:
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """The Arrow schema of these columns, including `error`."""
+    """Return the Arrow schema of these columns, including `error`."""
     known = [name for name in names if name != ERROR_COLUMN]
     fields = dict(zip(known, record_schema(known), strict=True)) if known else {}
     return pa.schema(

@@ -57,7 +57,7 @@ def end_in_time_order(
     after_ms: int = TIME_MS_MIN,
     guess_ms: int = TIME_MS_MIN,
 ) -> TimeOrderedEnd:
-    """The end offset of each partition of `latest`, for a batch of at most `offsets_max` offsets from `begin`.
+    """Return the end offset of each partition of `latest`, for a batch of at most `offsets_max` offsets from `begin`.
 
     `offsets_at(time_ms, places)` is the offset of the first record of each partition with at least this timestamp, any
     offset from the end offset on if there is none. `after_ms`: all older records are before `begin`, as after a batch
@@ -91,8 +91,8 @@ def end_in_time_order(
 
 
 def _search_steps(guess_ms: int) -> Callable[[int, int, int, int], int]:
-    """The next time to try between two times, exclusively: given these, the number of records that the batch lacks at
-    the first one, and the number of records between them.
+    """Return the next time to try between two times, exclusively: given these, the number of records that the batch
+    lacks at the first one, and the number of records between them.
 
     Of evenly distributed records the wanted time is where the share of the records is. Times a little later and a
     little earlier are tried in turn, so that it is between them. If two of these tries have not excluded three quarters

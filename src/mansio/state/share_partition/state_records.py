@@ -143,7 +143,7 @@ def decode_key(raw: bytes) -> RecordKey | None:
     if kind not in (SNAPSHOT, UPDATE) or not 0 <= number <= NUMBER_MAX:
         return None
     group = reader.read_int16_string()
-    topic_id, partition = _KEY_END.unpack(reader.take(_KEY_END.size))
+    topic_id, partition = reader.unpack(_KEY_END)
     reader.check_end()
     return RecordKey(kind, ShareKey(group, topic_id, partition, number))
 
@@ -226,16 +226,14 @@ def decode_value(kind: int, raw: bytes) -> StateRecord:
         reader.raise_corrupt_log(f"unknown value version {version}")
     state_epoch = created_ms = written_ms = -1
     if kind == SNAPSHOT:
-        snapshot_epoch, state_epoch, leader_epoch, start_offset = _SNAPSHOT_START.unpack(
-            reader.take(_SNAPSHOT_START.size)
-        )
-        created_ms, written_ms = _TIMES.unpack(reader.take(_TIMES.size))
+        snapshot_epoch, state_epoch, leader_epoch, start_offset = reader.unpack(_SNAPSHOT_START)
+        created_ms, written_ms = reader.unpack(_TIMES)
     else:
-        snapshot_epoch, leader_epoch, start_offset = _UPDATE_START.unpack(reader.take(_UPDATE_START.size))
+        snapshot_epoch, leader_epoch, start_offset = reader.unpack(_UPDATE_START)
     changes = read_changes(reader)
     fields = reader.read_tagged_fields()
     reader.check_end()
-    chunk = _CHUNK.unpack(_checked_size(reader, fields[CHUNK_TAG], _CHUNK)) if CHUNK_TAG in fields else (0, 1)
+    chunk = reader.unpack_field(_CHUNK, fields[CHUNK_TAG]) if CHUNK_TAG in fields else (0, 1)
     return StateRecord(
         snapshot_epoch,
         leader_epoch,
@@ -297,8 +295,8 @@ def decode_update(
         token,
         durable,
         start_offset,
-        UNCHANGED if lease_bound is None else _LONG.unpack(_checked_size(reader, lease_bound, _LONG))[0],
-        UNCHANGED if done is None else _INT.unpack(_checked_size(reader, done, _INT))[0],
+        UNCHANGED if lease_bound is None else reader.unpack_field(_LONG, lease_bound)[0],
+        UNCHANGED if done is None else reader.unpack_field(_INT, done)[0],
         changes,
         snapshot,
         None if dead is None else _read_all(reader, dead, _read_dead),
@@ -334,7 +332,7 @@ def _holder_tags(holder: str) -> bytes:
 
 
 def _read_batch(reader: Reader) -> StateBatch:
-    first, last, state, deliveries = _BATCH.unpack(reader.take(_BATCH.size))
+    first, last, state, deliveries = reader.unpack(_BATCH)
     fields = reader.read_tagged_fields()
     if not 0 <= first <= last or not 0 <= state <= ARCHIVED or deliveries < 0:
         reader.raise_corrupt_log("invalid range of offsets, state or delivery count")
@@ -348,12 +346,10 @@ def _read_batch(reader: Reader) -> StateBatch:
         last,
         state,
         deliveries,
-        0
-        if uncounted_deliveries is None
-        else _SHORT.unpack(_checked_size(reader, uncounted_deliveries, _SHORT))[0],
+        0 if uncounted_deliveries is None else reader.unpack_field(_SHORT, uncounted_deliveries)[0],
         "" if holder is None else _read_text(reader.nested_reader(holder)),
-        -1 if due is None else _LONG.unpack(_checked_size(reader, due, _LONG))[0],
-        -1 if lease is None else _LONG.unpack(_checked_size(reader, lease, _LONG))[0],
+        -1 if due is None else reader.unpack_field(_LONG, due)[0],
+        -1 if lease is None else reader.unpack_field(_LONG, lease)[0],
         None if reservation is None else _read_reservation(reader.nested_reader(reservation)),
     )
 
@@ -375,9 +371,7 @@ def _encode_reservation(reservation: DeadLetterReservation) -> bytes:
 
 
 def _read_reservation(reader: Reader) -> DeadLetterReservation:
-    topic_id, partition, producer_id, epoch, sequence, cause, archiving_since_ms = _RESERVATION.unpack(
-        reader.take(_RESERVATION.size)
-    )
+    topic_id, partition, producer_id, epoch, sequence, cause, archiving_since_ms = reader.unpack(_RESERVATION)
     reason, consumer = reader.read_string(), reader.read_string()
     reader.read_tagged_fields()
     reader.check_end()
@@ -392,8 +386,8 @@ def _encode_producer(producer: Producer) -> bytes:
 
 
 def _read_producer(reader: Reader) -> Producer:
-    producer_id, epoch = _PRODUCER.unpack(reader.take(_PRODUCER.size))
-    sequences = reader.read_array(lambda: _SEQUENCE.unpack(reader.take(_SEQUENCE.size)))
+    producer_id, epoch = reader.unpack(_PRODUCER)
+    sequences = reader.read_array(lambda: reader.unpack(_SEQUENCE))
     reader.read_tagged_fields()
     reader.check_end()
     return Producer(producer_id, epoch, sequences)
@@ -404,13 +398,11 @@ def _encode_redrive(redrive: RedrivenRanges) -> bytes:
 
 
 def _read_redrive(reader: Reader) -> RedrivenRanges:
-    return RedrivenRanges(
-        reader.read_string(), reader.read_array(lambda: _RANGE.unpack(reader.take(_RANGE.size)))
-    )
+    return RedrivenRanges(reader.read_string(), reader.read_array(lambda: reader.unpack(_RANGE)))
 
 
 def _read_dead(reader: Reader) -> DeadRange:
-    return DeadRange(*_DEAD.unpack(reader.take(_DEAD.size)))
+    return DeadRange(*reader.unpack(_DEAD))
 
 
 def _read_text(reader: Reader) -> str:
@@ -425,10 +417,3 @@ def _read_all(reader: Reader, raw: bytes, item: Callable[[Reader], T]) -> tuple[
     items = inside.read_array(lambda: item(inside))
     inside.check_end()
     return items
-
-
-def _checked_size(reader: Reader, raw: bytes, shape: Struct) -> bytes:
-    """Return `raw`, whose length must be that of `shape`."""
-    if len(raw) != shape.size:
-        reader.raise_corrupt_log("a tagged field has a wrong length")
-    return raw

@@ -83,7 +83,7 @@ def decode_decision_value(data: bytes) -> DecisionValue:
     version = reader.read_integer(2)
     if version != DECISION_VALUE_VERSION:
         reader.raise_corrupt_log(f"unknown version {version} of a decision")
-    batch_id, updated_ms = _BATCH.unpack(reader.take(_BATCH.size))
+    batch_id, updated_ms = reader.unpack(_BATCH)
     transactions = _read_transactions(reader)
     tagged = reader.read_tagged_fields()
     reader.check_end()
@@ -98,7 +98,7 @@ def decode_decision_value(data: bytes) -> DecisionValue:
 def _read_transactions(reader: Reader) -> tuple[NamedTransaction, ...]:
     def transaction() -> NamedTransaction:
         transactional_id = reader.read_string()
-        producer_id, producer_epoch = _PRODUCER.unpack(reader.take(_PRODUCER.size))
+        producer_id, producer_epoch = reader.unpack(_PRODUCER)
         reader.read_tagged_fields()
         return transactional_id, producer_id, producer_epoch
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from struct import Struct, unpack
 from struct import error as StructError  # noqa: N812
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.errors import CorruptLog, MansioError
@@ -100,6 +100,16 @@ class Reader:
             self.raise_corrupt_log("a record ends too early")
         self._position = position + width
         return value  # type: ignore[no-any-return]
+
+    def unpack(self, shape: Struct) -> tuple[Any, ...]:
+        """Decode fields of fixed size."""
+        return shape.unpack(self.take(shape.size))
+
+    def unpack_field(self, shape: Struct, data: bytes) -> tuple[Any, ...]:
+        """Decode `data`, the value of a tagged field of this record, which has fields of fixed size."""
+        if len(data) != shape.size:
+            self.raise_corrupt_log("a tagged field has a wrong length")
+        return shape.unpack(data)
 
     def read_varint(self) -> int:
         value = 0

@@ -150,9 +150,9 @@ def decode_value(data: bytes) -> TransactionValue:
     if not 0 <= version <= VALUE_VERSION:
         reader.raise_corrupt_log(f"unknown value version {version}")
     reader.is_flexible = version >= _FLEXIBLE
-    producer_id, epoch, timeout_ms, status = _FIXED.unpack(reader.take(_FIXED.size))
+    producer_id, epoch, timeout_ms, status = reader.unpack(_FIXED)
     partitions = _read_partitions(reader)
-    updated_ms, started_ms = _TIMES.unpack(reader.take(_TIMES.size))
+    updated_ms, started_ms = reader.unpack(_TIMES)
     tagged = reader.read_tagged_fields()
     reader.check_end()
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.broker.features.deduplication.deduplicator import ID_READER
 from mansio.broker.features.feature_ports import FeaturePorts
 from mansio.broker.features.known_features import create_features
+from mansio.broker.features.priorities.priority_view import PRIORITY_READER
 from mansio.config import topic_config
 from mansio.wire.batch.record_batch import build_batch
 from support.partition_bench import DIRECTORY, LARGE_RULES, SMALL_SEGMENTS, PartitionBench
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from mansio.testing.disk import SimulatedDisk
 
 ENABLED: Any = {
-    "deduplication": ({"mansio.dedup.ms": "2000000"}, {"deduplicates": True, "inspects_records": True}),
-    "priorities": ({"mansio.priority.enable": "true"}, {"has_priorities": True, "inspects_records": True}),
+    "deduplication": ({"mansio.dedup.ms": "2000000"}, {"readers": (ID_READER,), "inspects_records": True}),
+    "priorities": (
+        {"mansio.priority.enable": "true"},
+        {"readers": (PRIORITY_READER,), "inspects_records": True},
+    ),
 }
 
 

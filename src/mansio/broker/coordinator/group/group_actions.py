@@ -32,6 +32,7 @@ from mansio.errors import (
     UnknownMember,
 )
 from mansio.logs import fields
+from mansio.ports import complete, complete_with_error
 from mansio.state.classic_group.group import ClassicGroup
 from mansio.state.classic_group.types import Response
 from mansio.state.share_group.group import ShareGroup
@@ -302,12 +303,10 @@ class GroupActions:
 
 def _complete(promise: Any, value: Any) -> None:
     """Complete a promise with a value or an error, unless it is done or cancelled."""
-    if promise.done():
-        return
     if isinstance(value, MansioError):
-        promise.set_exception(value)
+        complete_with_error(promise, value)
     else:
-        promise.set_result(value)
+        complete(promise, value)
 
 
 def _protocol_of(machine: Group) -> str:

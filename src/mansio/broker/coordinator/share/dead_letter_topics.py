@@ -33,6 +33,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.net.retry import client_error_for_code
+from mansio.ports import complete, complete_with_error
 from mansio.tracebacks import copied, result_of
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import iterate_batches
@@ -169,8 +170,7 @@ class DeadLetterTopics:
             return topic
         finally:
             for promise in self._creating.pop(name):
-                if not promise.done():
-                    promise.set_result(None)
+                complete(promise, None)
 
     async def _create(self, name: str, source: Topic) -> Topic:
         settings = self._topics.settings_of(source)
@@ -331,10 +331,9 @@ class DeadLetterTopics:
                     limited.set_exception(copied(error))
 
         def end() -> None:
-            if not limited.done():
-                limited.set_exception(
-                    RequestTimedOut(f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s")
-                )
+            complete_with_error(
+                limited, RequestTimedOut(f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s")
+            )
 
         promise.add_done_callback(complete)
         timer = self._scheduler.call_later(WRITE_TIMEOUT_MS, end)

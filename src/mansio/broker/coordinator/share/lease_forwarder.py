@@ -27,6 +27,7 @@ from mansio.errors import (
     Unavailable,
     error_for_code,
 )
+from mansio.ports import complete, complete_with_error
 from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import acknowledge_records
@@ -211,17 +212,15 @@ class LeaseForwarder:
                 woken = callers[:WOKEN_MAX] if response.is_available else callers[:]
                 del callers[: len(woken)]
                 for promise in woken:
-                    if not promise.done():
-                        promise.set_result(response.is_available)
+                    complete(promise, response.is_available)
         except MansioError as failure:
             error = without_traceback(failure)
         finally:
             del self._waits[key]
             for promise in callers:
-                if not promise.done():
-                    promise.set_exception(
-                        copied(error) if error else Unavailable("the wait for records was interrupted")
-                    )
+                complete_with_error(
+                    promise, copied(error) if error else Unavailable("the wait for records was interrupted")
+                )
 
     async def release(self, node_id: int, group_id: str, member_id: str) -> None:
         """Release all leases of a member on a broker. Raises `ConnectionLost`."""

@@ -39,6 +39,7 @@ from mansio.errors import (
     VerificationPending,
 )
 from mansio.logs import fields
+from mansio.ports import complete
 from mansio.state.share_partition.dead_letters import count_offsets
 from mansio.state.share_partition.machine import SCATTERED_READ_RANGES_MAX, SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
@@ -417,8 +418,7 @@ class SharePartitionLeader:
             promise = self._dependencies.scheduler.promise()
 
             def wake(promise: Promise[None] = promise) -> None:
-                if not promise.done():
-                    promise.set_result(None)
+                complete(promise, None)
 
             self.park(wake)
             try:
@@ -652,8 +652,7 @@ class SharePartitionLeader:
         woken = self._dependencies.scheduler.promise()
 
         def wake(woken: Promise[None] = woken) -> None:
-            if not woken.done():
-                woken.set_result(None)
+            complete(woken, None)
 
         self.park(wake)
         timer = self._dependencies.scheduler.call_later(timeout_ms, wake)

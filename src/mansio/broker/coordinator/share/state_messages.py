@@ -12,12 +12,11 @@ Source: KIP-932; WriteShareGroupStateRequest.json and related schemas of Apache 
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mansio.broker.coordinator.share.state_store import WriteToken
-from mansio.errors import CorruptLog, WireError
+from mansio.errors import WireError
 from mansio.state.share_partition.state_records import (
     UNCHANGED,
     decode_update,
@@ -37,7 +36,7 @@ from mansio.wire.internal_records.flexible_codec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -143,16 +142,15 @@ def encode_request(
 
 def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, list[StateRequestEntry]]:
     """Return sender and entries of a request; the sender is None if the request does not contain it."""
-    with _raising_wire_errors():
-        reader = Reader(body, "share state request")
-        group = reader.read_string()
-        found = reader.read_array(
-            lambda: _read_topic(reader, lambda topic: _decode_entry(api_key, group, topic, reader))
-        )
-        sender = reader.read_tagged_fields().get(_SENDER_TAG)
-        reader.check_end()
-        known = None if sender is None else RequestSender(*_unpack(reader, _SENDER_FIELDS, sender))
-        return known, [state_request for state_requests in found for state_request in state_requests]
+    reader = Reader(body, "share state request", error=WireError)
+    group = reader.read_string()
+    found = reader.read_array(
+        lambda: _read_topic(reader, lambda topic: _decode_entry(api_key, group, topic, reader))
+    )
+    sender = reader.read_tagged_fields().get(_SENDER_TAG)
+    reader.check_end()
+    known = None if sender is None else RequestSender(*reader.unpack_field(_SENDER_FIELDS, sender))
+    return known, [state_request for state_requests in found for state_request in state_requests]
 
 
 def _encode_entry(api_key: int, group: str, state_request: StateRequestEntry) -> bytes:
@@ -198,12 +196,10 @@ def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> 
     state_epoch = leader_epoch = start_offset = 0
     write_token = update = None
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
-        index, state_epoch, start_offset = _INITIALIZE_ENTRY.unpack(reader.take(_INITIALIZE_ENTRY.size))
+        index, state_epoch, start_offset = reader.unpack(_INITIALIZE_ENTRY)
         fields = reader.read_tagged_fields()
     elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
-        index, state_epoch, leader_epoch, start_offset, done = _WRITE_ENTRY.unpack(
-            reader.take(_WRITE_ENTRY.size)
-        )
+        index, state_epoch, leader_epoch, start_offset, done = reader.unpack(_WRITE_ENTRY)
         changes = read_changes(reader)
         fields = reader.read_tagged_fields()
         update = decode_update(
@@ -216,12 +212,12 @@ def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> 
         )._replace(done_count=done)
         if _WRITE_TOKEN_TAG not in fields:
             reader.raise_corrupt_log("write without a read session")
-        write_token = WriteToken(*_unpack(reader, _WRITE_TOKEN_FIELDS, fields[_WRITE_TOKEN_TAG]))
+        write_token = WriteToken(*reader.unpack_field(_WRITE_TOKEN_FIELDS, fields[_WRITE_TOKEN_TAG]))
     elif api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
-        (index,) = _DELETE_ENTRY.unpack(reader.take(_DELETE_ENTRY.size))
+        (index,) = reader.unpack(_DELETE_ENTRY)
         fields = reader.read_tagged_fields()
     else:
-        index, leader_epoch = _READ_ENTRY.unpack(reader.take(_READ_ENTRY.size))
+        index, leader_epoch = reader.unpack(_READ_ENTRY)
         fields = reader.read_tagged_fields()
     if _GROUP_TAG in fields:
         inside = reader.nested_reader(fields[_GROUP_TAG])
@@ -264,12 +260,11 @@ def encode_response(
 def decode_response(api_key: int, frame: bytes) -> list[StateResult]:
     """Return the results in a response; `frame` is the response without its length."""
     _, position = read_response_header(api_key, VERSIONS[ApiKey(api_key)], frame)
-    with _raising_wire_errors():
-        reader = Reader(bytes(frame[position:]), "share state response")
-        found = reader.read_array(lambda: _read_topic(reader, lambda _: _decode_result(api_key, reader)))
-        reader.read_tagged_fields()
-        reader.check_end()
-        return [result for results in found for result in results]
+    reader = Reader(bytes(frame[position:]), "share state response", error=WireError)
+    found = reader.read_array(lambda: _read_topic(reader, lambda _: _decode_result(api_key, reader)))
+    reader.read_tagged_fields()
+    reader.check_end()
+    return [result for results in found for result in results]
 
 
 def _encode_result(api_key: int, state_request: StateRequestEntry, result: StateResult) -> bytes:
@@ -324,12 +319,12 @@ def _encode_read_result(result: StateResult) -> bytes:
 
 
 def _decode_result(api_key: int, reader: Reader) -> StateResult:
-    _, error_code = _RESULT_HEADER.unpack(reader.take(_RESULT_HEADER.size))
+    _, error_code = reader.unpack(_RESULT_HEADER)
     message = reader.read_nullable_string()
     if api_key == ApiKey.READ_SHARE_GROUP_STATE:
         return _decode_read_result(reader, StateResult(error_code, message))
     if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
-        found = ShareSummary(*_SUMMARY_RESULT.unpack(reader.take(_SUMMARY_RESULT.size)))
+        found = ShareSummary(*reader.unpack(_SUMMARY_RESULT))
         tags_found = reader.read_tagged_fields()
         summary = (
             None if _ABSENT_TAG in tags_found else found._replace(is_archiving=_ARCHIVING_TAG in tags_found)
@@ -340,19 +335,19 @@ def _decode_result(api_key: int, reader: Reader) -> StateResult:
 
 
 def _decode_read_result(reader: Reader, result: StateResult) -> StateResult:
-    state_epoch, start_offset = _READ_RESULT.unpack(reader.take(_READ_RESULT.size))
+    state_epoch, start_offset = reader.unpack(_READ_RESULT)
     changes, fields = read_changes(reader), reader.read_tagged_fields()
     if result.error_code:
         return result
     if not {_WRITE_TOKEN_TAG} <= fields.keys():
         reader.raise_corrupt_log("state without a read session")
-    (session,) = _unpack(reader, _INT64, fields[_WRITE_TOKEN_TAG])
+    (session,) = reader.unpack_field(_INT64, fields[_WRITE_TOKEN_TAG])
     if _ABSENT_TAG in fields:
         return result._replace(session=session)
     if not {_EPOCHS_TAG, _WITHHELD_MS_TAG, _DELIVERY_COMPLETE_COUNT_TAG} <= fields.keys():
         reader.raise_corrupt_log("incomplete state")
-    leader_epoch, snapshot_epoch = _unpack(reader, _TWO_INT32, fields[_EPOCHS_TAG])
-    (withheld_ms,) = _unpack(reader, _INT64, fields[_WITHHELD_MS_TAG])
+    leader_epoch, snapshot_epoch = reader.unpack_field(_TWO_INT32, fields[_EPOCHS_TAG])
+    (withheld_ms,) = reader.unpack_field(_INT64, fields[_WITHHELD_MS_TAG])
     fields[_DELIVERY_COMPLETE_COUNT_RECORD_TAG] = fields[_DELIVERY_COMPLETE_COUNT_TAG]
     whole = decode_update(reader, start_offset, changes, fields, snapshot=True)
     state = LoadedState(
@@ -380,17 +375,3 @@ def _read_topic(reader: Reader, item: Callable[[bytes], T]) -> tuple[T, ...]:
     items = reader.read_array(lambda: item(topic_id))
     reader.read_tagged_fields()
     return items
-
-
-def _unpack(reader: Reader, shape: Struct, raw: bytes) -> tuple[int, ...]:
-    if len(raw) != shape.size:
-        reader.raise_corrupt_log("tagged field of wrong length")
-    return shape.unpack(raw)
-
-
-@contextmanager
-def _raising_wire_errors() -> Iterator[None]:
-    try:
-        yield
-    except CorruptLog as error:
-        raise WireError(error.message) from error

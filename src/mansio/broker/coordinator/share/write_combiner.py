@@ -21,6 +21,7 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from mansio.ports import complete
 from mansio.state.share_partition.types import Update
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ class CombinedWrite:
         """Resolve the promises of the other callers to `stored`: whether the write succeeded."""
         joined_promises, self.joined_promises = self.joined_promises, []
         for promise in joined_promises:
-            if not promise.done():  # otherwise its waiter was cancelled
-                promise.set_result(stored)
+            complete(promise, stored)
 
     def start(self) -> None:
         """Resolve `promise`, so that the caller starts the write."""

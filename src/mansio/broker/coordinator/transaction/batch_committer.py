@@ -37,7 +37,7 @@ from mansio.errors import (
 from mansio.host.gather_results import gather_results
 from mansio.host.item_turns import ItemTurns
 from mansio.logs import fields
-from mansio.ports import Backoff
+from mansio.ports import Backoff, complete
 from mansio.state.transactions import batch_decision
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.internal_records.batch_decision_records import encode_decision_key
@@ -253,7 +253,7 @@ class BatchCommitter:
         self._start_finishing(entry)
         promise: Promise[None] = self._scheduler.promise()
         entry.waiters.append(promise)
-        timer = self._scheduler.call_later(self._settings.batch_commit_wait_ms, _complete_promise, promise)
+        timer = self._scheduler.call_later(self._settings.batch_commit_wait_ms, complete, promise, None)
         try:
             await promise
         finally:
@@ -409,11 +409,6 @@ def _check_size(transactions: Sequence[TaskTransaction], name: str) -> None:
         raise InvalidRequest(
             f"the ids of the batch's {len(transactions)} {name} have {sum(sizes)} bytes; the maximum is {IDS_BYTES_MAX}"
         )
-
-
-def _complete_promise(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
 
 
 def _ignore_outcome(promise: Promise[None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from mansio.ports import complete
 from mansio.state.transactions.batch_decision import BatchDecision, TaskTransaction
 from mansio.wire.internal_records.batch_decision_records import (
     DecisionValue,
@@ -99,5 +100,4 @@ def to_record(query_id: str, decision: BatchDecision) -> tuple[bytes, bytes]:
 def _wake(entry: DecisionEntry) -> None:
     waiters, entry.waiters = entry.waiters, []
     for promise in waiters:
-        if not promise.done():
-            promise.set_result(None)
+        complete(promise, None)

@@ -24,7 +24,7 @@ from mansio.errors import (
     MansioError,
 )
 from mansio.logs import fields
-from mansio.ports import Backoff
+from mansio.ports import Backoff, complete
 from mansio.state.transactions.transaction import BUMPING_VERSION
 from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
@@ -179,8 +179,7 @@ class MarkerSender:
         except MansioError as error:
             errors = [without_traceback(error)] * len(partitions)
         finally:
-            if not promise.done():
-                promise.set_result(errors)
+            complete(promise, errors)
 
 
 class _Outcome(NamedTuple):

@@ -42,7 +42,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.logs import fields
-from mansio.ports import Backoff
+from mansio.ports import Backoff, complete
 from mansio.state.transactions import transaction as machine
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import EndMarker
@@ -423,7 +423,7 @@ class TransactionCoordinator:
             raise ConcurrentTransactions("the transaction is being completed")
         promise: Promise[None] = self._scheduler.promise()
         entry.waiters.append(promise)
-        timer = self._scheduler.call_later(left_ms, _complete_promise, promise)
+        timer = self._scheduler.call_later(left_ms, complete, promise, None)
         try:
             await promise
         finally:
@@ -573,11 +573,6 @@ class TransactionCoordinator:
 def _check_id(transactional_id: str) -> None:
     if not transactional_id or len(transactional_id.encode()) > TRANSACTIONAL_ID_BYTES_MAX:
         raise InvalidRequest("the transactional id is empty or too long")
-
-
-def _complete_promise(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
 
 
 def _ignore_outcome(promise: Promise[None]) -> None:

@@ -19,6 +19,7 @@ from mansio.broker.coordinator.transaction.decision_store import DecisionStore
 from mansio.broker.routing.routes import partition_for
 from mansio.errors import CorruptLog
 from mansio.logs import fields
+from mansio.ports import complete
 from mansio.state.transactions.transaction import (
     EPOCH_MAX,
     NO_EPOCH,
@@ -225,8 +226,7 @@ class TransactionStore:
 def _wake(entry: TransactionEntry) -> None:
     waiters, entry.waiters = entry.waiters, []
     for promise in waiters:
-        if not promise.done():
-            promise.set_result(None)
+        complete(promise, None)
 
 
 def _to_record(transactional_id: str, transaction: Transaction) -> KeyValue:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.deduplication.deduplication_view import DeduplicationView
-from mansio.broker.features.deduplication.deduplicator import Deduplicator
+from mansio.broker.features.deduplication.deduplicator import ID_READER, Deduplicator
 from mansio.broker.log_view.snapshots import remove_snapshots_above
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
+    from mansio.config.topic_config import TopicSettings
     from mansio.storage.log import Log
 
 
@@ -23,6 +25,9 @@ class DeduplicationFeature(PartitionFeature):
 
     def is_needed(self, partition: Partition) -> bool:
         return partition.settings.dedup_ms > 0
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        return ID_READER if settings.dedup_ms > 0 else None
 
     def truncate(self, log: Log) -> None:
         remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, DeduplicationView.suffix)

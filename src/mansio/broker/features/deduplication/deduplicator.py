@@ -31,23 +31,24 @@ from mansio.broker.features.deduplication.dedup_control_records import (
     encode_repeated,
 )
 from mansio.broker.features.deduplication.window import NO_COPIES, Copies
-from mansio.broker.partition.append import Following
-from mansio.broker.partition.append_validation import RebuiltBatch, reject_ids
+from mansio.broker.partition.append import AppendFeature, Following
+from mansio.broker.partition.append_validation import RebuiltBatch, RecordReader, read_all, reject_ids
 from mansio.broker.partition.partition_hook import RebuildRequired
 from mansio.errors import CoordinatorLoadInProgress, LeaderNotAvailable, ThrottlingQuotaExceeded
-from mansio.wire.batch.delay_headers import read_delays
+from mansio.wire.batch.dedup_header import DEDUP_ID_NAME, read_ids
 from mansio.wire.batch.inspection import InspectedBatch
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from mansio.broker.features.deduplication.deduplication_view import DeduplicationView
     from mansio.broker.features.deduplication.window import AcceptedId
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append import Draft, Finish
-    from mansio.broker.partition.append_validation import InspectedRecords
+    from mansio.broker.partition.append_validation import AppendRules, InspectedRecords
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Buffer
@@ -57,7 +58,15 @@ COPIED_IDS_MAX: Final = 4096
 """Maximum number of ids in one control batch with copies."""
 
 
-class Deduplicator:
+def _read(inspected: InspectedBatch, name: str, now_ms: int) -> IdentifiedBatch | None:
+    del now_ms
+    return read_ids(inspected, name)
+
+
+ID_READER: Final = RecordReader((DEDUP_ID_NAME,), _read)
+
+
+class Deduplicator(AppendFeature):
     """Deduplication of a partition's records. All methods run on the broker's event loop."""
 
     __slots__ = ("partition", "repeat_count", "replay", "view")
@@ -86,7 +95,8 @@ class Deduplicator:
         `LeaderNotAvailable` while the view is being read, and `RebuildRequired` for a batch that a thread has
         inspected, if some of its records are repeats and the thread has not rebuilt it without exactly these."""
         inspected = draft.inspected
-        identified, rebuilt = inspected.ids, inspected.rebuilt
+        identified: IdentifiedBatch | None = inspected.found.get(ID_READER)
+        rebuilt = inspected.rebuilt
         if identified is None:
             return None
         self._check_view()
@@ -126,7 +136,7 @@ class Deduplicator:
         if kept and repeats:
             if rebuilt is not None:
                 draft.replace(rebuilt.batch)
-                draft.delays = rebuilt.delays
+                draft.found = rebuilt.found
             elif inspected.by_thread:
                 raise RebuildRequired(
                     partial(rebuild, draft.sent, partition.name, draft.inspected, kept, now_ms)
@@ -143,18 +153,20 @@ class Deduplicator:
 
     def _leave_out(self, draft: Draft, identified: IdentifiedBatch, kept: Sequence[int]) -> None:
         """Store only these records of a small batch."""
-        partition = self.partition
         rebuilt = _without_repeats(draft.sent, identified, kept)
         draft.replace(rebuilt)
-        if draft.delays is not None:
-            now_ms = partition.clock.wall_ms()
-            draft.delays = read_delays(InspectedBatch(rebuilt), partition.name, now_ms)
+        draft.found = _read_again(
+            rebuilt, self.partition.name, draft.inspected, self.partition.clock.wall_ms()
+        )
 
-    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
-        """Return the result of a batch that an idempotent producer sends again, `known` from its sequence.
+    def with_first_offset(
+        self, known: AppendResult, rules: AppendRules, inspect: Callable[[], InspectedRecords]
+    ) -> AppendResult:
+        """Return the result of a batch that an idempotent producer sends again, `known` from its sequence, with the
+        offset of the first record with its id.
 
         Raises `LeaderNotAvailable` while the view is being read."""
-        if identified is None:
+        if ID_READER not in rules.readers or (identified := inspect().found.get(ID_READER)) is None:
             return known
         self._check_view()
         if (key := identified.keys[0]) is None:
@@ -184,9 +196,6 @@ class Deduplicator:
         elif keys:
             ids = AcceptedIds(keys, positions, draft.appended_ms, draft.header.crc)
             draft.add_before(encode_ids(ids), {self.view: ids})
-
-    def following(self) -> None:
-        """Nothing follows an append."""
 
     # Retention
 
@@ -233,13 +242,18 @@ def rebuild(
     for errors; `kept`: indexes of the records that are not repeats; `decided_ms`: the time, ms since the Unix epoch, at
     which that was found, and at which delays begin.
 
-    Raises the errors of `read_delays`."""
-    assert inspected.ids is not None
-    rebuilt = _without_repeats(batch, inspected.ids, kept)
-    delays = None
-    if inspected.delays is not None:
-        delays = read_delays(InspectedBatch(rebuilt), name, decided_ms)
-    return RebuiltBatch(kept, decided_ms, rebuilt, delays)
+    Raises the errors of `RecordReader.read`."""
+    rebuilt = _without_repeats(batch, inspected.found[ID_READER], kept)
+    return RebuiltBatch(kept, decided_ms, rebuilt, _read_again(rebuilt, name, inspected, decided_ms))
+
+
+def _read_again(
+    rebuilt: bytes, name: str, inspected: InspectedRecords, now_ms: int
+) -> Mapping[RecordReader, Any]:
+    """Return what other features find in a batch without its repeats."""
+    readers = [reader for reader in inspected.found if reader is not ID_READER]
+    headers = [header for reader in readers for header in reader.headers]
+    return read_all(readers, InspectedBatch(rebuilt, headers), name, now_ms) if readers else {}
 
 
 def _without_repeats(batch: Buffer, identified: IdentifiedBatch, kept: Sequence[int]) -> bytes:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.broker.features.delays.delay_control_records import DelayControlType
-from mansio.broker.features.delays.delay_manager import DelayManager, StoredRecordsCache
+from mansio.broker.features.delays.delay_manager import DELAY_READER, DelayManager, StoredRecordsCache
 from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
 from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.log_view.snapshots import snapshot_names
@@ -15,7 +15,9 @@ from mansio.wire.batch.schedule_control_records import ScheduleControlType
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
+    from mansio.config.topic_config import TopicSettings
     from mansio.storage.log import Log
 
 
@@ -34,6 +36,9 @@ class DelayFeature(PartitionFeature):
 
     def is_stored(self, log: Log) -> bool:
         return bool(snapshot_names(self._ports.disk, log.directory, DelayedRecords.suffix))
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        return DELAY_READER if settings.accepts_delays else None
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
         del is_new

@@ -31,8 +31,8 @@ from mansio.broker.features.delays.delay_control_records import (
 )
 from mansio.broker.features.delays.pending_records import PendingRecord
 from mansio.broker.features.delays.schedule_manager import ScheduleManager
-from mansio.broker.partition.append import Following
-from mansio.broker.partition.append_validation import reject_delayed
+from mansio.broker.partition.append import AppendFeature, Following
+from mansio.broker.partition.append_validation import RecordReader, reject_delayed
 from mansio.errors import (
     UNREADABLE_OR_DAMAGED,
     CoordinatorLoadInProgress,
@@ -42,7 +42,7 @@ from mansio.errors import (
     ThrottlingQuotaExceeded,
 )
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.delay_headers import NOT_DELAYED_MS, base_timestamp_ms, delivered_record
+from mansio.wire.batch.delay_headers import NOT_DELAYED_MS, base_timestamp_ms, delivered_record, read_delays
 from mansio.wire.batch.record_batch import (
     TimestampType,
     build_batch,
@@ -59,9 +59,8 @@ if TYPE_CHECKING:
     from mansio.broker.log_view.replay import ViewReplay
     from mansio.broker.partition.append import Draft
     from mansio.broker.partition.partition import Partition
-    from mansio.broker.partition.partition_hook import AppendResult, Contents
+    from mansio.broker.partition.partition_hook import Contents
     from mansio.ports import Buffer
-    from mansio.wire.batch.dedup_header import IdentifiedBatch
     from mansio.wire.batch.delay_headers import DelayedBatch
     from mansio.wire.batch.record_batch import NewRecord
 
@@ -112,7 +111,11 @@ class StoredRecordsCache:
         self._bytes = 0
 
 
-class DelayManager:
+DELAY_READER: Final = RecordReader((), read_delays)
+"""It finds the headers by decoding the records."""
+
+
+class DelayManager(AppendFeature):
     """Acceptance and delivery of a partition's delayed records. All methods run on the broker's event loop."""
 
     __slots__ = (
@@ -160,7 +163,8 @@ class DelayManager:
 
         Raises `InvalidRecord` in a transaction, `ThrottlingQuotaExceeded` if too many records are pending, and
         `LeaderNotAvailable` while the view is being read."""
-        batch, delays, partition = draft.batch, draft.delays, self.partition
+        batch, partition = draft.batch, self.partition
+        delays: DelayedBatch | None = draft.found.get(DELAY_READER)
         if batch is None or delays is None:
             return
         if not self.replay.is_complete:  # producers retry this error, unlike that of `ensure_usable`
@@ -172,11 +176,6 @@ class DelayManager:
         draft.replace(control)
         draft.keeps_timestamps = True
         draft.contents[self.view] = partial(self._accept, delays)
-
-    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
-        """Return `known`: a batch with delays is recognized by its sequence alone."""
-        del identified
-        return known
 
     def _check_limits(self, delays: DelayedBatch) -> None:
         pending, settings = self.view.pending, self.partition.settings

@@ -138,7 +138,7 @@ class ScheduleManager:
         errors of `pause`."""
         self._ensure_usable()
         partition = self._partition
-        if not partition.rules.accepts_delays:
+        if not partition.settings.accepts_delays:
             raise not_enabled_error(partition.topic)
         now_ms = partition.clock.wall_ms()
         schedule = schedule._replace(created_ms=now_ms, next_due_ms=NOT_DUE_MS, firings=0, is_paused=False)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.broker.features.priorities.priority_view import PriorityReader, PriorityView
+from mansio.broker.features.priorities.priority_view import PRIORITY_READER, PriorityReader, PriorityView
 from mansio.broker.log_view.snapshots import remove_snapshots_above
 from mansio.broker.partition.partition import Attached, PartitionFeature
 
 if TYPE_CHECKING:
     from mansio.broker.features.feature_ports import FeaturePorts
+    from mansio.broker.partition.append_validation import RecordReader
     from mansio.broker.partition.partition import Partition
+    from mansio.config.topic_config import TopicSettings
     from mansio.storage.log import Log
 
 
@@ -22,6 +24,9 @@ class PriorityFeature(PartitionFeature):
 
     def is_needed(self, partition: Partition) -> bool:
         return partition.settings.has_priorities
+
+    def reader(self, settings: TopicSettings) -> RecordReader | None:
+        return PRIORITY_READER if settings.has_priorities else None
 
     def truncate(self, log: Log) -> None:
         remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, PriorityView.suffix)

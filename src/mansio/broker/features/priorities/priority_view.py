@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.features.priorities.priority_index import PriorityIndex, PriorityRange
 from mansio.broker.log_view.view import DecodedBatch, LogView
+from mansio.broker.partition.append import AppendFeature
+from mansio.broker.partition.append_validation import RecordReader
 from mansio.errors import CorruptLog
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
 from mansio.wire.batch.inspection import InspectedBatch
@@ -24,11 +26,9 @@ from mansio.wire.batch.priority_header import PRIORITY_NAME, read_priorities
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.broker.partition.append import Draft, Finish, Following
-    from mansio.broker.partition.partition_hook import AppendResult
+    from mansio.broker.partition.append import Draft, Finish
     from mansio.ports import Buffer
     from mansio.storage.log import Log
-    from mansio.wire.batch.dedup_header import IdentifiedBatch
     from mansio.wire.batch.priority_header import PriorityRun
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -129,7 +129,16 @@ class PriorityView(LogView["Sequence[PriorityRun]"]):
         state.drop_below(self._log.start_offset)
 
 
-class PriorityReader:
+def _read(inspected: InspectedBatch, name: str, now_ms: int) -> Sequence[PriorityRun]:
+    del now_ms
+    return read_priorities(inspected, name, strict=True)
+
+
+PRIORITY_READER: Final = RecordReader((PRIORITY_NAME,), _read)
+"""It finds the records whose priority is not normal."""
+
+
+class PriorityReader(AppendFeature):
     """`AppendFeature` that gives the view the priorities of clients' batches."""
 
     __slots__ = ("_view",)
@@ -142,15 +151,9 @@ class PriorityReader:
         return self._add_content
 
     def _add_content(self, draft: Draft) -> None:
-        batch, inspected = draft.batch, draft.inspected
-        if batch is None or draft.header.is_control:
+        if draft.batch is None or draft.header.is_control:
             return
-        is_read = batch is draft.sent and inspected.rules.has_priorities
-        draft.contents[self._view] = inspected.priorities if is_read else self._view.read(batch)
-
-    def with_first_offset(self, identified: IdentifiedBatch | None, known: AppendResult) -> AppendResult:
-        del identified
-        return known
-
-    def following(self) -> Following | None:
-        return None
+        is_read = PRIORITY_READER in draft.inspected.rules.readers
+        draft.contents[self._view] = (
+            draft.found.get(PRIORITY_READER, ()) if is_read else self._view.read(draft.batch)
+        )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.share.lease_forwarder import REQUEST_TIMEOUT_MS
 from mansio.broker.coordinator.share.received_records import ReceiveResult
 from mansio.errors import BrokerUnreachable, ConnectionLost, LeaderNotAvailable, MansioError
+from mansio.ports import complete
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -165,8 +166,7 @@ class ClusterReceive:
         done: Promise[bool] = self._scheduler.promise()
 
         def finish(*, is_available: bool) -> None:
-            if not done.done():
-                done.set_result(is_available)
+            complete(done, is_available)
 
         async def wait(node_id: int) -> None:
             is_available = True  # after an error, which the next round reports

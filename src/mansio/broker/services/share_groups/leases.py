@@ -37,6 +37,7 @@ from mansio.errors import (
     Unavailable,
 )
 from mansio.host.gather_results import gather_results
+from mansio.ports import complete, complete_with_error
 from mansio.state.share_partition.types import (
     ACCEPT,
     LEASE_MS_MAX,
@@ -281,10 +282,10 @@ class LeaseService:
             except MansioError as expected:
                 error = without_traceback(expected)
             finally:
-                if not done.done() and error is not None:
-                    done.set_exception(copied(error))
-                elif not done.done():
-                    done.set_result(None)
+                if error is not None:
+                    complete_with_error(done, copied(error))
+                else:
+                    complete(done, None)
 
         self._scheduler.spawn(run(), name=name)
         await done
@@ -342,8 +343,7 @@ class LeaseService:
         own: Promise[None] = self._scheduler.promise()
 
         def finish(_: object) -> None:
-            if not own.done():
-                own.set_result(None)
+            complete(own, None)
 
         other.add_done_callback(finish)
         await own

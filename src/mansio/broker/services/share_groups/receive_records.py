@@ -40,6 +40,7 @@ from mansio.errors import (
     Unavailable,
 )
 from mansio.host.run_in_thread import run_in_thread
+from mansio.ports import complete_with_error
 from mansio.state.share_partition.types import GAP, REJECT, RELEASE, AcknowledgementBatch
 from mansio.tracebacks import copied, result_of, without_traceback
 from mansio.wire.batch.compression import (
@@ -203,11 +204,11 @@ class ReceiveService:
                     promise.set_result(result)
             except MansioError as error:
                 await self._share_partition_manager.release_leases(group_id, member_id)
-                if not promise.done():
-                    promise.set_exception(copied(error))
+                complete_with_error(promise, copied(error))
             finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
-                if not promise.done():
-                    promise.set_exception(Unavailable("receive records: interrupted by an unexpected error"))
+                complete_with_error(
+                    promise, Unavailable("receive records: interrupted by an unexpected error")
+                )
 
         self._receiving[member_id] = promise
         self._scheduler.spawn(run(), name="receive records")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from mansio.broker.features.delays.delay_manager import DelayManager
+from mansio.broker.features.delays.delay_manager import DELAY_READER, DelayManager
 from mansio.broker.features.delays.delay_service import DelayService
 from mansio.broker.features.delays.delayed_records import DelayedRecords
 from mansio.broker.log_view.snapshots import snapshot_names
@@ -31,7 +31,7 @@ class _Leader:
         self.cluster = ScheduledCluster(seed=1, **options)
         self.manager = self.cluster.managers[1]
         self.partition = self.manager.partition
-        self.partition.rules = self.partition.rules._replace(inspects_records=True)
+        self.partition.rules = self.partition.rules._replace(inspects_records=True, readers=(DELAY_READER,))
         partitions = SimpleNamespace(find=lambda *_: self.partition, delay_manager=lambda _: self.manager)
         node = self.cluster[1]
         self.service = DelayService(

@@ -48,7 +48,6 @@ class ScheduledCluster(Cluster):
     def attach(self, node: Node) -> None:
         """Keep track of schedules on a broker, as `PartitionSet` does."""
         partition = node.partitions[TOPIC.bytes, 0]
-        partition.rules = partition.rules._replace(accepts_delays=True)
         feature = DelayFeature(FeaturePorts(node.disk, node.background, node.scheduler, node.clock))
         self.deliveries[node.node_id] = feature.delivery
         partition.attach(feature, is_new=True)
