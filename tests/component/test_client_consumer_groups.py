@@ -314,6 +314,7 @@ def test_failing_callback_is_raised_by_poll(broker: mansio.Broker) -> None:
     run(scenario)
 
 
+@pytest.mark.full
 @pytest.mark.row("L5", "G3")
 def test_members_survive_a_broker_restart(tmp_path: Path) -> None:
     with served(tmp_path / "data", http=False) as broker:

@@ -307,6 +307,7 @@ class TestDocument:
         source = examples("docs/TESTING.md")[name].code
         subprocess.run([sys.executable, "-c", source], check=True, timeout=scaled(60))
 
+    @pytest.mark.full
     def test_a_test_with_fixtures(self, tmp_path: Path) -> None:
         (tmp_path / "test_example.py").write_text(examples("docs/TESTING.md")["fixture"].code)
         command = [sys.executable, "-m", "pytest", "-q", "-n0", str(tmp_path)]

@@ -22,7 +22,7 @@ from sim.run import quick_collections, run_seed
 from sim.world import World
 from support.nightly_counts import leave
 
-DEDUPLICATION_SEEDS = int(os.environ.get("MANSIO_TEST_DEDUPLICATION_SEEDS", "4"))
+DEDUPLICATION_SEEDS = int(os.environ.get("MANSIO_TEST_DEDUPLICATION_SEEDS", "2"))
 
 
 class Histories(NamedTuple):
@@ -40,7 +40,7 @@ HISTORIES = {
     "delays": Histories(
         "delayed records",
         delays.FIRST_SEED,
-        smoke=4,
+        smoke=2,
         full=36,
         least=dict.fromkeys(
             (
@@ -57,13 +57,13 @@ HISTORIES = {
         "deduplication",
         deduplication.FIRST_SEED,
         smoke=DEDUPLICATION_SEEDS,
-        full=11 * DEDUPLICATION_SEEDS,
+        full=22 * DEDUPLICATION_SEEDS,
         least={"ids": 101, "repeats": 21},
     ),
     "transactions": Histories(
         "transactions",
         transactions.FIRST_SEED,
-        smoke=2,
+        smoke=1,
         full=60,
         least={},
         least_by_history={"commits acknowledged": 10},

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 COMMIT_RETRIES_MAX: Final = 5
 COMMIT_RETRY_BACKOFF_S: Final = 0.1
-"""Wait before the second attempt (at most; random), which grows by itself with each attempt."""
+"""Maximum of the random wait before the second attempt; it grows by as much with each attempt."""
 
 Result = TypeVar("Result")
 

@@ -13,6 +13,7 @@ import pytest
 
 from support.cluster import cluster, on_same_processors
 from support.machine import scaled
+from support.tiers import examples
 from system.cluster.load import RESUME_S_MAX, ClusterLoad, say
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from support.cluster import Cluster
 
-KILLS = 2
+KILLS = examples(1, 2, 2)
 QUICK_GROUPS: dict[str, Any] = {"group_initial_rebalance_delay_ms": 0}
 
 

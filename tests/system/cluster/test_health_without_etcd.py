@@ -19,6 +19,7 @@ DEADLINE_S = 60.0
 TIME = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_sessions_that_are_not_held_are_reported_with_their_time_and_fail_the_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

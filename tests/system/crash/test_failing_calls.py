@@ -23,6 +23,7 @@ from support.logs import (
     check_contents,
     make_batch,
 )
+from support.tiers import smoke_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,7 +171,7 @@ def run(workload: Callable[[Bench], None], failing: dict[int, int], seed: int) -
     return calls
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", smoke_first(*WORKLOADS))
 def test_any_one_failing_call_is_a_storage_error_and_loses_nothing_durable(name: str) -> None:
     points = 0
     for seed in (0, 1):

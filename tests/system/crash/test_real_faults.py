@@ -185,6 +185,7 @@ def test_disk_that_fills_during_writes_loses_no_acknowledged_record(tmp_path: Pa
     ("fault", "message"),
     smoke_first(("sync EIO /bad.", "cannot sync"), ("write_at EIO /bad.", "cannot write")),
 )
+@pytest.mark.full
 @pytest.mark.row("L5", "L10")
 def test_log_whose_disk_fails_refuses_writes_and_others_continue(
     tmp_path: Path, fault: str, message: str

@@ -64,6 +64,7 @@ def broker_is_idle(broker: TestBroker) -> bool:
     return found is not None and found.lag == 0
 
 
+@pytest.mark.full
 def test_a_task_runs_and_one_with_a_countdown_of_two_weeks_runs_once_after_two_weeks(
     broker: TestBroker, app: celery.Celery, tmp_path: Path
 ) -> None:

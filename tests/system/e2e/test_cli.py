@@ -340,6 +340,7 @@ main()
 """
 
 
+@pytest.mark.full
 @pytest.mark.row("A6")
 def test_the_demo_keeps_its_promises_without_a_terminal_the_flights_and_spark() -> None:
     done = subprocess.run(

@@ -76,6 +76,7 @@ def python_send(one: KafkaProducer, topic: str, *values: str) -> None:
     one.flush(scaled(CALL_S))
 
 
+@pytest.mark.full
 @pytest.mark.row("P4")
 def test_kafka_python_reads_what_is_committed_and_nothing_that_is_aborted(
     bootstrap_servers: str, make_topic: Callable[..., str]

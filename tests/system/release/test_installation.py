@@ -38,6 +38,7 @@ def test_wheel_serves_publishes_and_receives_outside_the_repository(
     assert int(environment.run("python", "-c", code)) == len(mansio.__all__)
 
 
+@pytest.mark.full
 def test_wheel_contains_the_packages_and_nothing_else(distributions: Distributions) -> None:
     names = zipfile.ZipFile(distributions.wheel).namelist()
     version = f"mansio-{mansio.__version__}.dist-info"

@@ -16,6 +16,7 @@ from support.machine import scaled
 from support.paths import ROOT, mansio_command
 from support.present import present
 from support.process import ServedBroker, inherited
+from support.tiers import smoke_first
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +96,7 @@ def receive_all(client: mansio.client.blocking.Client, wanted: int) -> dict[str,
     return received
 
 
-@pytest.mark.parametrize("tail", ["\n", ", compressed\n", "\nneeds: views\n"])
+@pytest.mark.parametrize("tail", smoke_first("\n", ", compressed\n", "\nneeds: views\n"))
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["serve", "--kafka", "127.0.0.1:0", "--data"], 1), (["data", "check"], 2)]
 )
