@@ -22,6 +22,7 @@ from mansio.cli.main import main
 from mansio.errors import ConfigError, ConnectionLost, DataDirectoryLocked, InvalidRequest
 from mansio.spark import options
 from support.machine import scaled
+from support.tiers import smoke_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,7 +186,7 @@ def test_command_that_needs_a_subcommand_shows_its_help(capsys: pytest.CaptureFi
     assert "Create, list, describe, alter and delete topics" in shown
 
 
-@pytest.mark.parametrize("flag", ["--kafka", "--http"])
+@pytest.mark.parametrize("flag", smoke_first("--kafka", "--http"))
 def test_port_in_use_names_the_process(flag: str, tmp_path: Path) -> None:
     with used_port() as port:
         others = ["--http", ""] if flag == "--kafka" else ["--kafka", "127.0.0.1:0"]

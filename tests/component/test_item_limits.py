@@ -17,6 +17,7 @@ from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from support.full_requests import APIS, MARGIN, Existing, arrays, full_request
 from support.loop_watch import HOLD_S_MAX, LoopWatch, frozen_garbage
 from support.machine import scaled
+from support.tiers import smoke_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,7 @@ def check(broker: EmbeddedBroker, api: Api, existing: Existing | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [ApiKey.DESCRIBE_CONFIGS, ApiKey.DELETE_RECORDS], ids=lambda each: each.name.lower()
+    "key", smoke_first(ApiKey.DESCRIBE_CONFIGS, ApiKey.DELETE_RECORDS), ids=lambda each: each.name.lower()
 )
 def test_items_of_a_request_keep_no_client_waiting(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, key: ApiKey

@@ -16,6 +16,7 @@ from mansio.host.extras import DISTRIBUTION_NAMES, EXTRAS
 from support.machine import scaled
 from support.paths import ROOT
 from support.process import inherited
+from support.tiers import smoke_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,7 @@ def run(program: str, blocked: Sequence[str], arguments: Sequence[str], place: P
     return done.returncode, done.stdout.strip()
 
 
-@pytest.mark.parametrize("extra", MISSING)
+@pytest.mark.parametrize("extra", smoke_first(*MISSING))
 def test_command_without_its_extra_is_one_line_with_the_remedy(extra: str, tmp_path: Path) -> None:
     package, arguments = MISSING[extra]
     modules = {name: module for module, name in DISTRIBUTION_NAMES.items()}

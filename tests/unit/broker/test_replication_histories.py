@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from support.replica_faults import History
+from support.tiers import smoke_first
 
 
-@pytest.mark.parametrize("first", range(0, 12, 3))
+@pytest.mark.parametrize("first", smoke_first(*range(0, 12, 3)))
 def test_no_history_loses_acknowledged_records(first: int) -> None:
     """One of three may have faults all the way, and nothing acknowledged."""
     histories = [History(seed) for seed in range(first, first + 3)]
