@@ -184,8 +184,8 @@ class Client:
         `start`: start position (in a group: of partitions without a committed offset): "earliest" (the default),
         "latest", an offset, a datetime, or a mapping of partitions to offsets. `from_` is an older name of it, which is
         ignored if `start` is given.
-        `to_time`, `to_end`, `max_records`: end the iteration before the first record at or after that time, at the
-        current end, after that many records.
+        `to_time` (a datetime, or ms since the Unix epoch), `to_end`, `max_records`: end the iteration before the first
+        record at or after that time, at the current end, after that many records.
         `auto_commit` (None: enabled with a group): commit processed messages every `auto_commit_interval_ms`, before a
         rebalance and on close; never the current message. A consumer that reaches its end then commits and leaves the
         group; with False it keeps its partitions until it is closed, so that `commit()` works after the loop.

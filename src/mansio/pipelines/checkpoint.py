@@ -270,11 +270,13 @@ class HadoopDirectory:
             stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file atomically: it is written under another name, then renamed."""
+        """Write a file under another name, then rename it, which is atomic where the file system's rename is. Raises
+        `OSError` if it cannot be renamed, on some file systems because the file exists."""
         partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL_FILE_SUFFIX}")
         stream = self._files.create(partial, True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
-        self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name))
+        if not self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name)):
+            raise OSError(f"cannot rename {partial.toString()} to {name}")

@@ -57,11 +57,13 @@ def maintain(
     files. In the dead-letter table, only expire snapshots and delete orphan files.
 
     `tag`: name for the current snapshot, which is then retained permanently. `grace_s`: time for which a file must have
-    been unreferenced, in seconds. `is_dry_run`: change nothing; the report has what would be done now.
+    been unreferenced, in seconds. `is_dry_run`: change nothing; the report has what would be done
+    now to the archive, not to its dead-letter table.
 
     Raises:
         InvalidRequest: The tag exists.
-        CommitConflict, CatalogLocked, ArchiveError, OSError: As in `rewrite_data_files` and `remove_orphan_files`.
+        CommitConflict, CatalogLocked, ArchiveError, ConfigError, OSError: As in
+            `rewrite_data_files` and `remove_orphan_files`.
     """
     began = time.monotonic()
     table.refresh()

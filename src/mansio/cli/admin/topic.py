@@ -420,9 +420,9 @@ async def delete_partition_records(
 async def _name_holding_pipelines(
     client: Client, outcomes: dict[TopicPartition, int | MansioError], *, dry_run: bool
 ) -> None:
-    """Replace the error of a deletion that a retention hold prevents by one that names the pipeline: the response has
-    no field for it. A dry run does not know the limits of retention holds, so it may name a hold that no longer
-    applies.
+    """Replace the error of a deletion in `outcomes` that a retention hold prevents by one that names the pipeline: the
+    response has no field for it. Only the first `SEARCHED_GROUPS_MAX` groups are searched. In a dry run, replace the
+    offset of a deletion that a hold would prevent; the limits of holds are unknown, so the hold may not apply any more.
     """
     candidates = {
         one: outcome

@@ -103,7 +103,8 @@ def replay(
 
 
 def _progress() -> Callable[[int], None]:
-    """Return a function that prints the number of replayed records on a terminal."""
+    """Return a function that adds the number of records replayed since its last call, and shows the total on a
+    terminal; 0 ends the line."""
     written = 0
 
     def show(count: int) -> None:

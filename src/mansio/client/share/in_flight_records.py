@@ -650,7 +650,7 @@ def _ranges_without_records(offsets: Sequence[int], acquired: Acquired, end: int
 def _with_rejections(
     holes: list[WithoutRecords], unreadable: Sequence[UnreadableOffsets]
 ) -> list[WithoutRecords]:
-    """Return the ranges in which the unreadable offsets, in the order of `holes`, are rejected instead of skipped."""
+    """Return `holes`, split so that the unreadable offsets in gaps are rejected. Both are in ascending order."""
     if not unreadable:
         return holes
     found: list[WithoutRecords] = []

@@ -41,7 +41,8 @@ def archive_schema(decoded: pa.Schema) -> pa.Schema:
 
 
 def merge_decoded(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the decoded columns that hold those of all schemas.
+    """Return a schema with the decoded columns of all schemas, each with a type that has the values of all. Other
+    columns are left out.
 
     Raises:
         InvalidDataFiles: They cannot be merged.

@@ -338,8 +338,8 @@ class WriteLogger:
         )
 
     def abort(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """Log a batch that failed. Without transactions, the records that its tasks have written remain, and a later
-        attempt writes them again.
+        """Warn if a batch that failed has written records without transactions: they remain, and a later attempt writes
+        them again.
         """
         rows = sum(one.rows for one in reports if not one.transactional_id)
         if rows:

@@ -150,12 +150,13 @@ def initialize(
     now_ms: int,
 ) -> Transaction:
     """Return the transactional id for a producer that starts, or restarts after an error; its `state` is PrepareAbort
-    if the transaction of its predecessor has to be aborted first: the caller repeats the call after that.
+    if an open transaction has to be aborted first: the caller repeats the call after that.
 
     `producer_id`, `producer_epoch`: what the producer had, -1 if it is new (KIP-360). `new_producer_id`: used if there
     is no transactional id yet, or if its epoch is exhausted.
 
-    Raises `ProducerFenced`, and `ConcurrentTransactions`, for a held transaction, too.
+    Raises `ProducerFenced` if there is a newer producer, and `ConcurrentTransactions` while a transaction is being
+    completed or is held.
     """
     if known is None:
         return Transaction(new_producer_id, 0, timeout_ms, updated_ms=now_ms)

@@ -431,10 +431,12 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def is_idle(self, now: float, oldest: float) -> bool:
-        """Return whether the connection has been idle since `oldest`: nothing was received and no request is in
-        progress, or the peer has accepted nothing of the unsent responses. `now` and `oldest`: monotonic seconds.
+        """Return whether the connection has been idle since `oldest`: nothing was received, and either nothing is
+        unsent and no request is in progress, or the peer has accepted none of the unsent bytes. `now` and `oldest`: monotonic
+        seconds.
 
-        The caller must call this often, because progress of sending is detected by comparing the unsent bytes.
+        The caller must call this often: progress of sending is found by comparing the unsent bytes with those of the
+        call before.
         """
         unsent = 0 if self._socket_writer is None else self._socket_writer.waiting_bytes
         if unsent != self._unsent_before:
