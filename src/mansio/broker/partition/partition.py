@@ -202,11 +202,11 @@ class PartitionFeature(ABC):
         del log
 
     def detach(self, feature: object) -> None:
-        """Called with what services look up when the partition is closed."""
+        """Give up what services look up, because the partition is closed."""
         del feature
 
     def close(self) -> None:  # noqa: B027 - most features do nothing by themselves
-        """Called when the broker stops, before its partitions are closed. Nothing is done by itself from now on."""
+        """End all background work, because the broker stops; its partitions are closed afterwards."""
 
 
 class Partition:
@@ -270,7 +270,9 @@ class Partition:
         features: Sequence[PartitionFeature] = (),
         scratch: bytearray | None = None,
     ) -> None:
-        """`settings` are the effective settings of the topic; `internal` marks a topic that clients may not write;
+        """Create the replica of an open log.
+
+        `settings` are the effective settings of the topic; `internal` marks a topic that clients may not write;
         `storage_health` records damage and disk-full errors. In a cluster `replica` is a `FollowerReplica` without a
         leader until `become_leader` or `become_follower`. `producers` have the transactions of the partition.
         `verifier` verifies stored batches for readers; without it, the reading thread does. `features`: all that this
@@ -889,7 +891,7 @@ class Partition:
             self.report_damage(offset, error)
 
     def on_repaired(self) -> None:
-        """Called when damaged batches were replaced by those of another replica."""
+        """Handle the replacement of damaged batches by those of another replica."""
         if self.producers is not None:
             self.producers.on_repaired()
             self._report_lost_transaction_ends()
