@@ -75,6 +75,7 @@ from mansio.errors import (
     UnknownLeaderEpoch,
 )
 from mansio.logs import fields
+from mansio.ports import complete_from, complete_with_error
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.log import LogListener
@@ -695,18 +696,11 @@ class Partition:
         """Return a promise that completes when all records below `end_offset` are committed."""
         promise: Promise[None] = self.scheduler.promise()
 
-        def complete(error: MansioError | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(None)
-            else:
-                promise.set_exception(copied(error))
-
+        on_end = partial(complete_from, promise, None)
         if (failure := self.failure) is not None:
-            complete(failure)
-        elif self.when_committed(end_offset, complete):
-            complete(None)
+            on_end(failure)
+        elif self.when_committed(end_offset, on_end):
+            on_end(None)
         return promise
 
     def _check_append(self, *, internal: bool, urgent: bool) -> None:
@@ -1456,8 +1450,7 @@ class Partition:
         """Fail the waits for log start offsets, because this broker cannot confirm any more that they are kept."""
         waits, self._start_offset_waits = self._start_offset_waits, []
         for _, promise in waits:
-            if not promise.done():
-                promise.set_exception(copied(error))
+            complete_with_error(promise, copied(error))
 
     def close(self, *, save: bool = True) -> None:
         """Reject all requests from now on and fail all waits. With `save`, hooks write files for a fast next start."""
