@@ -26,7 +26,6 @@ from mansio.errors import (
 from mansio.logs import FIELDS
 from mansio.metadata.topic_plan import NewTopic, check_topic_name
 from mansio.net.peer_connections import PeerConnections
-from mansio.ports import Backoff
 from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import REJECT, AcknowledgementBatch
 from mansio.wire.batch.compression import Codec
@@ -48,8 +47,10 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dead_letters, dead_letter_manager):
-        monkeypatch.setattr(module, "APPEND_BACKOFF", Backoff(5, 20, jitter=0))
+    monkeypatch.setattr(dead_letters, "RETRY_MS_MIN", 5)
+    monkeypatch.setattr(dead_letters, "RETRY_MS_MAX", 20)
+    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS_MIN", 5)
+    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS_MAX", 20)
 
 
 def run(check: Callable[[DeadLetterBench], Awaitable[None]], tmp_path: Path) -> None:
@@ -410,8 +411,9 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it would rest."""
-    for module in (dead_letters, dead_letter_manager):
-        monkeypatch.setattr(module, "APPEND_BACKOFF", Backoff(600_000, 600_000, jitter=0))
+    for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
+        monkeypatch.setattr(dead_letters, name, 600_000)
+        monkeypatch.setattr(f"mansio.broker.coordinator.share.dead_letter_manager.{name}", 600_000)
 
     async def check(room: DeadLetterBench) -> None:
         await room.topic()

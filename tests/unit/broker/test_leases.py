@@ -27,7 +27,6 @@ from mansio.errors import (
 )
 from mansio.metadata.topic_plan import NewTopic
 from mansio.node.broker import Broker
-from mansio.ports import Backoff
 from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW, ShareKey
 from mansio.wire.api_versions import ApiKey
@@ -165,7 +164,7 @@ def run(check: Callable[[LeaseBench], Awaitable[None]], directory: Path) -> None
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "APPEND_BACKOFF", Backoff(20, 60_000, jitter=0))
+    monkeypatch.setattr(dead_letters, "RETRY_MS_MIN", 20)
 
 
 def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:

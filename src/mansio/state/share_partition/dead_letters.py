@@ -36,7 +36,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRequest
-from mansio.ports import Backoff
 from mansio.state.share_partition.types import (
     ArchivingRange,
     DeadLetterReservation,
@@ -51,9 +50,9 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import LoadedState
 
 
-APPEND_BACKOFF: Final = Backoff(1_000, 60_000, jitter=0)
-"""Pauses after failed appends."""
-
+RETRY_MS_MIN: Final = 1_000
+RETRY_MS_MAX: Final = 60_000
+"""Backoff after a failed append: the first one, and the maximum of its doublings."""
 REPEAT_RECOGNITION_MS: Final = 12 * 60 * 60 * 1000
 """Age of a batch up to which its target surely recognizes a repeat; targets keep producer state for twice as long."""
 
@@ -121,7 +120,7 @@ class DeadLetterQueue:
         self._unreserved: deque[ArchivingRange] = deque()
         self._reserved: list[ArchivingRange] = []
         self._is_repeat = False
-        self._failures = 0
+        self._backoff_ms = RETRY_MS_MIN
 
     @property
     def waiting_record_count(self) -> int:
@@ -250,7 +249,7 @@ class DeadLetterQueue:
         archived, and then calls `mark_finished`."""
         self._check_phase(Phase.SENDING)
         self.phase = Phase.WRITTEN
-        self.retry_at_ms, self._failures = -math.inf, 0
+        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
         return self._reservations()
 
     def mark_finished(self) -> None:
@@ -263,13 +262,13 @@ class DeadLetterQueue:
         next attempt (steady clock, ms)."""
         self._check_phase(Phase.SENDING)
         self.phase, self._is_repeat = Phase.READY, True
-        self._failures += 1
-        self.retry_at_ms = now_ms + APPEND_BACKOFF.delay_ms(self._failures)
+        self.retry_at_ms = now_ms + self._backoff_ms
+        self._backoff_ms = min(2 * self._backoff_ms, RETRY_MS_MAX)
         return self.retry_at_ms
 
     def retry_now(self) -> None:
         """Allow the next attempt at once and reset the backoff."""
-        self.retry_at_ms, self._failures = -math.inf, 0
+        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
 
     def reserve_in_new_epoch(self, producer_id: int = -1) -> tuple[Producer, Reservations]:
         """Reserve the current batch again with a higher producer epoch, because the target has lost the state of the

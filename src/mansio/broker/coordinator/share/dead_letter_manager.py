@@ -42,7 +42,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.logs import fields
-from mansio.state.share_partition.dead_letters import APPEND_BACKOFF, DeadLetterQueue, Phase
+from mansio.state.share_partition.dead_letters import RETRY_MS_MAX, RETRY_MS_MIN, DeadLetterQueue, Phase
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class DeadLetterTask:
 
     __slots__ = (
         "_wake",
-        "failures",
+        "backoff_ms",
         "has_ended",
         "is_lingering",
         "is_working",
@@ -146,7 +146,7 @@ class DeadLetterTask:
         self.last_error = ""
         self.is_working = False
         self.is_lingering = False
-        self.failures = 0
+        self.backoff_ms = RETRY_MS_MIN
         self.linger_until_ms = -math.inf
         self._wake: Promise[None] | None = None
 
@@ -167,7 +167,7 @@ class DeadLetterTask:
 
     def retry_now(self) -> None:
         """End the backoff and reset it to the minimum, because the cause of the failure may be removed."""
-        self.failures = 0
+        self.backoff_ms = RETRY_MS_MIN
         self.queue.retry_now()
         self.wake()
 
@@ -480,10 +480,10 @@ class DeadLetterManager:
                 return False  # the state could not be stored: it is loaded again, and resumed then
             self._writer.record_failure(task, error)
             if queue.phase is Phase.OPEN:
-                task.failures += 1
-                await task.back_off(self._scheduler, APPEND_BACKOFF.delay_ms(task.failures))
+                await task.back_off(self._scheduler, task.backoff_ms)
+                task.backoff_ms = min(2 * task.backoff_ms, RETRY_MS_MAX)
         else:
-            task.failures = 0
+            task.backoff_ms = RETRY_MS_MIN
         return True
 
     async def _write_in_turn(self, task: DeadLetterTask) -> None:
