@@ -17,6 +17,9 @@ from enum import Enum
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
+from mansio.errors import RequestTimedOut
+from mansio.tracebacks import copied, result_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
 
@@ -240,6 +243,24 @@ class Scheduler(Timers, Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
         """Run a coroutine as a task; an exception in it is logged with `name`."""
+
+
+def complete_from(promise: Promise[Any], result: Any, error: BaseException | None) -> None:
+    """Complete a promise with the outcome of work, as `Background.submit` passes it: with `error` unless it is None."""
+    if error is None:
+        complete(promise, result)
+    else:
+        complete_with_error(promise, copied(error))
+
+
+async def result_within(scheduler: Scheduler, promise: Promise[T], timeout_ms: float, late: str) -> T:
+    """Return the result of a promise of this caller alone. After `timeout_ms` the promise fails with `RequestTimedOut`,
+    whose message is `late`."""
+    timer = scheduler.call_later(timeout_ms, lambda: complete_with_error(promise, RequestTimedOut(late)))
+    try:
+        return await result_of(promise)
+    finally:
+        timer.cancel()
 
 
 async def yield_to_loop(scheduler: Scheduler) -> None:

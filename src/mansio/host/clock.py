@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import random
 import time
+from datetime import UTC, datetime
+from typing import Final
+
+UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 """File of Linux with a random id of the current boot."""

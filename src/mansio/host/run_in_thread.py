@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from mansio.errors import StorageError
-from mansio.tracebacks import copied, result_of
+from mansio.ports import complete_from
+from mansio.tracebacks import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,14 +22,7 @@ async def run_in_thread(scheduler: Scheduler, thread: Background, work: Callable
     promise: Promise[T] = scheduler.promise()
 
     def done(result: T | None, error: BaseException | None) -> None:
-        if promise.done():  # the caller was cancelled
-            return
-        if error is None:
-            promise.set_result(result)  # type: ignore[arg-type]  # there is a result when there is no error
-        elif isinstance(error, OSError):
-            promise.set_exception(StorageError(str(error)))
-        else:
-            promise.set_exception(copied(error))
+        complete_from(promise, result, StorageError(str(error)) if isinstance(error, OSError) else error)
 
     thread.submit(work, done)
     return await result_of(promise)

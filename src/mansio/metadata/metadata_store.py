@@ -30,6 +30,9 @@ SCHEMA_VERSION: Final = 1
 KEY_ROOT: Final = "/mansio/"
 FIRST_CLUSTER_KEY: Final = f"{KEY_ROOT}first"
 """Key that the creation of the first cluster of a store writes; the creation fails if the key exists."""
+CONFLICT_ATTEMPTS_MAX: Final = 5
+"""Maximum number of attempts of a change while others change the same entry concurrently."""
+
 AMBIGUOUS_ATTEMPTS_MAX: Final = 5
 
 

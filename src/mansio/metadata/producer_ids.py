@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConcurrentChange, MansioError
 from mansio.metadata.metadata_store import Compare, Put, decode, encode, transact_resolving_ambiguity
-from mansio.tracebacks import copied, result_of, without_traceback
+from mansio.ports import complete_from
+from mansio.tracebacks import result_of, without_traceback
 
 if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Keys, MetadataStore
@@ -65,14 +66,8 @@ class ProducerIdAllocator:
         finally:
             self._waiters = None
             for waiter in waiters:
-                if waiter.done():
-                    continue
-                if (
-                    error is None
-                ):  # or the caller was cancelled: one of those that wait reserves the next block
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(copied(error))
+                # No error, but no block either: the caller was cancelled, and one of those that wait reserves the next.
+                complete_from(waiter, None, error)
 
     async def take_block(self, count: int) -> int:
         """Reserve `count` consecutive ids for this broker; return the first. Raises `ConcurrentChange`, `StorageError`,

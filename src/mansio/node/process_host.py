@@ -15,7 +15,8 @@ from mansio.host.disk import HostDisk
 from mansio.host.host_ports import HostPorts
 from mansio.host.threads import BackgroundThread
 from mansio.metadata.sqlite.store import SqliteStore
-from mansio.tracebacks import copied, result_of
+from mansio.ports import complete_from
+from mansio.tracebacks import result_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,17 +66,10 @@ class ProcessHost:
         scheduler, thread = self._scheduler, self.ports.file_thread
         promise = scheduler.promise()
 
-        def done(store: SqliteStore | None, error: BaseException | None) -> None:
-            if promise.done():  # the start was cancelled
-                return
-            if error is None:
-                promise.set_result(store)
-            else:
-                promise.set_exception(copied(error))
-
         path = f"{settings.data_dir}/{SINGLE_NODE_FILE_NAME}"
         thread.submit(
-            partial(SqliteStore.open, path, thread, scheduler.promise, before_commit=before_commit), done
+            partial(SqliteStore.open, path, thread, scheduler.promise, before_commit=before_commit),
+            partial(complete_from, promise),
         )
         store: SqliteStore = await result_of(promise)
         return store

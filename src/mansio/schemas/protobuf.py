@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from mansio.host.clock import UNIX_EPOCH
 from mansio.schemas.column_types import (
     DEPTH_MAX,
     FIELDS_MAX,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 TIMESTAMP_MESSAGE: Final = "google.protobuf.Timestamp"
 WELL_KNOWN_PREFIX: Final = "google/protobuf/"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _TYPES: Final = {
     FieldDescriptor.TYPE_DOUBLE: pa.float64(),
@@ -312,4 +312,4 @@ def _map_converter(convert: Convert | None) -> Convert:
 
 def _to_timestamp(message: Any) -> datetime:
     """Microseconds are the resolution of Spark's and Iceberg's timestamps. Raises `OverflowError`."""
-    return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
+    return UNIX_EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)

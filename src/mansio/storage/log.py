@@ -71,7 +71,7 @@ from mansio.storage.segment_list import (
     segment_info,
 )
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
-from mansio.storage.settings import LogSettings
+from mansio.storage.settings import RELATIVE_OFFSET_MAX, LogSettings
 from mansio.storage.verification import CheckResult, CheckTask, check_batches, is_unreadable
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.record_batch import (
@@ -95,7 +95,6 @@ __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
 READ_POSITIONS_MAX = 64
 """Maximum number of positions of sequential readers that one log caches."""
 
-RELATIVE_OFFSET_MAX = (1 << 31) - 1
 CHECK_BYTES_MAX = 256 << 10
 """Approximate number of bytes that a read verifies on the event loop, in at most `CHECK_BATCHES_MAX` batches; another
 thread verifies the rest."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SEGMENT_BYTES_MAX = (1 << 31) - 1  # positions in an index are 32 bits wide
+RELATIVE_OFFSET_MAX = (1 << 31) - 1  # and so are offsets, relative to the base offset of the segment
 
 
 @dataclass(frozen=True, slots=True)

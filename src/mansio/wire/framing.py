@@ -25,6 +25,9 @@ SCRATCH_BUFFER_BYTES: Final = 64 * 1024
 PARTIAL_FRAME_BYTES_MAX: Final = 16 * 1024
 """An incomplete frame up to this size is copied back into the scratch buffer before the next read; a longer one gets a
 private buffer."""
+LENGTH_BYTES: Final = 4
+"""Length of the prefix of a frame."""
+
 IDLE_BUFFER_BYTES_MAX: Final = 2 * 1024 * 1024
 """Largest private buffer that a connection keeps between two frames."""
 ATTACHED_FRAME_BYTES_MAX: Final = SCRATCH_BUFFER_BYTES - 4

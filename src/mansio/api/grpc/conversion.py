@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.broker.services.publish_records import RecordToPublish, ValuesToPublish
 from mansio.errors import InvalidRequest
+from mansio.host.clock import UNIX_EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from mansio.errors import MansioError
     from mansio.wire.batch.record_batch import Header
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_MS_MAX: Final = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 
@@ -118,9 +118,9 @@ def moment(time_ms: int, name: str) -> datetime:
     """Return milliseconds since the Unix epoch as a moment. Raises `InvalidRequest`."""
     if not 0 <= time_ms <= TIME_MS_MAX:
         raise InvalidRequest(f"{name}: {time_ms} is no time in milliseconds since the Unix epoch")
-    return _EPOCH + timedelta(milliseconds=time_ms)
+    return UNIX_EPOCH + timedelta(milliseconds=time_ms)
 
 
 def to_ms(value: datetime) -> int:
     """Return a moment in milliseconds since the Unix epoch."""
-    return (value - _EPOCH) // timedelta(milliseconds=1)
+    return (value - UNIX_EPOCH) // timedelta(milliseconds=1)

@@ -22,6 +22,7 @@ from mansio.api.grpc.requests import Requests
 from mansio.api.routing.group_offsets import reset_group_offsets
 from mansio.api.routing.publishing import publish_records
 from mansio.api.routing.read_records import read_records
+from mansio.broker.coordinator.group.group_inspection import SHARE
 from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
@@ -44,7 +45,6 @@ CLIENT_ID: Final = "mansio-grpc"
 CLIENT_ID_KEY: Final = "mansio-client-id"
 """Key in the metadata of a call by which a client states its id."""
 
-SHARE: Final = "share"
 FILTERS_MAX: Final = 1_000
 """Maximum number of values by which a list is filtered."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from mansio.api.asgi.problems import http_problem, problem
+from mansio.api.asgi.problems import RETRY_AFTER_S, http_problem, problem
 from mansio.errors import MansioError
 from mansio.tracebacks import copied
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-RETRY_AFTER_S = 1
 API_PATH = "/v1"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from mansio.broker.coordinator.group.group_inspection import SHARE
 from mansio.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
     from mansio.client import Client
     from mansio.wire.topic_partition import TopicPartition
-
-SHARE: Final = "share"
 
 
 async def type_of_group(client: Client, group: str) -> str:

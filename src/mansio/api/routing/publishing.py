@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.routing.routed_clients import REQUEST_TIMEOUT_MS
 from mansio.broker.services.publish_records import PublishedRecord, ranges_of
 from mansio.errors import ConnectionLost, InvalidRecord, MansioError, NotLeaderOrFollower
+from mansio.host.clock import UNIX_EPOCH
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ THROTTLE_MS_MAX: Final = 30_000
 
 ANSWER_MS: Final = 200
 """Time before the deadline of a caller at which a throttled result is sent at the latest."""
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def publish_records(
@@ -107,7 +106,7 @@ async def _send(client: Client, topic: str, record: RecordToPublish, partition: 
             delay=None if record.delay_ms is None else timedelta(milliseconds=record.delay_ms),
             at=None
             if record.deliver_at_ms is None
-            else _EPOCH + timedelta(milliseconds=record.deliver_at_ms),
+            else UNIX_EPOCH + timedelta(milliseconds=record.deliver_at_ms),
             dedup_id=record.dedup_id,
             priority=record.priority,
         )

@@ -21,6 +21,7 @@ from mansio.state.broker_handshake import BrokerIdentity
 from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
+from mansio.wire.framing import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from mansio.net.metadata import Node
     from mansio.ports import Buffer, Clock, Peers, Scheduler, Timer
 
-LENGTH_BYTES: Final = 4
-"""Length of the prefix of a frame."""
 
 FORWARD_VERSION: Final = 0
 FORWARDING_CLIENT_ID: Final = "mansio-forwarder"

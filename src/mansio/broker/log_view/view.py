@@ -113,8 +113,8 @@ class LogView(SnapshotSource, Generic[Content]):
         return 0
 
     def on_trim(self, start_offset: int) -> None:
-        """Called when the records below `start_offset` were deleted."""
+        """Handle the deletion of the records below `start_offset`."""
         del start_offset
 
     def on_complete(self) -> None:
-        """Called when the view contains the whole log after a part of it was read."""
+        """Handle that the view contains the whole log after a part of it was read."""

@@ -75,6 +75,7 @@ from mansio.errors import (
     UnknownLeaderEpoch,
 )
 from mansio.logs import fields
+from mansio.ports import complete_from, complete_with_error
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.log import LogListener
@@ -202,11 +203,11 @@ class PartitionFeature(ABC):
         del log
 
     def detach(self, feature: object) -> None:
-        """Called with what services look up when the partition is closed."""
+        """Give up what services look up, because the partition is closed."""
         del feature
 
     def close(self) -> None:  # noqa: B027 - most features do nothing by themselves
-        """Called when the broker stops, before its partitions are closed. Nothing is done by itself from now on."""
+        """End all background work, because the broker stops; its partitions are closed afterwards."""
 
 
 class Partition:
@@ -270,7 +271,9 @@ class Partition:
         features: Sequence[PartitionFeature] = (),
         scratch: bytearray | None = None,
     ) -> None:
-        """`settings` are the effective settings of the topic; `internal` marks a topic that clients may not write;
+        """Create the replica of an open log.
+
+        `settings` are the effective settings of the topic; `internal` marks a topic that clients may not write;
         `storage_health` records damage and disk-full errors. In a cluster `replica` is a `FollowerReplica` without a
         leader until `become_leader` or `become_follower`. `producers` have the transactions of the partition.
         `verifier` verifies stored batches for readers; without it, the reading thread does. `features`: all that this
@@ -693,18 +696,11 @@ class Partition:
         """Return a promise that completes when all records below `end_offset` are committed."""
         promise: Promise[None] = self.scheduler.promise()
 
-        def complete(error: MansioError | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(None)
-            else:
-                promise.set_exception(copied(error))
-
+        on_end = partial(complete_from, promise, None)
         if (failure := self.failure) is not None:
-            complete(failure)
-        elif self.when_committed(end_offset, complete):
-            complete(None)
+            on_end(failure)
+        elif self.when_committed(end_offset, on_end):
+            on_end(None)
         return promise
 
     def _check_append(self, *, internal: bool, urgent: bool) -> None:
@@ -889,7 +885,7 @@ class Partition:
             self.report_damage(offset, error)
 
     def on_repaired(self) -> None:
-        """Called when damaged batches were replaced by those of another replica."""
+        """Handle the replacement of damaged batches by those of another replica."""
         if self.producers is not None:
             self.producers.on_repaired()
             self._report_lost_transaction_ends()
@@ -1454,8 +1450,7 @@ class Partition:
         """Fail the waits for log start offsets, because this broker cannot confirm any more that they are kept."""
         waits, self._start_offset_waits = self._start_offset_waits, []
         for _, promise in waits:
-            if not promise.done():
-                promise.set_exception(copied(error))
+            complete_with_error(promise, copied(error))
 
     def close(self, *, save: bool = True) -> None:
         """Reject all requests from now on and fail all waits. With `save`, hooks write files for a fast next start."""

@@ -50,17 +50,17 @@ class PartitionHook(Protocol):
         """Reject a batch by raising, or return the earlier result for a duplicate, or None to accept the batch."""
 
     def on_append(self, header: BatchHeader, base_offset: int, contents: Contents | None = None) -> None:
-        """Called after a batch was appended to the log, on leaders and on followers; the batch is not flushed yet. A
-        hook must not append. `contents`: None if nothing is known of the batch."""
+        """Apply a batch that was appended to the log, on leaders and on followers; the batch is not flushed yet. A hook
+        must not append. `contents`: None if nothing is known of the batch."""
 
     def on_committed(self, high_watermark: int) -> None:
-        """Called when the high watermark has advanced."""
+        """Handle an advance of the high watermark."""
 
     def on_trim(self, start_offset: int) -> None:
-        """Called when the records below `start_offset` were deleted."""
+        """Handle the deletion of the records below `start_offset`."""
 
     def on_truncate(self, end_offset: int) -> None:
-        """Called when this replica's log was truncated to `end_offset`; its start offset may have increased, too."""
+        """Handle a truncation of this replica's log to `end_offset`; its start offset may have increased, too."""
 
     def readable_end(self, isolation_level: int) -> int | None:
         """Return an end offset for readers of this isolation level below the high watermark; None for no such bound."""
@@ -69,4 +69,4 @@ class PartitionHook(Protocol):
         """Return the offset from which retention must keep records; None for no requirement."""
 
     def close(self, *, save: bool) -> None:
-        """Called before the partition is closed. With `save`, the hook can write files that shorten the next start."""
+        """Prepare for the partition to be closed. With `save`, the hook can write files that shorten the next start."""

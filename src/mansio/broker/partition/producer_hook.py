@@ -224,7 +224,7 @@ class ProducerHook(SnapshotSource):
         self._load_again()
 
     def on_repaired(self) -> None:
-        """Called after damaged batches were replaced: load the table again if they may contain the end of an open
+        """Load the table again after damaged batches were replaced, if these may contain the end of an open
         transaction. Blocks as `on_truncate`."""
         if not self.transactions.has_lost_ends:
             return

@@ -30,6 +30,7 @@ from mansio.metadata.metadata_store import (
     transact_resolving_ambiguity,
 )
 from mansio.metadata.model import partition_document
+from mansio.ports import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ CHANGES_IN_FLIGHT_MAX: Final = 32
 
 CHECK_INTERVAL_MS: Final = 500
 RETRY_MS: Final = 200
-RETRY_MS_MAX: Final = 2000
+CHANGE_BACKOFF: Final = Backoff(RETRY_MS, 2_000, jitter=0)
 
 
 class _LeaderPartition:
@@ -250,7 +251,7 @@ class IsrManager:
         """Retry the transaction until it is known that it is committed, or that it cannot be committed any more."""
         writer = new_writer_id(self._random)
         put = Put(self._partition_key(entry), encode(partition_document(after), writer))
-        wait_ms = RETRY_MS
+        failures = 0
         while True:
             if not entry.is_current or entry.state.mod_revision != before.mod_revision or self._stopped:
                 return
@@ -265,8 +266,8 @@ class IsrManager:
                         topic=entry.partition.topic, partition=entry.partition.index, reason=error.message
                     ),
                 )
-                await self._scheduler.sleep(wait_ms)
-                wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
+                failures += 1
+                await self._scheduler.sleep(CHANGE_BACKOFF.delay_ms(failures))
                 continue
             if done.succeeded:
                 self._on_change_committed(entry, before, after._replace(mod_revision=done.revision))
@@ -276,13 +277,13 @@ class IsrManager:
         await self._scheduler.sleep(RETRY_MS)  # whatever the reason, the metadata image has to catch up first
 
     async def _read_with_retries(self, entry: _LeaderPartition) -> None:
-        wait_ms = RETRY_MS
+        failures = 0
         while entry.is_current and not self._stopped:
             try:
                 await self._read_state(entry)
             except MansioError:
-                await self._scheduler.sleep(wait_ms)
-                wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
+                failures += 1
+                await self._scheduler.sleep(CHANGE_BACKOFF.delay_ms(failures))
             else:
                 return
 

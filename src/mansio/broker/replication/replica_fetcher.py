@@ -33,7 +33,7 @@ from mansio.errors import (
     error_for_code,
 )
 from mansio.logs import fields
-from mansio.ports import Backoff
+from mansio.ports import Backoff, complete
 from mansio.state.quota import TokenBucket
 from mansio.state.replica import NO_LEADER, FollowerReplica
 from mansio.tracebacks import copied, without_traceback
@@ -425,8 +425,8 @@ class ReplicaFetcher:
         def one_flushed() -> None:
             nonlocal left
             left -= 1
-            if left == 0 and not promise.done():
-                promise.set_result(None)
+            if left == 0:
+                complete(promise, None)
 
         for fetched in grown:
             if fetched.is_current and not fetched.partition.when_flushed(

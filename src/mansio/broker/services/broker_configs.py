@@ -19,6 +19,7 @@ from mansio.config.config_entries import broker_entries, default_broker_entries
 from mansio.errors import ConcurrentChange, InvalidConfig, InvalidRequest
 from mansio.logs import fields
 from mansio.metadata.image import write_overrides
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 ALL_BROKERS: Final = ""
 """Resource name that stands for the defaults of all brokers."""
-
-CONFLICT_ATTEMPTS_MAX: Final = 5
-"""How often a change is attempted if another broker changes the same settings concurrently."""
 
 
 class BrokerConfigManager:

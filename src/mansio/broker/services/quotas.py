@@ -28,7 +28,7 @@ from mansio.config.item_limit import too_many_items
 from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
 from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
 from mansio.state.quota import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
@@ -63,8 +63,6 @@ NAME_CHARACTERS_MAX: Final = 1000
 RATE_MAX: Final = float(1 << 62)
 """Maximum rate in bytes per second."""
 
-CONFLICT_ATTEMPTS_MAX: Final = 5
-"""How often a change is attempted if other brokers change the same quotas concurrently."""
 
 QUOTA_NAMES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 UNSUPPORTED_QUOTA_REASONS: Final = {

@@ -22,6 +22,7 @@ from mansio.broker.features.holds.retention_holds import RetentionHoldHook
 from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
+from mansio.ports import complete, complete_with_error, yield_to_loop
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class RecordService:
         results: list[ListedOffset | MansioError] = []
         for query in queries:
             if self._clock.monotonic() >= slice_end:
-                await self._yield_to_loop()
+                await yield_to_loop(self._scheduler)
                 slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
             if count[query.topic, query.partition] > 1:
                 results.append(
@@ -177,11 +178,6 @@ class RecordService:
             ):
                 waits += 1
                 await self._scheduler.sleep(MARKER_WAIT_MS)
-
-    async def _yield_to_loop(self) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-        self._scheduler.call_soon(_resume, promise)
-        await promise
 
     def list_offset(
         self,
@@ -348,7 +344,7 @@ class _CommitWait:
             partition.park(wake)
         is_replicated = any(partition.replica.waits_for_followers for partition in self._behind)
         wait_ms = REPLICATION_WAIT_MS_MAX if is_replicated else COMMIT_WAIT_MS_MAX
-        timer = self._scheduler.call_later(wait_ms, _resume, self._promise)
+        timer = self._scheduler.call_later(wait_ms, complete, self._promise, None)
         try:
             await self._promise
         finally:
@@ -361,17 +357,13 @@ class _CommitWait:
         if partition.high_watermark >= end or not partition.uncommitted_end:
             self._behind.pop(partition, None)
             if not self._behind:
-                _resume(self._promise)
-
-
-def _resume(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
+                complete(self._promise, None)
 
 
 def _time_out(pending: Sequence[Promise[int] | MansioError]) -> None:
     for one in pending:
-        if not isinstance(one, MansioError) and not one.done():
-            one.set_exception(
-                RequestTimedOut("the records are deleted, but not all replicas flushed the deletion in time")
+        if not isinstance(one, MansioError):
+            complete_with_error(
+                one,
+                RequestTimedOut("the records are deleted, but not all replicas flushed the deletion in time"),
             )

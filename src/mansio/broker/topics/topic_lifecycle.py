@@ -27,7 +27,14 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import Compare, Delete, Put, new_uuid, new_writer_id
+from mansio.metadata.metadata_store import (
+    CONFLICT_ATTEMPTS_MAX,
+    Compare,
+    Delete,
+    Put,
+    new_uuid,
+    new_writer_id,
+)
 from mansio.metadata.model import (
     TOPIC_CREATING,
     TOPIC_DELETING,
@@ -49,8 +56,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONFLICT_ATTEMPTS_MAX: Final = 5
-"""How often a change is attempted if another broker changes the same topic concurrently."""
 
 DELETION_RETRY_MS: Final = 1000
 """Interval between attempts to delete an unfinished topic."""

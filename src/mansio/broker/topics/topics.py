@@ -35,7 +35,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_response import TopicEncoder
-from mansio.metadata.metadata_store import Compare, Put, new_writer_id
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Put, new_writer_id
 from mansio.metadata.model import TOPIC_CREATING, Topic
 from mansio.metadata.topic_plan import (
     COMPACTED_TOPIC_CONFIGS,
@@ -70,8 +70,6 @@ __all__ = ["NewTopic", "TopicService"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CONFLICT_ATTEMPTS_MAX: Final = 5
-"""How often a change is attempted if another broker changes the same topic concurrently."""
 
 PARTITIONS_UNLIMITED: Final = 1 << 30
 

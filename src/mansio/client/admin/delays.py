@@ -46,7 +46,9 @@ VALUE_BYTES_MAX: Final = 1024
 CHANGE_TIMEOUT_MS: Final = 10_000
 """How long the broker waits until other replicas have flushed a change."""
 
-_WHOLE_VALUE: Final = (1 << 31) - 1
+WHOLE_VALUE: Final = (1 << 31) - 1
+"""Size to which values are truncated if all of them are wanted."""
+
 _NO_CONTENT: Final = -1
 _END_MS: Final = (1 << 63) - 1
 _PARTITION_MAX: Final = (1 << 31) - 1
@@ -189,7 +191,7 @@ class DelayAdmin:
             one = TopicPartition(topic, partition)
             await self._partitions(topic, (partition,))
             for chunk in _chunks(numbers):
-                query = _query(ids=chunk, records_max=len(chunk), value_bytes_max=_WHOLE_VALUE)
+                query = _query(ids=chunk, records_max=len(chunk), value_bytes_max=WHOLE_VALUE)
                 while True:
                     result = (await self._list_pending({one: query}))[one]
                     records = [_record(one, entry) for entry in result.records]

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from uuid import UUID, uuid4
 
+from mansio.client.admin.delays import CHANGE_TIMEOUT_MS, VALUE_BYTES_MAX, WHOLE_VALUE
 from mansio.client.producer.delays import delay_check
 from mansio.client.producer.producer import serialize_fields
 from mansio.errors import (
@@ -28,6 +29,7 @@ from mansio.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
+from mansio.host.clock import UNIX_EPOCH
 from mansio.net.offsets import request_leaders
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.tracebacks import copied
@@ -43,16 +45,9 @@ if TYPE_CHECKING:
     from mansio.client.types import HeadersLike
     from mansio.net.cluster import Cluster
 
-VALUE_BYTES_MAX: Final = 1024
-"""Size to which values in a list are truncated."""
-
-CHANGE_TIMEOUT_MS: Final = 10_000
-"""How long the broker waits until other replicas have flushed a change."""
 
 QUERIES_PER_REQUEST: Final = 16
 
-_WHOLE_VALUE: Final = (1 << 31) - 1
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _EVERY_MIN: Final = timedelta(seconds=1)
 _EVERY_MAX: Final = timedelta(days=366)
@@ -168,7 +163,7 @@ class ScheduleAdmin:
 
     async def describe(self, topic: str, name: str, *, times: int = 5) -> Schedule:
         """A schedule with its whole value and its next `times` due times. Raises `ScheduleNotFound`."""
-        found = await self._list(await self._partitions(topic), name, times, _WHOLE_VALUE)
+        found = await self._list(await self._partitions(topic), name, times, WHOLE_VALUE)
         if not found:
             raise _not_found(topic, name)
         return found[0]
@@ -311,7 +306,7 @@ def _schedule(partition: TopicPartition, entry: Any) -> Schedule:
 
 
 def _moment(milliseconds: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=milliseconds)
+    return UNIX_EPOCH + timedelta(milliseconds=milliseconds)
 
 
 def _sort_key(schedule: Schedule) -> tuple[str, int]:

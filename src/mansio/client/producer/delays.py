@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from mansio.client.producer.topic_setting_check import TopicSettingCheck
 from mansio.errors import DelaysNotEnabled
+from mansio.host.clock import UNIX_EPOCH
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELAY_MS_MAX, DELIVER_AT_HEADER
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _SETTING: Final = "mansio.delay.enable"
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def delay_check(cluster: Cluster) -> TopicSettingCheck:
@@ -88,4 +88,4 @@ def milliseconds_of(moment: datetime | None, name: str) -> int:
         raise ValueError(
             f"{name}: a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()"
         )
-    return max(0, -((_EPOCH - moment) // _MILLISECOND))
+    return max(0, -((UNIX_EPOCH - moment) // _MILLISECOND))

@@ -29,7 +29,7 @@ from mansio.metadata.controller_plan import (
     preferred_election,
     unclean_election,
 )
-from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delete, Put, new_writer_id
 from mansio.metadata.model import BROKER_FENCED, NO_LEADER, TOPIC_DELETING, ControllerState, topic_document
 from mansio.metadata.transactions import BATCH_CHANGES_MAX, commit_changes, split_into_transactions
 
@@ -49,7 +49,6 @@ BALANCE_INTERVAL_MS: Final = 60_000
 BALANCE_STEP_MS: Final = 1000
 RETRY_INTERVAL_MS: Final = 200
 ROUND_INTERVAL_MS_MAX: Final = 1000
-CONFLICT_ATTEMPTS_MAX: Final = 5
 ELECTION_CAUSES: Final = {
     "leader failed": "leader_failed",
     "leader is stopping": "leader_stopping",

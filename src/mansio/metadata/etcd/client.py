@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mansio.errors import Unavailable
@@ -28,6 +29,7 @@ from mansio.metadata.etcd.channel import (
 )
 from mansio.metadata.etcd.messages import AUTHENTICATE, STATUS
 from mansio.metadata.metadata_store import AmbiguousOutcome, StoreCounts
+from mansio.ports import Backoff
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ TOKENS_PER_CALL_MAX: Final = 2
 AUTHENTICATE_DEADLINE_S: Final = 5.0
 """etcd hashes the password with bcrypt, which takes more than a second on an overloaded machine."""
 
-BACKOFF_S: Final = 0.02
-BACKOFF_S_MAX: Final = 0.5
+CALL_BACKOFF: Final = Backoff(15, 375, jitter=1 / 3)
+"""Pauses between the attempts of one call: the first lasts 10 to 20 ms, the longest 250 to 500 ms."""
 
 logger = logging.getLogger(__name__)
 
@@ -268,11 +270,10 @@ class Attempts:
 
     def __init__(self, random: Random, deadline_s: float | None = CALLS_DEADLINE_S) -> None:
         """`deadline_s` is the maximum time of all attempts together in seconds; None: no limit."""
-        self._random = random
+        self._backoff = replace(CALL_BACKOFF, uniform=random.uniform)
         self._now = asyncio.get_running_loop().time
         self._end = None if deadline_s is None else self._now() + deadline_s
-        self._pause_s = BACKOFF_S
-        self._tokens = 0
+        self._failures = self._tokens = 0
 
     def may_request_token(self) -> bool:
         self._tokens += 1
@@ -280,13 +281,13 @@ class Attempts:
 
     async def pause(self) -> bool:
         """Wait before the next attempt. Returns False if there is no time for another one."""
-        pause_s = self._pause_s * self._random.uniform(0.5, 1.0)
+        pause_s = self._backoff.delay_seconds(self._failures + 1)
         if self._end is not None and self._now() + pause_s >= self._end:
             return False
-        self._pause_s = min(2 * self._pause_s, BACKOFF_S_MAX)
+        self._failures += 1
         await asyncio.sleep(pause_s)
         return True
 
     def reset(self) -> None:
         """Restart the backoff after a success."""
-        self._pause_s, self._tokens = BACKOFF_S, 0
+        self._failures = self._tokens = 0

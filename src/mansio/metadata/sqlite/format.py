@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from crc32c import crc32c
 
 from mansio.errors import MetadataCorrupt, StorageError
+from mansio.host.disk import FILE_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,6 @@ _MODE: Final = slice(18, 20)
 _WAL_MODE: Final = b"\2\2"
 REVISION_SUFFIX: Final = ".revision"
 _REVISION = struct.Struct(">8sqI")
-FILE_MODE: Final = 0o640
 _REVISION_MAGIC: Final = b"MANSIORV"
 _NUMBERS = struct.Struct(">qqqi")
 _TOTALS = struct.Struct(">7q")

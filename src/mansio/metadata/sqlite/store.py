@@ -49,7 +49,7 @@ from mansio.metadata.sqlite.format import (
     verify_entry_row,
     verify_event_row,
 )
-from mansio.ports import complete
+from mansio.ports import complete, complete_from
 from mansio.tracebacks import copied, result_of
 
 if TYPE_CHECKING:
@@ -224,12 +224,7 @@ class SqliteStore:
         def done(result: T | None, error: BaseException | None) -> None:
             if error is None and then is not None:
                 then(cast("T", result))
-            if promise.done():  # the caller was cancelled
-                return
-            if error is None:
-                promise.set_result(result)
-            else:
-                promise.set_exception(copied(error))
+            complete_from(promise, result, error)
 
         self._background.submit(lambda: work(*arguments), done)
         try:

@@ -26,6 +26,7 @@ from mansio.host.port_owner import port_in_use_message
 from mansio.logs import fields
 from mansio.node.etcd_member.child_process import STOP_S_MAX, ChildProcess, exit_reason
 from mansio.node.etcd_member.command import arguments
+from mansio.ports import Backoff
 
 if TYPE_CHECKING:
     from mansio.node.etcd_member.command import MemberPlan, TlsFiles
@@ -59,7 +60,7 @@ class EtcdMember:
         self.program = program
         self.restarts = 0
         """Number of restarts after the process ended by itself."""
-        self._first_pause_s = first_pause_s
+        self._restart_backoff = Backoff(first_pause_s * 1000, RESTART_PAUSE_S_MAX * 1000, jitter=0)
         self._child = ChildProcess([program.path, *arguments(plan)], plan.log_path)
         self._tls = _member_tls_context(plan)
         self._supervisor: asyncio.Task[None] | None = None
@@ -179,12 +180,14 @@ class EtcdMember:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s = self._first_pause_s
+        exits = 0
         while True:
             started_at = loop.time()
             code = await self._wait_for_exit()
             if loop.time() - started_at >= STABLE_RUN_S_MIN:
-                pause_s = self._first_pause_s
+                exits = 0
+            exits += 1
+            pause_s = self._restart_backoff.delay_seconds(exits)
             logger.error(
                 "etcd_member_exited",
                 extra=fields(
@@ -196,7 +199,6 @@ class EtcdMember:
                 ),
             )
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
             try:
                 await self._child.start()
             except OSError as error:

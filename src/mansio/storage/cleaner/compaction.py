@@ -39,6 +39,7 @@ from mansio.storage.compaction_state import UNSET_FIELD, PendingSwap, cleaned_pa
 from mansio.storage.file_cache import recorded_end_offset
 from mansio.storage.index import SparseIndex
 from mansio.storage.segment import PREFIX_BYTES, read_exactly
+from mansio.storage.settings import RELATIVE_OFFSET_MAX
 from mansio.wire.batch.record_batch import HEADER_BYTES, check_stored_batch, read_header
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from mansio.storage.segment_list import SegmentInfo
     from mansio.wire.batch.record_batch import BatchHeader
 
-RELATIVE_OFFSET_MAX = (1 << 31) - 1
 SEGMENTS_PER_GROUP_MAX = 64
 """Maximum number of segments that one swap replaces; their files are kept open until they are removed together."""
 

@@ -13,13 +13,13 @@ from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_to
 from mansio.api.http.v1.times import parse_time
 from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
 from mansio.api.routing.group_offsets import reset_group_offsets
+from mansio.broker.coordinator.group.group_inspection import SHARE
 from mansio.errors import GroupIdNotFound, UnknownTopicOrPartition
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from mansio.client.admin.shares import ShareLeases
 
-SHARE: Final = "share"
 REDRIVEN_MAX: Final = 10_000
 RANGES_MAX: Final = 1_000
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from mansio.api.asgi.problems import InvalidField
+from mansio.host.clock import UNIX_EPOCH
 
 _DURATION: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?(ms|s|m|h|d|)")
 _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_duration_ms(text: str, name: str) -> int:
@@ -39,7 +39,7 @@ def parse_time(text: str, name: str) -> datetime:
 
 def parse_time_ms(text: str, name: str) -> int:
     """Return an RFC 3339 time in milliseconds since the Unix epoch, rounded up. Raises `InvalidField`."""
-    return -((_EPOCH - parse_time(text, name)) // timedelta(milliseconds=1))
+    return -((UNIX_EPOCH - parse_time(text, name)) // timedelta(milliseconds=1))
 
 
 def format_time(moment: datetime | None) -> str | None:
@@ -53,4 +53,4 @@ def format_time_ms(time_ms: int | None) -> str | None:
     """Return milliseconds since the Unix epoch as an RFC 3339 time."""
     if time_ms is None or not 0 <= time_ms < 253_402_300_800_000:
         return None
-    return format_time(_EPOCH + timedelta(milliseconds=time_ms))
+    return format_time(UNIX_EPOCH + timedelta(milliseconds=time_ms))

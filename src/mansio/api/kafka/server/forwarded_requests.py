@@ -10,12 +10,13 @@ connection serves other clients.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.direct_requests import DirectRequest
 from mansio.errors import MansioError
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
+from mansio.wire.framing import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.api.kafka.server.direct_requests import RequestServer
     from mansio.wire.headers import RequestHeader
-
-LENGTH_BYTES: Final = 4
-"""Length of the prefix of a frame."""
 
 
 def forward(

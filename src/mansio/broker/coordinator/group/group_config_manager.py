@@ -18,6 +18,7 @@ from mansio.config.config_entries import group_entries
 from mansio.errors import ConcurrentChange, PolicyViolation
 from mansio.logs import fields
 from mansio.metadata.image import write_overrides
+from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 CONFIGURED_GROUPS_MAX: Final = 10_000
 """Maximum number of groups with settings of their own."""
-CONFLICT_ATTEMPTS_MAX: Final = 5
-"""Maximum number of attempts to change settings that other clients change concurrently."""
 
 
 class GroupConfigManager:

@@ -33,7 +33,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.net.retry import client_error_for_code
-from mansio.ports import complete, complete_with_error
+from mansio.ports import complete, complete_with_error, result_within
 from mansio.tracebacks import copied, result_of
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import iterate_batches
@@ -224,12 +224,10 @@ class DeadLetterTopics:
         promise: Promise[AppendResult] = self._scheduler.promise()
 
         def on_appended(outcome: AppendResult | MansioError) -> None:
-            if promise.done():
-                return  # the caller was cancelled
             if isinstance(outcome, MansioError):
-                promise.set_exception(copied(outcome))
+                complete_with_error(promise, copied(outcome))
             else:
-                promise.set_result(outcome)
+                complete(promise, outcome)
 
         self._partitions.batch_processor.append(partition, data, urgent=True, on_appended=on_appended)
         return await result_of(promise)
@@ -321,26 +319,8 @@ class DeadLetterTopics:
 
     async def _wait_with_timeout(self, promise: Promise[Any], name: str) -> None:
         """Wait for the promise of a commit for at most `WRITE_TIMEOUT_MS`; then raise `RequestTimedOut`."""
-        limited: Promise[Any] = self._scheduler.promise()
-
-        def complete(outcome: Any) -> None:
-            if not limited.done():
-                try:
-                    limited.set_result(outcome.result())
-                except Exception as error:  # noqa: BLE001 - it is handed on
-                    limited.set_exception(copied(error))
-
-        def end() -> None:
-            complete_with_error(
-                limited, RequestTimedOut(f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s")
-            )
-
-        promise.add_done_callback(complete)
-        timer = self._scheduler.call_later(WRITE_TIMEOUT_MS, end)
-        try:
-            await result_of(limited)
-        finally:
-            timer.cancel()
+        late = f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s"
+        await result_within(self._scheduler, promise, WRITE_TIMEOUT_MS, late)
 
 
 def _is_same_batch(header: BatchHeader, batch: DeadLetterBatch) -> bool:

@@ -19,6 +19,7 @@ from mansio.broker.routing.routes import coordinator_of
 from mansio.errors import InvalidRequest, MansioError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
+from mansio.ports import complete
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class BootIdFile:
         if not self._boot_id or self.is_current_boot():
             return
         done: Promise[BaseException | None] = self._scheduler.promise()
-        self._background.submit(self._write, lambda _, error: None if done.done() else done.set_result(error))
+        self._background.submit(self._write, lambda _, error: complete(done, error))
         error = await done
         if error is not None:
             logger.warning("boot_id_not_written", extra=fields(path=self._path, reason=error))

@@ -137,8 +137,8 @@ class DelayManager(AppendFeature):
         stored: StoredRecordsCache,
         on_due_changed: Callable[[], None],
     ) -> None:
-        """`stored`: empty, and cleared when the log is truncated. `on_due_changed` is called when the earliest due time
-        may be earlier than before."""
+        """Create the manager of a view. `stored`: empty, and cleared when the log is truncated. `on_due_changed` is
+        called when the earliest due time may be earlier than before."""
         self.partition = partition
         self.replay = replay
         self.view = replay.view

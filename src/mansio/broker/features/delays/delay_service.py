@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
-from mansio.tracebacks import result_of, without_traceback
+from mansio.ports import result_within, yield_to_loop
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.delay_headers import DELAY_MS_MAX
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mansio.broker.features.delays.pending_records import PendingRecord
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.ports import Clock, Promise, Scheduler
+    from mansio.ports import Clock, Scheduler
     from mansio.wire.batch.record_batch import NewRecord
 
 QUERIES_MAX: Final = 10_000
@@ -192,19 +193,14 @@ class DelayService:
                 if found.is_full:
                     return
                 if self._clock.monotonic() >= slice_end:
-                    await self._yield_to_loop()
+                    await yield_to_loop(self._scheduler)
                     manager.ensure_usable()
                     slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
             if len(candidates) < CANDIDATES_MAX:
                 found.next = None
                 return
-            await self._yield_to_loop()
+            await yield_to_loop(self._scheduler)
             manager.ensure_usable()
-
-    async def _yield_to_loop(self) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-        self._scheduler.call_soon(_resume, promise)
-        await result_of(promise)
 
     # Changes
 
@@ -268,20 +264,18 @@ class DelayService:
         changed: list[int] = []
         for begin in range(0, len(ids), SLICE_CHANGES):
             if begin:
-                await self._yield_to_loop()
+                await yield_to_loop(self._scheduler)
             known, _ = change(ids[begin : begin + SLICE_CHANGES])
             changed += known
         promise = partition.commit_promise(partition.end_offset)
         timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
-        timer = self._scheduler.call_later(timeout_ms, partial(_time_out, promise, timeout_ms))
+        late = f"no answer of the other replicas for {timeout_ms} ms"
         try:
-            await result_of(promise)
+            await result_within(self._scheduler, promise, timeout_ms, late)
         except MansioError as error:
             raise RequestTimedOut(
                 f"{partition.name}: the change may not be committed: {error.message}"
             ) from error
-        finally:
-            timer.cancel()
         return changed
 
     # Statistics
@@ -372,13 +366,3 @@ def _listed(record: PendingRecord, content: NewRecord, value_bytes_max: int) -> 
 def _content_bytes(record: ListedRecord) -> int:
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers
-
-
-def _resume(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
-
-
-def _time_out(promise: Promise[None], timeout_ms: int) -> None:
-    if not promise.done():
-        promise.set_exception(RequestTimedOut(f"no answer of the other replicas for {timeout_ms} ms"))

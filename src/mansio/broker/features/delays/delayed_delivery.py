@@ -93,8 +93,8 @@ class DelayedDelivery:
         return self._queue[0][0] if self._queue else None
 
     def on_due_changed(self, partition: Partition) -> None:
-        """Called when the earliest due time of a partition may be earlier than before, or when its view has become
-        complete. Partitions that are not attached are ignored."""
+        """Plan the next delivery of a partition whose earliest due time may be earlier than before, or whose view has
+        become complete. Partitions that are not attached are ignored."""
         manager = self._managers.get(partition)
         if manager is not None and (due_ms := manager.view.next_wake_ms) is not None:
             self._wake_at(manager, due_ms)

@@ -25,7 +25,8 @@ from mansio.errors import (
     ScheduleNotFound,
 )
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
-from mansio.tracebacks import result_of, without_traceback
+from mansio.ports import result_within, yield_to_loop
+from mansio.tracebacks import without_traceback
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from mansio.broker.features.delays.schedule_manager import ScheduleManager
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.ports import Clock, Promise, Scheduler
+    from mansio.ports import Clock, Scheduler
     from mansio.wire.batch.schedule_control_records import Schedule
 
 QUERIES_MAX: Final = 10_000
@@ -134,17 +135,12 @@ class ScheduleService:
                 for due_ms in islice(_due_times_ms(schedule), times_max):
                     times_ms.append(due_ms)
                     if self._clock.monotonic() >= slice_end:
-                        await self._yield_to_loop()
+                        await yield_to_loop(self._scheduler)
                         slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
             except MansioError as failure:
                 error = failure.message
             found.append(ListedSchedule(schedule, times_ms, error))
         return found
-
-    async def _yield_to_loop(self) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-        self._scheduler.call_soon(_resume, promise)
-        await result_of(promise)
 
     # Changes
 
@@ -206,15 +202,12 @@ class ScheduleService:
         """Wait until the log is committed up to an offset. Raises `RequestTimedOut`."""
         promise = partition.commit_promise(end_offset)
         timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
-        timer = self._scheduler.call_later(timeout_ms, partial(_time_out, promise, timeout_ms))
         try:
-            await result_of(promise)
+            await result_within(self._scheduler, promise, timeout_ms, f"not committed after {timeout_ms} ms")
         except MansioError as error:
             raise RequestTimedOut(
                 f"{partition.name}: the change may not be committed: {error.message}"
             ) from error
-        finally:
-            timer.cancel()
 
 
 def _due_times_ms(schedule: Schedule) -> Iterator[int]:
@@ -224,13 +217,3 @@ def _due_times_ms(schedule: Schedule) -> Iterator[int]:
     while due_ms is not None:
         yield due_ms
         due_ms = recurrence.next_after(due_ms)
-
-
-def _resume(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)
-
-
-def _time_out(promise: Promise[None], timeout_ms: int) -> None:
-    if not promise.done():
-        promise.set_exception(RequestTimedOut(f"not committed after {timeout_ms} ms"))

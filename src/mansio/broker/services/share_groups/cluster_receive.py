@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.share.lease_forwarder import REQUEST_TIMEOUT_MS
 from mansio.broker.coordinator.share.received_records import ReceiveResult
 from mansio.errors import BrokerUnreachable, ConnectionLost, LeaderNotAvailable, MansioError
-from mansio.ports import complete
+from mansio.ports import Backoff, complete
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 RETRY_MS: Final = 50
 """Time between two rounds if there is nothing to wait for: a leader has failed, or what was available is not any
-more. It doubles while this goes on."""
+more."""
 
-RETRY_MS_MAX: Final = 1_000
+ROUND_BACKOFF: Final = Backoff(RETRY_MS, 1_000, jitter=0)
+"""Times between rounds while this goes on."""
 
 REQUEST_MS_MIN: Final = 2_000
 """Minimum time that a broker has to answer, also at the end of the call's time."""
@@ -98,7 +99,7 @@ class ClusterReceive:
         now = self._clock.monotonic()
         deadline = now + self._request.caller.timeout_ms(max_wait_ms, now) / 1000
         is_returned = is_promised = False
-        retry_ms = RETRY_MS
+        retries = 0
         try:
             while True:
                 leaders = self._forwarder.partitions_by_leader(self._request.topics)
@@ -109,13 +110,13 @@ class ClusterReceive:
                 if self._records or left_ms <= 0 or self._is_hopeless(leaders):
                     break
                 if is_promised or self._errors or not leaders:
-                    await self._scheduler.sleep(min(left_ms, retry_ms))
-                    retry_ms = min(2 * retry_ms, RETRY_MS_MAX)
+                    retries += 1
+                    await self._scheduler.sleep(min(left_ms, ROUND_BACKOFF.delay_ms(retries)))
                     is_promised = False
                 else:
                     is_promised = await self._wait(leaders, left_ms)
                     if self._clock.monotonic() - now > RETRY_MS / 1000:
-                        retry_ms = RETRY_MS
+                        retries = 0
                     else:
                         is_promised = True  # an empty round after this one is followed by a pause
             if not leaders:

@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 
 from mansio.broker.features.delays import schedule_manager
-from mansio.broker.features.delays import schedule_service as schedules_module
 from mansio.broker.features.delays.delay_feature import DelayFeature
 from mansio.broker.features.delays.delay_manager import DelayManager
 from mansio.broker.features.delays.schedule_manager import DUE_HEADER, FIRING_HEADER, SCHEDULE_HEADER
@@ -19,6 +18,7 @@ from mansio.broker.features.delays.schedule_service import ScheduleQuery, Schedu
 from mansio.broker.features.feature_ports import FeaturePorts
 from mansio.errors import InvalidSchedule, MansioError, RequestTimedOut, ScheduleNotFound
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S
+from mansio.ports import complete
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
 from support.present import present
@@ -299,7 +299,7 @@ def test_a_list_of_many_due_times_yields_to_the_event_loop_between_them(
     ((listed,),) = answer
     assert len(listed.next_times_ms) == 100
     assert listed.next_times_ms[99] - listed.next_times_ms[0] == 99 * EVERY_MS
-    assert sum(call.args[0] is schedules_module._resume for call in turns.call_args_list) >= 25
+    assert sum(call.args[0] is complete for call in turns.call_args_list) >= 25
 
 
 def test_a_leader_that_leaves_fails_the_creation() -> None:
