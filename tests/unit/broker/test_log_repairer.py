@@ -22,6 +22,7 @@ from mansio.wire.batch.end_marker import EndMarker
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from support.replicas import Cluster
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -269,7 +270,7 @@ def test_batch_of_another_leader_epoch_is_not_taken_over() -> None:
     assert len(ALL) - len(found) == 3
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(8, 30)))
 def test_crash_in_the_middle_of_a_repair_leaves_the_old_or_the_repaired_segment(seed: int) -> None:
     cluster = written(seed)
     chance = random.Random(seed)
