@@ -303,7 +303,7 @@ def test_failing_disk_call_in_a_repair_is_retried_and_the_log_stays_in_service()
     node = cluster[2]
     path = segments(node)[1]
     before = node.disk.files()[path]
-    for number in range(1, 40, 2):
+    for number in range(1, 40, examples(6, 2, 2)):
         flip(node, path, len(before) // 2)
         node.log.forget_checks()
         node.disk.fail_call(number)
@@ -481,6 +481,7 @@ def test_segment_that_was_compacted_is_not_repaired_again_and_again() -> None:
     assert leader.repairer.counts.failures == 1
 
 
+@pytest.mark.full
 def test_repair_whose_copy_cannot_be_used_is_retried_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -214,6 +214,7 @@ def test_mansios_rows_are_measured(
     assert run.messages_per_s == pytest.approx(run.messages / run.seconds, rel=0.02)
 
 
+@pytest.mark.full
 def test_latency_counts_from_the_time_a_message_was_due(mansio_server: Server) -> None:
     driver = mansio_broker.OwnDriver(mansio_server.place.port)
     clients.alone(lambda: driver.create("paced"))

@@ -68,7 +68,7 @@ def test_uniform_records_use_the_fast_path() -> None:
     assert (second.record_count, second.end) == (136, len(batch) - HEADER_BYTES)
 
 
-@settings(max_examples=examples(120, 600), deadline=None)
+@settings(max_examples=examples(40, 600), deadline=None)
 @given(
     count=st.integers(UNIFORM_RECORDS_MIN, 90),
     odd=st.dictionaries(
