@@ -100,7 +100,7 @@ DEFECTS = (
         "self.durable_end = 1 << 60",
     ),
     rule(
-        0,
+        12,
         "shrinking counts before it is committed",
         "state/replica.py",
         "others = (self.in_sync | (self.pending_in_sync or frozenset())) - {self.leader}",
@@ -128,7 +128,7 @@ DEFECTS = (
         "return broker is not None",
     ),
     rule(
-        7,
+        26,
         "a lost log stays in sync",
         "metadata/broker_lifecycle.py",
         "await self._leave_isrs()",
@@ -149,7 +149,7 @@ DEFECTS = (
         "end = self.log.end_offset",
     ),
     rule(
-        0,
+        10,
         "session deadline ignored",
         "metadata/session.py",
         "return self.epoch != 0 and not self.has_ended and now < self._valid_until",

@@ -370,15 +370,6 @@ class ProduceService:
             return False
         return producers is not None and producers.is_open(header)
 
-    def _reject(self, topics: Sequence[TopicBatches], error: MansioError) -> PendingProduce:
-        pending = PendingProduce(self)
-        for name, topic_id, entries in topics:
-            pending.results.append(
-                (name, topic_id, [BatchResult(index, without_traceback(error)) for index, _ in entries])
-            )
-            self.counters.rejected_batches += len(entries)
-        return pending
-
     def _find_unverified(
         self,
         pending: PendingProduce,

@@ -24,7 +24,6 @@ from mansio.errors import (
     MansioError,
     ProducerFenced,
     TransactionAbortable,
-    TransactionalIdNotFound,
 )
 from mansio.host.gather_results import gather_results
 from mansio.host.item_turns import ItemTurns
@@ -201,8 +200,6 @@ async def describe_transactions(service: BrokerServices, request: Struct, contex
 
 async def _described(service: BrokerServices, transactional_id: str) -> Fields:
     try:
-        if service.transactions is None:
-            raise TransactionalIdNotFound
         found = await service.transactions.describe(transactional_id)
     except MansioError as error:
         return {"error_code": error.kafka_code, "transactional_id": transactional_id}

@@ -208,11 +208,7 @@ class QueueService:
 
     async def _existing(self, queue: Queue, attributes: Mapping[str, str], caller: Caller) -> Queue:
         described = queue.attributes.described(queue.name)
-        again = (
-            replace(queue.attributes, redrive=queue.attributes.redrive)
-            .changed(attributes)
-            .described(queue.name)
-        )
+        again = queue.attributes.changed(attributes).described(queue.name)
         for name in attributes:
             if described.get(name) != again.get(name):
                 raise QueueNameExists(

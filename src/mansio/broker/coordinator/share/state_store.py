@@ -89,8 +89,7 @@ class ShareStateSettings(NamedTuple):
 class ShareStateStore:
     """The states of share partitions that this broker keeps.
 
-    `topic`: the coordinator runtime of `__share_group_state`; set right after construction, because the two objects
-    refer to each other.
+    `topic`: the coordinator runtime of `__share_group_state`.
     """
 
     def __init__(
