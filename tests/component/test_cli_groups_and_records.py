@@ -233,6 +233,7 @@ def test_a_group_with_members_is_moved_by_neither_a_dry_run_nor_the_real_one(she
 # A topic that goes away
 
 
+@pytest.mark.full
 @pytest.mark.row("A6", "G1", "L1")
 def test_readers_of_a_topic_that_is_deleted_get_an_error_and_do_not_wait_for_ever(shell: Shell) -> None:
     shell("topic", "create", "doomed")

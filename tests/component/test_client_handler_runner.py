@@ -21,6 +21,7 @@ import mansio
 from mansio.client import Leased, TopicPartition
 from support.client_fixtures import broker_in, run
 from support.receive_fixtures import group_of
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +157,7 @@ class Member:
 
 
 @given(plans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 def test_no_record_passes_another_of_its_key_whatever_fails_or_dies(
     broker: mansio.Broker, plan: Plan
 ) -> None:

@@ -210,6 +210,7 @@ def test_data_directory_that_is_a_file(tmp_path: Path) -> None:
     assert found == (1, "mansio: cannot use data directory data: Not a directory; use --data")
 
 
+@pytest.mark.full
 def test_configuration_file_that_is_missing_or_has_an_unknown_setting(tmp_path: Path) -> None:
     assert serve("--config", "none.yaml", directory=tmp_path) == (
         1,

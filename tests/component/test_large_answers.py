@@ -236,6 +236,7 @@ def test_each_read_of_large_records_keeps_no_client_waiting(
     check(*addresses, content, read, "auto")
 
 
+@pytest.mark.full
 def test_a_client_of_http_1_0_gets_a_large_answer_without_chunks(
     addresses: tuple[EmbeddedBroker, Addresses],
 ) -> None:

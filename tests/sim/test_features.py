@@ -40,7 +40,7 @@ HISTORIES = {
     "delays": Histories(
         "delayed records",
         delays.FIRST_SEED,
-        smoke=2,
+        smoke=1,
         full=36,
         least=dict.fromkeys(
             (

@@ -12,7 +12,7 @@ import pytest
 
 from sim.run import Summary, quick_collections, run_seed
 
-SEEDS = int(os.environ.get("MANSIO_TEST_SEEDS", "2"))
+SEEDS = int(os.environ.get("MANSIO_TEST_SEEDS", "1"))
 SEEDS_OF_FULL = 150
 MORE_SEEDS = int(os.environ.get("MANSIO_TEST_MORE_SEEDS", "10"))
 TOGETHER = 5

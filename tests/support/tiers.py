@@ -18,7 +18,7 @@ FIXED_SEED: Final = 20_240_229
 _current: str = TIERS[0]
 
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("test", _COMMON, derandomize=True, database=None, max_examples=40)
+settings.register_profile("test", _COMMON, derandomize=True, database=None, max_examples=15)
 settings.register_profile("full", _COMMON, derandomize=True, database=None)
 settings.register_profile("nightly", _COMMON, max_examples=5_000)
 

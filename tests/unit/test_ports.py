@@ -11,6 +11,7 @@ from mansio.host.atomic_file import TEMPORARY_SUFFIX, write_file_atomically
 from mansio.ports import Backoff, Promise, complete, complete_with_error, yield_to_loop
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.scheduler import Simulation
+from support.tiers import examples
 from unit.broker.groups_fixtures import VirtualScheduler
 
 
@@ -56,7 +57,7 @@ def test_sleep_takes_virtual_time_and_ends_with_the_task() -> None:
     assert (woken, task.done) == ([250], True)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8, 20)))
 def test_file_has_its_old_or_its_new_content_after_any_crash(seed: int) -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")

@@ -390,7 +390,7 @@ def messages(descriptor: Any, depth: int = 0) -> st.SearchStrategy[Any]:
 
 
 @settings(
-    max_examples=examples(60, 400),
+    max_examples=examples(25, 400),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

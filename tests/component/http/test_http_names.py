@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mansio.errors import InvalidTopic
 from mansio.testing.broker import TestBroker
 from support.machine import scaled
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def request(broker: TestBroker, method: str, path: str, body: Any = None) -> tup
         connection.close()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, 30))
 @given(name=NAMES, neighbour=NAMES, lease_ms=st.integers(10_000, 20_000))
 def test_the_settings_of_any_group_are_those_of_exactly_that_group(
     broker: TestBroker, client: Client, name: str, neighbour: str, lease_ms: int

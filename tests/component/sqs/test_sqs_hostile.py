@@ -83,7 +83,7 @@ def values(shape: Shape, urls: list[str], name: str = "") -> st.SearchStrategy[A
 
 
 @settings(
-    max_examples=examples(60, 400),
+    max_examples=examples(25, 400),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -103,7 +103,7 @@ def test_requests_made_from_the_shapes_get_a_result_or_a_typed_error(
 
 
 @settings(
-    max_examples=examples(60, 400),
+    max_examples=examples(25, 400),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -168,13 +168,13 @@ def change(sqs: Any, url: str, model: Model, message: Sent, kind: str) -> None:
         assert is_leased
 
 
-@settings(max_examples=examples(12, 60))
+@settings(max_examples=examples(6, 60))
 @given(operations=OPERATIONS)
 def test_a_standard_queue_behaves_as_its_model(worlds: Worlds, operations: list[tuple[Any, ...]]) -> None:
     run(worlds, operations, is_fifo=False)
 
 
-@settings(max_examples=examples(12, 60))
+@settings(max_examples=examples(6, 60))
 @given(operations=OPERATIONS)
 def test_a_fifo_queue_behaves_as_its_model(worlds: Worlds, operations: list[tuple[Any, ...]]) -> None:
     total, kept = 0, []

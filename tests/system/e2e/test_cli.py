@@ -281,6 +281,7 @@ def test_a_broken_pipe_is_quiet(shell: Shell) -> None:
     assert (done.stdout, done.stderr) == (b"x" * 10, b"")
 
 
+@pytest.mark.full
 @pytest.mark.row("A6")
 def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell) -> None:
     shell("topic", "create", "typed")

@@ -377,17 +377,11 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_between_documents_lead_somewhere(document: str) -> None:
-    _assert_links(document)
-
-
-def test_links_of_the_readme_lead_somewhere() -> None:
-    _assert_links("README.md")
-
-
-def _assert_links(document: str) -> None:
-    path = ROOT / document
-    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text())
-    missing = [target for target in targets if not (path.parent / target).exists()]
-    assert missing == []
+def test_links_between_documents_lead_somewhere() -> None:
+    missing = {}
+    for document in ("README.md", *DOCUMENTS):
+        path = ROOT / document
+        targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text())
+        if wrong := [target for target in targets if not (path.parent / target).exists()]:
+            missing[document] = wrong
+    assert missing == {}

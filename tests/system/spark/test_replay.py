@@ -203,6 +203,7 @@ def test_a_replay_waits_for_transactions_of_other_producers_in_its_target(
     assert replay(table, bootstrap_servers, target).written == 0
 
 
+@pytest.mark.full
 def test_a_topic_is_replayed_into_itself(
     bootstrap_servers: str, source: str, archive: Archive, table: ArchiveTable
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_topic_is_replayed_into_itself(
         replay(table, bootstrap_servers, source, version=version_at(table, 2 * FIRST_MS))
 
 
+@pytest.mark.full
 def test_times_partitions_and_moments_choose_what_is_replayed(
     bootstrap_servers: str, source: str, table: ArchiveTable, topic_name: Callable[[str], str]
 ) -> None:

@@ -693,6 +693,7 @@ def test_a_batch_that_no_decision_can_name_is_refused_before_anything_is_done(
     assert not room.partitions, "not even the topic was created"
 
 
+@pytest.mark.full
 def test_the_largest_decision_can_be_loaded_and_compacted_and_its_request_fits_into_a_frame() -> None:
     id_bytes = IDS_BYTES_MAX // TRANSACTIONS_MAX
     most = tuple(TaskTransaction("i" * id_bytes, 2**63 - 1, 2**15 - 1) for _ in range(TRANSACTIONS_MAX))
@@ -746,6 +747,7 @@ def test_queries_that_are_refused_because_of_the_limit_can_abort_what_they_have_
     assert not room.coordinator.store.ongoing
 
 
+@pytest.mark.full
 def test_hundreds_of_batches_leave_one_decision_and_the_slots_of_the_tasks() -> None:
     room = CoordinatorRoom()
     for batch_id in range(200):

@@ -509,6 +509,7 @@ def understated(size: int) -> bytes:
     return bomb(Codec.GZIP, gzip.compress(decoded()[HEADER_BYTES:-size]) + gzip.compress(decoded()[-size:]))
 
 
+@pytest.mark.full
 def test_a_batch_that_is_longer_than_it_states_is_recompressed_if_there_is_room() -> None:
     one = One(bytes_max=4 << 20)
     batch = understated(100)

@@ -11,6 +11,7 @@ from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
 from mansio.errors import MansioError
 from mansio.testing.scheduler import SimulatedRandom
 from support.replicas import Cluster
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
@@ -103,7 +104,7 @@ class Groups:
         node.scheduler.spawn(work(), name="fetch")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(4, 12)))
 def test_a_committed_offset_never_goes_back_over_fail_overs(seed: int) -> None:
     groups = Groups(seed)
     cluster, simulation = groups.cluster, groups.simulation

@@ -16,6 +16,7 @@ from mansio.broker.coordinator.checkpoint import (
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, CorruptLog, StorageError
 from mansio.testing.disk import SimulatedDisk
+from support.tiers import examples
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ def test_a_bad_checkpoint_costs_time_and_nothing_else(harm: str, caplog: pytest.
     assert again.restarted(disk=disk).view.values[0] == again.view.values[0]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8, 20)))
 def test_a_crash_while_a_checkpoint_is_written_loses_nothing(seed: int) -> None:
     disk = SimulatedDisk()
     room = RuntimeBench(disk=disk).begin()

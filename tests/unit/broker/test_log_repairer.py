@@ -22,6 +22,7 @@ from mansio.wire.batch.end_marker import EndMarker
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from support.replicas import Cluster
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -269,7 +270,7 @@ def test_batch_of_another_leader_epoch_is_not_taken_over() -> None:
     assert len(ALL) - len(found) == 3
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(8, 30)))
 def test_crash_in_the_middle_of_a_repair_leaves_the_old_or_the_repaired_segment(seed: int) -> None:
     cluster = written(seed)
     chance = random.Random(seed)
@@ -302,7 +303,7 @@ def test_failing_disk_call_in_a_repair_is_retried_and_the_log_stays_in_service()
     node = cluster[2]
     path = segments(node)[1]
     before = node.disk.files()[path]
-    for number in range(1, 40, 2):
+    for number in range(1, 40, examples(6, 2, 2)):
         flip(node, path, len(before) // 2)
         node.log.forget_checks()
         node.disk.fail_call(number)
@@ -480,6 +481,7 @@ def test_segment_that_was_compacted_is_not_repaired_again_and_again() -> None:
     assert leader.repairer.counts.failures == 1
 
 
+@pytest.mark.full
 def test_repair_whose_copy_cannot_be_used_is_retried_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

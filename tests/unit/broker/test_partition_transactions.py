@@ -38,6 +38,7 @@ from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 from support.partition_bench import DIRECTORY, PartitionBench, small_bench
+from support.tiers import examples
 from unit.broker.test_batch_processing import ManualThread, rules
 
 if TYPE_CHECKING:
@@ -471,7 +472,7 @@ def test_only_the_aborted_transactions_of_a_range_are_found() -> None:
     assert PartitionTransactions.from_bytes(transactions.to_bytes()).aborted() == transactions.aborted()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(4, 10)))
 def test_the_index_of_aborted_transactions_gives_the_same_answers_as_a_list(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

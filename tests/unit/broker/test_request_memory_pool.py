@@ -38,7 +38,7 @@ def as_connection(peer: Peer) -> Connection:
     return peer  # type: ignore[return-value]  # all that the memory looks at
 
 
-@settings(max_examples=examples(60, 300), deadline=None)
+@settings(max_examples=examples(25, 300), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 90), min_size=1, max_size=12),
     choices=st.lists(st.integers(0, 1 << 16), max_size=400),

@@ -30,6 +30,7 @@ from mansio.state.share_partition.types import (
 )
 from mansio.wire.batch.record_batch import build_batch
 from support.share_state_fixtures import LOCK_MS, StateRoom, begun, key_of, leased
+from support.tiers import examples
 
 G = key_of()
 PLAIN = ("snapshot_epoch", "leader_epoch", "is_complete", "withheld_ms")
@@ -83,7 +84,7 @@ def test_a_process_that_is_killed_leaves_all_that_was_appended() -> None:
     assert (state.is_complete, state.withheld_ms) == (True, 0)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(examples(8, 25)))
 def test_after_a_power_loss_what_was_durable_is_there_and_the_rest_is_a_history_that_was(seed: int) -> None:
     """Writes of two share partitions, with snapshots in between and the log pruned; the power fails at any moment."""
     rng = Random(seed)

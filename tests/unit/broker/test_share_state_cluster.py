@@ -343,7 +343,7 @@ def test_while_no_broker_leads_a_read_waits_and_then_reports_it() -> None:
     assert cluster.run(cluster.nodes[1].persister.read(key, 0)) is not None
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(10, 40)))
 def test_what_was_acknowledged_stays_so_whatever_the_network_and_the_leaders_do(seed: int) -> None:
     """A leader that leases and acknowledges, reads again or writes all it knows when a write fails; requests are lost,
     come late and twice; the state moves, with or without what was not committed."""

@@ -11,6 +11,7 @@ import pytest
 from mansio.broker.coordinator.group import topic_resolver
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.state.consumer_group.group import ConsumerGroup
+from support.tiers import examples
 from unit.broker.consumer_groups_fixtures import Catalogue, ConsumerBroker, Member
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8, 20)))
 def test_expressions_match_what_is_there_whatever_came_and_went_meanwhile(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

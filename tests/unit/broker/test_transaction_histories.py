@@ -17,13 +17,14 @@ from mansio.errors import (
     NotLeaderOrFollower,
     StorageError,
 )
+from support.tiers import examples
 from unit.broker.transactions_fixtures import CoordinatorRoom
 
 PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
 STEPS = 60
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(6, 12)))
 def test_each_acknowledged_decision_reaches_all_partitions_and_no_other_does(seed: int) -> None:
     random = Random(seed)
     room = CoordinatorRoom()

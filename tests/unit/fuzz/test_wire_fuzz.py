@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEED = int(os.environ.get("MANSIO_TEST_FUZZ_SEED", "20"))
-REQUESTS = examples(7_000, 56_000)
-RESPONSES = examples(3_500, 14_000)
-BATCHES = examples(3_000, 24_000)
-BODIES = examples(1_500, 6_000)
+REQUESTS = examples(2_500, 56_000)
+RESPONSES = examples(1_500, 14_000)
+BATCHES = examples(1_200, 24_000)
+BODIES = examples(700, 6_000)
 MAX_FRAME_BYTES = 4096
 MAX_GROWTH_BYTES = 150 * 1024 * 1024
 

@@ -161,4 +161,4 @@ class failing_once:  # noqa: N801  # reads like a function
 
 
 TestArchiveProtocol = ArchiveProtocol.TestCase
-TestArchiveProtocol.settings = settings(max_examples=examples(10, 10, 200), stateful_step_count=20)
+TestArchiveProtocol.settings = settings(max_examples=examples(4, 10, 200), stateful_step_count=20)

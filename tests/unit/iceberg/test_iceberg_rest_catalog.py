@@ -51,6 +51,7 @@ def test_two_archives_do_not_both_add(rest: RestCatalog, tmp_path: Path) -> None
     assert held(two) == expected({0: 5})
 
 
+@pytest.mark.full
 def test_maintenance_and_compaction_work_as_with_a_file(rest: RestCatalog, tmp_path: Path) -> None:
     table = opened(rest, tmp_path)
     for batch in range(4):

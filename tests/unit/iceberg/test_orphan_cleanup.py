@@ -69,6 +69,7 @@ def test_replaced_files_are_deleted_when_they_were_unreferenced_for_the_grace_ti
     archive.add(archive.open(), {0: 1})
 
 
+@pytest.mark.full
 def test_what_a_kept_snapshot_or_a_tag_refers_to_stays_readable(
     archive: Archive, table: ArchiveTable
 ) -> None:
@@ -216,6 +217,7 @@ def test_expiry_beside_another_that_expires_the_same_snapshots(
     assert len(rows_of(scan(reopened))) == 60 + other_is_an_archive
 
 
+@pytest.mark.full
 def test_the_archive_goes_on_after_snapshots_it_knew_were_expired(
     archive: Archive, table: ArchiveTable
 ) -> None:

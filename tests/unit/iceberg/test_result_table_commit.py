@@ -175,7 +175,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=examples(6, 40), deadline=None)
+@settings(max_examples=examples(3, 40), deadline=None)
 @given(steps=STEPS)
 def test_any_history_of_crashes_and_repeats_adds_each_batch_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]

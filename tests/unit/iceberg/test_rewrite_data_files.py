@@ -82,6 +82,7 @@ def test_the_archive_goes_on_while_files_are_rewritten(
     assert other.last_commit() == archive.open().last_commit()
 
 
+@pytest.mark.full
 def test_archive_and_rewriting_at_the_same_time_lose_and_double_nothing(archive: Archive) -> None:
     table, other = filled(archive, 3), archive.open()
     failures: list[BaseException] = []

@@ -46,7 +46,7 @@ from mansio.spark.sink.upsert_sink import (
     stage_tasks,
 )
 from support.result_tables import append, live_rows, open_result, upsert, write
-from support.tiers import examples
+from support.tiers import examples, smoke_first
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,7 +113,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("partition_by", "key"), LAYOUTS)
+@pytest.mark.parametrize(("partition_by", "key"), smoke_first(*LAYOUTS))
 @settings(max_examples=examples(4, 25), deadline=None)
 @given(
     batches=st.lists(ROWS, min_size=1, max_size=4), repeat=st.booleans(), small=st.sampled_from([0, 1 << 20])
@@ -161,6 +161,7 @@ def test_row_without_a_value_outside_its_key_deletes_and_a_later_row_of_the_batc
     assert held(table) == [("b", 1, None, 2)]
 
 
+@pytest.mark.full
 def test_small_files_of_a_group_are_merged_by_the_batches_that_write_to_it(tmp_path: Path) -> None:
     table = opened(tmp_path, "bucket(1, id)", ("id",))
     for number in range(20):
@@ -189,6 +190,7 @@ def test_concurrent_append_to_a_group_of_the_batch_is_noticed_and_one_to_another
     assert [row[2] for row in held(table)] == ["ours"]
 
 
+@pytest.mark.full
 def test_concurrent_maintenance_does_not_disturb_a_batch_and_removes_no_file_of_it(tmp_path: Path) -> None:
     """Snapshots expire and orphans are looked for between the rewrite and the commit."""
     table, other = (opened(tmp_path, "bucket(1, id)", ("id",)) for _ in range(2))
@@ -289,6 +291,7 @@ def test_rows_without_a_key_are_dead_letters_once(tmp_path: Path) -> None:
     assert any('"lost"' in row for _, row in found)
 
 
+@pytest.mark.full
 def test_rows_without_a_key_end_the_batch_are_skipped_or_stored_once_by_the_option(
     tmp_path: Path,
 ) -> None:

@@ -90,6 +90,7 @@ def test_killed_controller_costs_no_more_time_than_another_broker() -> None:
     run(check)
 
 
+@pytest.mark.full
 def test_two_thousand_partitions_move_within_two_hundred_transactions() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)

@@ -219,6 +219,7 @@ def test_a_flipped_bit_in_the_witness_costs_nothing_but_the_warning(
     assert flips(tmp_path, *closed, ".revision", 1000, 1) == {"refused": 0, "same": 8 * 20}
 
 
+@pytest.mark.full
 def test_a_flipped_bit_of_the_write_ahead_log(tmp_path: Path, killed: list[tuple[Files, State]]) -> None:
     files, state = killed[-1]
     assert len(files["-wal"]) > 4 * 4096

@@ -78,6 +78,7 @@ def test_range_that_can_be_added_starts_spark(
     assert isinstance(backfill(begin, end, *options).exception, SparkStarts)
 
 
+@pytest.mark.full
 def test_range_that_cannot_be_added_is_refused_before_spark_starts(backfill: Callable[..., Result]) -> None:
     done = backfill(BEGIN, "now")
     assert not isinstance(done.exception, SparkStarts)

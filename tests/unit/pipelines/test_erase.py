@@ -184,6 +184,7 @@ def test_killed_erasure_is_completed_by_the_next_one(
     assert rows_of(scan(archive.open())) == before
 
 
+@pytest.mark.full
 def test_compacted_and_dead_letter_tables_are_erased_too(archive: Archive) -> None:
     source = archive.open()
     latest = ArchiveTable(open_target_table(source, "flights-latest"), source.topic, source._catalog_address)

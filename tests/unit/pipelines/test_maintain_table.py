@@ -134,6 +134,7 @@ def test_pipeline_that_appends_meanwhile_is_not_disturbed(
     assert not append(pipeline, QueryBatch("q", 4), rows(range(40, 50)))
 
 
+@pytest.mark.full
 def test_files_that_an_upsert_has_replaced_meanwhile_are_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_files_that_an_upsert_has_replaced_meanwhile_are_left_to_it(
     assert left == {os.path.basename(path) for path in paths(table)}
 
 
+@pytest.mark.full
 def test_upsert_whose_files_were_merged_meanwhile_merges_its_rows_again(tmp_path: Path) -> None:
     table = open_result(tmp_path, key=("id",), partition_by=parse_partition_by("bucket(1, id)"))
     other = open_result(tmp_path, key=("id",))
@@ -171,7 +173,7 @@ def test_upsert_whose_files_were_merged_meanwhile_merges_its_rows_again(tmp_path
 
 
 @given(seed=st.randoms(use_true_random=False), moves=st.lists(st.integers(0, 5), min_size=3, max_size=9))
-@settings(max_examples=examples(4, 30))
+@settings(max_examples=examples(2, 30))
 def test_any_history_of_upserts_appends_and_maintenance_leaves_the_rows_of_the_batches(
     tmp_path_factory: pytest.TempPathFactory, seed: Any, moves: list[int]
 ) -> None:
@@ -277,6 +279,7 @@ def test_commit_of_unknown_outcome_is_looked_up_and_no_file_of_it_is_deleted(
     assert live_rows(table, COLUMNS) == before
 
 
+@pytest.mark.full
 def test_bytes_of_a_deleted_key_are_gone_after_expiry(tmp_path: Path) -> None:
     table = open_result(tmp_path, key=("id",), partition_by=parse_partition_by("bucket(1, id)"))
     secret = "name-to-forget"

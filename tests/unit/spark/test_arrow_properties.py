@@ -120,7 +120,7 @@ def as_rows(columns: Any) -> list[Row]:
     ]
 
 
-@settings(max_examples=examples(20, 80), deadline=None)
+@settings(max_examples=examples(10, 80), deadline=None)
 @given(log=logs(), tail=st.sampled_from([b"", bytes(5), bytes(40)]), data=st.data())
 def test_columns_are_the_records_of_the_range(log: bytes, tail: bytes, data: st.DataObject) -> None:
     expected = rows_of(log)
@@ -133,7 +133,7 @@ def test_columns_are_the_records_of_the_range(log: bytes, tail: bytes, data: st.
         assert is_null == (row.headers == ())
 
 
-@settings(max_examples=examples(20, 60), deadline=None)
+@settings(max_examples=examples(10, 60), deadline=None)
 @given(log=logs(), names=st.lists(st.sampled_from(ALL), min_size=1, unique=True))
 def test_chosen_columns_are_those_of_all(log: bytes, names: list[str]) -> None:
     chosen = decode(log, "t", 3, columns=names)
@@ -219,7 +219,7 @@ def read_columns(log: bytes) -> list[Row]:
     return as_rows(decode(log, "t", 3, columns=ALL))
 
 
-@settings(max_examples=examples(50, 250), deadline=None)
+@settings(max_examples=examples(20, 250), deadline=None)
 @given(
     given=records,
     position=st.integers(0, 300),
@@ -404,7 +404,7 @@ def table_of(rows: list[Any], **more: Any) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-@settings(max_examples=examples(20, 80), deadline=None)
+@settings(max_examples=examples(10, 80), deadline=None)
 @given(rows=records, codec=codecs)
 def test_batches_of_columns_have_the_bytes_of_batches_of_records(rows: list[Any], codec: Codec) -> None:
     (made,) = encode_batches(table_of(rows), partition_count=1, bytes_max=1 << 20, codec=codec)
@@ -412,7 +412,7 @@ def test_batches_of_columns_have_the_bytes_of_batches_of_records(rows: list[Any]
     check_batch(made.data)
 
 
-@settings(max_examples=examples(20, 60), deadline=None)
+@settings(max_examples=examples(10, 60), deadline=None)
 @given(rows=records, bytes_max=st.integers(0, 400), producer=st.booleans())
 def test_rows_of_a_partition_keep_their_order_in_batches_of_bounded_size(
     rows: list[Any], bytes_max: int, producer: bool
@@ -440,7 +440,7 @@ def test_rows_of_a_partition_keep_their_order_in_batches_of_bounded_size(
         ]
 
 
-@settings(max_examples=examples(20, 60), deadline=None)
+@settings(max_examples=examples(10, 60), deadline=None)
 @given(
     keys=st.lists(st.binary(max_size=70) | st.sampled_from([bytes(5000)]), max_size=20),
     count=st.integers(1, 50),

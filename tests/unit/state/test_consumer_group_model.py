@@ -614,7 +614,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestConsumerGroup = GroupMachine.TestCase
-TestConsumerGroup.settings = settings(max_examples=examples(20, 300), stateful_step_count=50)
+TestConsumerGroup.settings = settings(max_examples=examples(10, 300), stateful_step_count=50)
 pytest.mark.timeout(600)(TestConsumerGroup)
 
 

@@ -69,6 +69,7 @@ def open_active_files(logs: list[Log]) -> int:
     return sum(log._active.file is not None for log in logs)
 
 
+@pytest.mark.full
 def test_logs_beyond_the_number_of_open_files_are_written_and_read_as_before(tmp_path: Path) -> None:
     disk = HostDisk()
     files = FileCache(disk, files_max=4, active_files_max=ACTIVE_FILES_MAX)

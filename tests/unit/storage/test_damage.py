@@ -11,6 +11,7 @@ from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import check_batch
 from support.logs import ManualClock, append, as_stored, check_contents, make_batch
+from support.tiers import examples
 
 SETTINGS = LogSettings(segment_bytes=700, index_interval_bytes=1)
 DIRECTORY = "/data/p"
@@ -55,7 +56,7 @@ def test_a_flipped_bit(kind: str, expected: str) -> None:
     for path, data in disk.files().items():
         if not path.endswith(kind):
             continue
-        bits = chance.sample(range(8 * len(data)), 120)
+        bits = chance.sample(range(8 * len(data)), examples(40, 120, 120))
         for bit in bits:
             damaged = disk.crash(random.Random(0))
             damaged.flip_bit(path, bit)

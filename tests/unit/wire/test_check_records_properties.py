@@ -39,7 +39,7 @@ def is_walkable(data: bytes, count: int) -> bool:
     return position == len(data)
 
 
-@settings(max_examples=examples(300, 3_000), deadline=None)
+@settings(max_examples=examples(100, 3_000), deadline=None)
 @given(
     runs=RUNS,
     fill=st.booleans(),

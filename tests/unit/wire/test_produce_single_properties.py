@@ -16,7 +16,7 @@ TOPIC_ID = b"\x07" * 16
 texts = st.text(max_size=20)
 
 
-@settings(max_examples=examples(40, 200), deadline=None)
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     client_id=st.none() | texts,
@@ -41,7 +41,7 @@ def answer(version: int, topic: str, result: produce.PartitionResult, throttle_m
     return produce.encode_response(version, 5, topics, throttle_ms)[4:]
 
 
-@settings(max_examples=examples(40, 200), deadline=None)
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     topic=texts.filter(bool),
@@ -76,7 +76,7 @@ def test_other_responses_are_left_to_the_general_codec(version: int, result: pro
     )
 
 
-@settings(max_examples=examples(120, 600), deadline=None)
+@settings(max_examples=examples(40, 600), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     position=st.integers(4, 90),

@@ -36,7 +36,7 @@ def learned(frame: memoryview) -> produce.ProduceTemplate | None:
     return produce.build_template(header, frame, request)
 
 
-@settings(max_examples=examples(40, 200), deadline=None)
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     client_id=st.none() | texts,
@@ -68,7 +68,7 @@ def test_matching_request_is_decoded_as_by_the_general_codec(
     assert produce.encode_template_response(pattern, correlation_id, index, 123456789, -1, 17) == expected
 
 
-@settings(max_examples=examples(120, 600), deadline=None)
+@settings(max_examples=examples(40, 600), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     position=st.integers(0, 400),

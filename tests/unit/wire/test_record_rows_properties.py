@@ -62,7 +62,7 @@ def expected(batch: bytes) -> Any:
     )
 
 
-@settings(max_examples=examples(60, 300), deadline=None)
+@settings(max_examples=examples(25, 300), deadline=None)
 @given(
     given=records,
     codec=st.sampled_from([Codec.NONE, Codec.GZIP, Codec.ZSTD]),
@@ -87,7 +87,7 @@ def test_many_and_long_records_equal_the_reference() -> None:
         assert as_rows(batch) == expected(batch)
 
 
-@settings(max_examples=examples(160, 800), deadline=None)
+@settings(max_examples=examples(50, 800), deadline=None)
 @given(
     given=records,
     position=st.integers(0, 300),

@@ -43,18 +43,18 @@ def one_by_one(batch: bytes) -> Any:
         return type(error), str(error)
 
 
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 65, 80, 81, 8191, 8192, 8300])
 @pytest.mark.parametrize("size", [0, 1, 52, 8200])
 @pytest.mark.parametrize("step_ms", [0, 0.05, 1])
-def test_uniform_records_equal_the_reference(count: int, size: int, step_ms: float) -> None:
-    count = min(count, (1 << 20) // (size + 20))
-    stamps = [BASE_MS + int(number * step_ms) for number in range(count)]
-    batch = build_value_only_batch(
-        stamps, [b"%0*d" % (size, number) if size > 4 else bytes(size) for number in range(count)]
-    )
-    assert as_rows(batch) == one_by_one(batch)
-    stamped = with_log_append_time(batch, read_header(batch), 5) + batch[HEADER_BYTES:]
-    assert as_rows(stamped) == one_by_one(stamped)
+def test_uniform_records_equal_the_reference(size: int, step_ms: float) -> None:
+    counts = {1, 15, 16, 17, 63, 64, 65, 80, 81, 8191, 8192, 8300}
+    for count in sorted({min(count, (1 << 20) // (size + 20)) for count in counts}):
+        stamps = [BASE_MS + int(number * step_ms) for number in range(count)]
+        batch = build_value_only_batch(
+            stamps, [b"%0*d" % (size, number) if size > 4 else bytes(size) for number in range(count)]
+        )
+        assert as_rows(batch) == one_by_one(batch), count
+        stamped = with_log_append_time(batch, read_header(batch), 5) + batch[HEADER_BYTES:]
+        assert as_rows(stamped) == one_by_one(stamped), count
 
 
 def test_uniform_records_use_the_fast_path() -> None:
@@ -68,7 +68,7 @@ def test_uniform_records_use_the_fast_path() -> None:
     assert (second.record_count, second.end) == (136, len(batch) - HEADER_BYTES)
 
 
-@settings(max_examples=examples(120, 600), deadline=None)
+@settings(max_examples=examples(40, 600), deadline=None)
 @given(
     count=st.integers(UNIFORM_RECORDS_MIN, 90),
     odd=st.dictionaries(

@@ -17,6 +17,7 @@ from mansio.api.asgi.json_bodies import ElementReader, check_keys, count_values,
 from mansio.api.asgi.problems import InvalidField
 from mansio.api.turns import Turns
 from mansio.errors import MessageTooLarge
+from support.tiers import examples
 
 ANY = TypeAdapter(list[dict[str, Any]])
 TEXTS = ("", "a", '"', "\\", "\\\\", '\\"', "é", "😀", "[{,:}]", "\n", "x" * 100)
@@ -52,7 +53,7 @@ def random_body(random: Random) -> bytes:
     return json.dumps(content, ensure_ascii=random.random() < 0.5, separators=separators).encode()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(10, 30)))
 def test_a_body_in_pieces_has_the_elements_of_the_whole(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
     monkeypatch.setattr(json_bodies, "PIECE_BYTES", random.choice([1, 7, 64, 1_000]))
@@ -60,7 +61,7 @@ def test_a_body_in_pieces_has_the_elements_of_the_whole(seed: int, monkeypatch: 
     assert read(body) == json.loads(body)["records"]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(10, 30)))
 def test_what_a_parser_of_the_whole_refuses_is_refused_in_pieces(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +83,7 @@ def test_what_a_parser_of_the_whole_refuses_is_refused_in_pieces(
                 assert read(bytes(broken)) == whole
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(10, 30)))
 def test_no_value_is_left_uncounted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
     monkeypatch.setattr(json_bodies, "_STRING_CHARACTERS", random.choice([2, 3, 7, 1_000]))

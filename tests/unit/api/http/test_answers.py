@@ -60,7 +60,7 @@ async def body(response: Response) -> bytes:
 
 
 @pytest.mark.parametrize("as_", ["auto", "text", "json", "base64"])
-@settings(max_examples=examples(100, 500), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30, 500), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=RECORDS)
 def test_json_in_pieces_is_that_of_one_call(as_: Any, contents: list[Any]) -> None:
     records = messages(contents)
@@ -77,7 +77,7 @@ def test_json_in_pieces_is_that_of_one_call(as_: Any, contents: list[Any]) -> No
     assert found == to_json({"records": values, "more": [1]})
 
 
-@settings(max_examples=examples(200, 1_000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50, 1_000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=RECORDS)
 def test_protobuf_in_pieces_is_that_of_one_call(contents: list[Any]) -> None:
     records = messages(contents)

@@ -333,7 +333,7 @@ class TransactionModel(RuleBasedStateMachine):
             assert self.known.partitions == self.model.added
 
 
-TransactionModel.TestCase.settings = settings(max_examples=examples(80, 500), stateful_step_count=30)
+TransactionModel.TestCase.settings = settings(max_examples=examples(30, 500), stateful_step_count=30)
 TestTransactionModel = TransactionModel.TestCase
 
 

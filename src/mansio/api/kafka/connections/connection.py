@@ -432,8 +432,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def is_idle(self, now: float, oldest: float) -> bool:
         """Return whether the connection has been idle since `oldest`: nothing was received, and either nothing is
-        unsent and no request is in progress, or the peer has accepted none of the unsent bytes. `now` and `oldest`: monotonic
-        seconds.
+        unsent and no request is in progress, or the peer has accepted none of the unsent bytes. `now` and `oldest`:
+        monotonic seconds.
 
         The caller must call this often: progress of sending is found by comparing the unsent bytes with those of the
         call before.

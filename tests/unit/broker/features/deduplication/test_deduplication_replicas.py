@@ -13,6 +13,7 @@ from mansio.broker.log_view import replay, snapshots
 from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, key_of
 from mansio.wire.batch.record_batch import build_batch
 from support.partition_bench import DIRECTORY, WINDOW_MS, PartitionBench, deduplicated
+from support.tiers import examples
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def release(leader: PartitionBench, offset: int) -> None:
         leader.flush()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8, 20)))
 def test_follower_that_becomes_leader_knows_every_id(seed: int) -> None:
     chance = random.Random(seed)
     leader = deduplicated()

@@ -20,6 +20,7 @@ from mansio.broker.features.deduplication.window import (
 )
 from mansio.errors import CorruptLog
 from mansio.wire.batch.dedup_header import key_of
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +143,7 @@ class Model:
         assert {known for known, found in self.ids.items() if self.is_live(found)} <= held
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100, 400))
 @given(CHANGES)
 def test_window_behaves_like_a_dictionary_with_times(changes: list[tuple]) -> None:
     model = Model()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mansio.broker.features.delays import pending_records
 from mansio.broker.features.delays.pending_records import PendingRecord, PendingRecords
 from mansio.errors import CorruptLog
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ def _small_runs() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(CHANGES)
 def test_pending_records_behave_like_a_sorted_dictionary(changes: list[tuple]) -> None:
     pending, model = PendingRecords(), _Model()

@@ -22,6 +22,7 @@ from mansio.broker.features.delays.recurrence import (
 )
 from mansio.errors import InvalidSchedule
 from mansio.wire.batch.schedule_control_records import CatchUpMode
+from support.tiers import examples
 
 BERLIN = "Europe/Berlin"
 DAY_MS = 86_400_000
@@ -157,7 +158,7 @@ class TestDaylightSaving:
         assert found == ms("2026-10-26T02:30+01:00")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(CRON, st.sampled_from(ZONES), MOMENTS)
 def test_due_times_increase_and_match_in_every_zone(expression: str, zone: str, moment_ms: int) -> None:
     recurrence = cron(expression, zone)
@@ -169,7 +170,7 @@ def test_due_times_increase_and_match_in_every_zone(expression: str, zone: str, 
 
 
 @pytest.mark.full
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(st.integers(0, 23), st.integers(0, 59), st.sampled_from(ZONES), MOMENTS)
 def test_a_daily_schedule_is_due_once_on_each_day_of_every_zone(
     hour: int, minute: int, zone: str, moment_ms: int
@@ -204,7 +205,7 @@ SCHEDULES = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50, 150))
 @given(
     SCHEDULES,
     MOMENTS,

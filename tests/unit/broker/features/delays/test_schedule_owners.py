@@ -23,6 +23,7 @@ from mansio.wire.batch.record_reader import read_records
 from mansio.wire.batch.schedule_control_records import CatchUpMode, Schedule
 from support.present import present
 from support.replicas import TOPIC, Cluster, Node
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from mansio.broker.features.delays.delayed_delivery import DelayedDelivery
@@ -119,7 +120,7 @@ def test_a_leader_that_was_replaced_fires_for_nothing() -> None:
     assert check(cluster, {"s1": created}) >= 10
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8, 20)))
 def test_each_firing_is_in_the_log_once_whichever_replicas_lead(seed: int) -> None:
     chance = random.Random(seed)
     cluster = ScheduledCluster(seed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mansio.broker.features.delays.schedules import OUTDATED_ENTRIES_MAX, Schedules, record_bytes
 from mansio.errors import CorruptLog
 from mansio.wire.batch.schedule_control_records import NOT_DUE_MS, CatchUpMode, Firing, Schedule
+from support.tiers import examples
 
 MOMENTS = st.just(NOT_DUE_MS) | st.integers(0, 40)
 NUMBERS = st.integers(0, 6)
@@ -43,7 +44,7 @@ def schedule(number: int, next_due_ms: int, firings: int = 0) -> Schedule:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(CHANGES)
 def test_schedules_behave_like_a_dictionary(changes: list[tuple]) -> None:
     schedules = Schedules()

@@ -16,6 +16,7 @@ from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER
 from mansio.wire.batch.priority_header import PRIORITIES, PRIORITY_HEADER, Priority
 from mansio.wire.batch.record_batch import build_batch, read_header
 from support.partition_bench import DIRECTORY, LARGE_RULES, SMALL_SEGMENTS, PartitionBench, small_bench
+from support.tiers import examples
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,7 @@ def replicate(leader: PrioritizedPartition, follower: PrioritizedPartition, batc
     follower.scheduler.run()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(8, 20)))
 def test_every_replica_knows_the_priorities_after_truncations_deletions_and_restarts(seed: int) -> None:
     chance = random.Random(seed)
     leader = PrioritizedPartition()
