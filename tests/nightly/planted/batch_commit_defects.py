@@ -96,7 +96,7 @@ BATCH_COMMIT_DEFECTS = (
         "decision larger than the log cleaner decodes",
         "broker/coordinator/transaction/batch_committer.py",
         "IDS_BYTES_MAX: Final = 8 << 20",
-        "IDS_BYTES_MAX: Final = 16 << 20",
+        "IDS_BYTES_MAX: Final = 64 << 20",
         (
             f"{COMMITS}::test_the_largest_decision_can_be_loaded_and_compacted_and_its_request_fits_into_a_frame",
         ),
