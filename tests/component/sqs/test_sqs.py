@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -48,6 +49,20 @@ def queue(sqs: Any, name: str) -> str:
 def fifo(sqs: Any, name: str) -> str:
     attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
     return str(sqs.create_queue(QueueName=f"{name}.fifo", Attributes=attributes)["QueueUrl"])
+
+
+def test_clients_that_create_a_queue_at_the_same_time_all_get_it(broker: TestBroker, name: str) -> None:
+    clients = [sqs_client(broker.sqs_url) for _ in range(8)]
+    ready = threading.Barrier(len(clients))
+
+    def create(client: Any, queue_name: str) -> str:
+        ready.wait(scaled(30))
+        return str(client.create_queue(QueueName=queue_name)["QueueUrl"])
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for number in range(3):
+            urls = list(pool.map(create, clients, [f"{name}-{number}"] * len(clients)))
+            assert len(set(urls)) == 1
 
 
 def arn_of(sqs: Any, url: str) -> str:

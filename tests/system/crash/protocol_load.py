@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter, defaultdict
+import time
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import grpc
@@ -39,6 +40,7 @@ BACKLOG_MAX: Final = 60
 """Number of records of one producer that are not acknowledged by consumers."""
 
 LEASE_MS: Final = 2_000
+HISTORY_MAX: Final = 5_000
 CALL_S: Final = 10
 RETRY_S: Final = 0.1
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Mansio"]
@@ -308,6 +310,8 @@ class ProtocolLoad:
         """Numbers whose acknowledgement was answered."""
         self.received: Counter[str] = Counter()
         """Deliveries by protocol."""
+        self.history: deque[str] = deque(maxlen=HISTORY_MAX)
+        """What happened last, for an error: times in seconds, protocols, events, records."""
 
     def start(self) -> None:
         self._is_producing.set()
@@ -351,6 +355,7 @@ class ProtocolLoad:
                 attempt(client.send, key, f"{key}:{following}")
                 if self._is_ending.is_set():
                     return
+                self.note(client.name, "stored", f"{key}:{following}")
                 with self._lock:
                     self.sent[key].add(following)
             following += 1
@@ -360,15 +365,29 @@ class ProtocolLoad:
             deliveries = attempt(client.receive) or []
             self._check(client.name, deliveries)
             for each in deliveries:
+                self.note(client.name, "received", each.text)
+            for each in deliveries:
                 key, number = split(each.text)
                 with self._lock:
                     self.tried[key].add(number)
                 try:
                     client.acknowledge(each)
-                except (NoAnswer, Refused):
+                except (NoAnswer, Refused) as error:
+                    self.note(client.name, type(error).__name__, each.text)
                     continue
+                self.note(client.name, "acknowledged", each.text)
                 with self._lock:
                     self.done[key].add(number)
+
+    def note(self, name: str, event: str, text: str = "") -> None:
+        """Add to the history."""
+        self.history.append(f"{time.monotonic():.3f} {name} {event} {text}")
+
+    def history_of_errors(self) -> str:
+        """Return the history of the keys of errors, with the events that have no key."""
+        keys = {f" {key}:" for key in self.tried if any(f"{key}:" in error for error in self.errors)}
+        lines = [one for one in self.history if ":" not in one or any(key in one for key in keys)]
+        return "\n".join([*self.errors, *lines])
 
     def _check(self, name: str, deliveries: Sequence[Delivery]) -> None:
         with self._lock:

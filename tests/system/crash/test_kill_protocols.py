@@ -42,10 +42,12 @@ def kill_and_check(tmp_path: Path, kills: int, seed: int) -> ProtocolLoad:
                 PROGRESS_S_MAX,
                 "records of every protocol are acknowledged",
             )
+            load.note("broker", "killed")
             broker.kill()
             broker.start()
+            load.note("broker", "started")
         load.end(PROGRESS_S_MAX)
-        assert load.errors == []
+        assert load.errors == [], load.history_of_errors()
         assert load.is_drained()
         with blocking.connect(addresses.kafka) as client:
             load.check_log([present(each.value).decode() for each in client.consume(QUEUE, to_end=True)])

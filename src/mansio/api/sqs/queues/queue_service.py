@@ -54,6 +54,7 @@ from mansio.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
+from mansio.ports import Backoff
 from mansio.state.share_partition.types import ACCEPT, RELEASE, RENEW
 from mansio.tracebacks import without_traceback
 from mansio.wire.topic_partition import TopicPartition
@@ -84,6 +85,10 @@ COUNTED_BATCHES_MAX: Final = 10_000
 """Number of batches whose records are counted for the attributes of a queue; more are estimated."""
 
 FIRST_RECEIVES_MAX: Final = 20_000
+CREATION_WAIT_MS: Final = 10_000
+CREATION_BACKOFF: Final = Backoff(first_ms=10, longest_ms=200)
+"""Wait for a topic that another request is creating."""
+
 PARSED_MAX: Final = 1_000
 """Number of queues whose decoded attributes are kept."""
 
@@ -193,18 +198,28 @@ class QueueService:
             config[DEDUP_MS] = str(DEDUPLICATION_MS)
         try:
             await self._admin(caller).create_topic(name, partitions=1 if is_fifo else -1, config=config)
-        except TopicAlreadyExists as error:
-            try:
-                queue = self.find(name)
-            except QueueDoesNotExist:
-                raise QueueNameExists(f"A topic named {name} exists that is not a queue.") from error
-            return await self._existing(queue, attributes, caller)
+        except TopicAlreadyExists:
+            return await self._existing(await self._created(name), attributes, caller)
         await self._configure(name, wanted, caller)
         queue = self.find(name)
         await self._services.leases.register(queue.group, [name])
         if self.dead_letter_sources(queue):  # one with this name was deleted
             await self._accept_dead_letters(name, caller)
         return self.find(name)
+
+    async def _created(self, name: str) -> Queue:
+        """Return the queue of a topic that exists, or that another request is creating: wait until it is created.
+
+        Raises `QueueNameExists` if the topic is no queue, or is not created within `CREATION_WAIT_MS`."""
+        loop = asyncio.get_running_loop()
+        end, attempts = loop.time() + CREATION_WAIT_MS / 1000, 0
+        while name not in self._services.topics.state.topics and loop.time() < end:
+            attempts += 1
+            await asyncio.sleep(CREATION_BACKOFF.delay_seconds(attempts))
+        try:
+            return self.find(name)
+        except QueueDoesNotExist:
+            raise QueueNameExists(f"A topic named {name} exists that is not a queue.") from None
 
     async def _existing(self, queue: Queue, attributes: Mapping[str, str], caller: Caller) -> Queue:
         described = queue.attributes.described(queue.name)
