@@ -202,8 +202,9 @@ class InspectedRecords(NamedTuple):
     """What the features of a topic need to know of a client's batch (`inspect_records`).
 
     `rules`: those with which it was inspected. `found`: the decoded values of each reader that found any. `error`: why the
-    batch must be rejected, unless it is a duplicate of one that was accepted before. `by_thread`: whether a thread has inspected it
-    and can rebuild it without its repeats. `rebuilt`: the batch without them, once the thread has rebuilt it."""
+    batch must be rejected, unless it is a duplicate of one that was accepted before. `by_thread`: whether a thread has
+    inspected it and can rebuild it without its repeats. `rebuilt`: the batch without them, once the thread has rebuilt
+    it."""
 
     rules: AppendRules
     found: Mapping[RecordReader, Any] = MappingProxyType({})
