@@ -53,10 +53,10 @@ CONTROL_OR_TRANSACTIONAL_BITS: Final = 0x30
 class RecordReader(NamedTuple):
     """What one feature reads from a client's batch, once, before the append.
 
-    `headers`: the names of headers that are found in one pass over the batch. `read` gets the batch, the name of the
-    partition for errors, and the time, ms since the Unix epoch. It returns the decoded values, or an empty collection or
-    None if the batch has none. It uses no state and may run on any thread. It raises `InvalidRecord` or another
-    `MansioError` to reject the batch."""
+    `headers`: the names of headers that are found in one pass over the batch. `read` gets the batch, the name of
+    the partition for errors, and the time, ms since the Unix epoch. It returns the decoded values, or an empty
+    collection or None if the batch has none. It uses no state and may run on any thread. It raises `InvalidRecord`
+    or another `MansioError` to reject the batch."""
 
     headers: tuple[bytes, ...]
     read: Callable[[InspectedBatch, str, int], Any]
@@ -201,10 +201,10 @@ class RebuiltBatch(NamedTuple):
 class InspectedRecords(NamedTuple):
     """What the features of a topic need to know of a client's batch (`inspect_records`).
 
-    `rules`: those with which it was inspected. `found`: the decoded values of each reader that found any. `error`: why the
-    batch must be rejected, unless it is a duplicate of one that was accepted before. `by_thread`: whether a thread has
-    inspected it and can rebuild it without its repeats. `rebuilt`: the batch without them, once the thread has rebuilt
-    it."""
+    `rules`: those with which it was inspected. `found`: the decoded values of each reader that found any. `error`:
+    why the batch must be rejected, unless it is a duplicate of one that was accepted before. `by_thread`: whether a
+    thread has inspected it and can rebuild it without its repeats. `rebuilt`: the batch without them, once the
+    thread has rebuilt it."""
 
     rules: AppendRules
     found: Mapping[RecordReader, Any] = MappingProxyType({})
