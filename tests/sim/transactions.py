@@ -112,7 +112,7 @@ class Transactions(FeatureScene):
 
     def __init__(self, world: World) -> None:
         super().__init__(world, TransactionHistory(world.checker.broken))
-        soon_exhausted = (machine, "EPOCH_MAX", SOON_EXHAUSTED_EPOCH)
+        soon_exhausted = (machine, "PRODUCER_EPOCH_MAX", SOON_EXHAUSTED_EPOCH)
         self.constants = [*CONSTANTS, soon_exhausted] if world.seed % 3 == 0 else CONSTANTS
         self.transactors: list[Transactor] = []
         self.watchers: list[OffsetWatcher] = []

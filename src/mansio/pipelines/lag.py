@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import GroupIdNotFound
-from mansio.net.offsets import LATEST, READ_COMMITTED, fetch_offsets, list_offsets
+from mansio.net.offsets import fetch_offsets, list_offsets
 from mansio.net.retry import raise_for_code
 from mansio.pipelines.pipeline_progress import newest_progress
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import LATEST_TIMESTAMP, READ_COMMITTED
 from mansio.wire.internal_records.hold_metadata import (
     parse_hold_metadata,
     pipeline_group_id,
@@ -65,7 +66,9 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
     found = []
     for pipeline in known if name is None else [name]:
         committed = await fetch_offsets(cluster, pipeline_group_id(pipeline))
-        ends = await list_offsets(cluster, dict.fromkeys(committed, LATEST), isolation_level=READ_COMMITTED)
+        ends = await list_offsets(
+            cluster, dict.fromkeys(committed, LATEST_TIMESTAMP), isolation_level=READ_COMMITTED
+        )
         progress = newest_progress(offset.metadata for offset in committed.values())
         for place, offset in sorted(committed.items()):
             has_retention_hold = parse_hold_metadata(offset.metadata) is not None

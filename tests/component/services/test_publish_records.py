@@ -10,7 +10,6 @@ import pytest
 from component.services.services_fixtures import run
 from mansio.broker.services import publish_records
 from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL, Caller
-from mansio.broker.services.produce import ACKS_NONE
 from mansio.broker.services.publish_records import RecordToPublish, ValuesToPublish, ranges_of
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import (
@@ -26,6 +25,7 @@ from mansio.errors import (
 from mansio.state.quota import PRODUCER_BYTE_RATE, NonLiteralName, QuotaEntity
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.field_values import ACKS_NONE
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from mansio.broker.services.caller import ANONYMOUS
-from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE
 from mansio.config.topic_config import DEDUP_MS, DELAY_ENABLE, PRIORITY_ENABLE
 from mansio.errors import (
     DeduplicationNotEnabled,
@@ -42,6 +41,7 @@ from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.priority_header import PRIORITY_HEADER, PRIORITY_NAMES
 from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, build_value_only_batch
+from mansio.wire.field_values import ACKS_ALL, ACKS_NONE
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:

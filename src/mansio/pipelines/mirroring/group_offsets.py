@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import MansioError
 from mansio.logs import fields
-from mansio.net.offsets import EARLIEST, CommittedOffset, commit_offsets, fetch_offsets, list_offsets
+from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets, list_offsets
 from mansio.net.retry import raise_for_code
 from mansio.pipelines.mirroring.offset_map import NO_OFFSET
 from mansio.pipelines.mirroring.state_topic import MirroredPartition
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import EARLIEST_TIMESTAMP
 from mansio.wire.internal_records.hold_metadata import pipeline_name_of
 from mansio.wire.topic_partition import TopicPartition
 
@@ -80,7 +81,7 @@ class GroupOffsets:
         unchanged: dict[TopicPartition, CommittedOffset] = {}
         try:
             run, cluster = self._target.run, self._target.cluster
-            starts = run(list_offsets(cluster, dict.fromkeys(wanted, EARLIEST)))
+            starts = run(list_offsets(cluster, dict.fromkeys(wanted, EARLIEST_TIMESTAMP)))
             before = run(fetch_offsets(cluster, group, wanted))
             for place, offset in wanted.items():
                 known = before[place].offset if place in before else NO_OFFSET

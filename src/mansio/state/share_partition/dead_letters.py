@@ -43,6 +43,7 @@ from mansio.state.share_partition.types import (
     Producer,
     RedrivenRanges,
 )
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,8 +59,6 @@ REPEAT_RECOGNITION_MS: Final = 12 * 60 * 60 * 1000
 
 TARGETS_MAX: Final = 8
 """Maximum number of target partitions whose next sequence a producer keeps."""
-EPOCH_MAX: Final = 32_767
-_SEQUENCE_MASK: Final = 2**31 - 1
 
 
 Reservations = list[tuple[int, int, DeadLetterReservation]]
@@ -153,7 +152,7 @@ class DeadLetterQueue:
     @property
     def needs_producer(self) -> bool:
         """Whether a new producer id is needed before the next reservation or epoch."""
-        return self.producer is None or self.producer.epoch >= EPOCH_MAX
+        return self.producer is None or self.producer.epoch >= PRODUCER_EPOCH_MAX
 
     def peek(self, records_max: int) -> list[ArchivingRange]:
         """Return the next ranges without a reservation, at most `records_max` records, without removing them."""
@@ -197,7 +196,7 @@ class DeadLetterQueue:
                 sequence=sequence,
             )
             self._reserved.append(each._replace(reservation=reservation))
-            sequence = (sequence + each.last - each.first + 1) & _SEQUENCE_MASK
+            sequence = (sequence + each.last - each.first + 1) & SEQUENCE_MAX
         if not self._reserved or sequence == first:
             raise AssertionError("nothing to reserve")
         others = [each for each in producer.sequences if each[:2] != (topic_id, partition)]
@@ -236,10 +235,10 @@ class DeadLetterQueue:
     def _reserved_in_sequence_order(self) -> list[ArchivingRange]:
         """Return the reserved ranges in the order of their sequences, which wrap from 2**31 - 1 to 0."""
         base = self._reserved[0].reservation.sequence
-        ranges = sorted(self._reserved, key=lambda each: (each.reservation.sequence - base) & _SEQUENCE_MASK)
+        ranges = sorted(self._reserved, key=lambda each: (each.reservation.sequence - base) & SEQUENCE_MAX)
         for at in range(1, len(ranges)):
             before = ranges[at - 1]
-            after = (before.reservation.sequence + before.last - before.first + 1) & _SEQUENCE_MASK
+            after = (before.reservation.sequence + before.last - before.first + 1) & SEQUENCE_MAX
             if after != ranges[at].reservation.sequence:
                 return ranges[at:] + ranges[:at]
         return ranges

@@ -37,6 +37,7 @@ from mansio.ports import complete, complete_with_error, result_within
 from mansio.tracebacks import copied, result_of
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.field_values import ACKS_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,7 +58,6 @@ ADDED_HEADERS_RESERVE_BYTES: Final = 64 * 1024
 """`max.message.bytes` of a dead-letter topic that the broker creates exceeds that of the source topic by this."""
 
 WRITE_TIMEOUT_MS: Final = 10_000
-ACKS_ALL: Final = -1
 PRODUCE_VERSION: Final = 13
 DUPLICATE_SEQUENCE: Final = 46
 CLIENT_ID: Final = "mansio-dead-letters"
