@@ -65,7 +65,7 @@ CLUSTER_FAULTS: Final = {
 """Faults that are drawn more often than in other histories."""
 CONSTANTS: Final = (
     (snapshots, "SNAPSHOT_INTERVAL_BYTES", 3000),
-    (marker_sender, "REQUEST_TIMEOUT_MS", 4000),
+    (marker_sender, "MARKERS_TIMEOUT_MS", 4000),
 )
 """Bounds that a history of some seconds would not reach."""
 SOON_EXHAUSTED_EPOCH: Final = 12

@@ -236,7 +236,7 @@ def test_what_concerns_all_records_is_raised_and_nothing_is_stored(
             publish.begin_publish("t", one, acks=ACKS_NONE)
         with pytest.raises(MessageTooLarge):
             publish.begin_publish("t", [RecordToPublish(bytes(600_000))] * 20)
-        monkeypatch.setattr(publish_records, "RECORDS_MAX", 3)
+        monkeypatch.setattr(publish_records, "PUBLISHED_RECORDS_MAX", 3)
         with pytest.raises(InvalidRequest):
             publish.begin_publish("t", one * 4)
         assert (await publish.publish_records("t", [], timeout_ms=TIMEOUT_MS)).records == []

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import Header
     from mansio.wire.batch.record_batch import NewRecord as BatchRecord
 
-RECORDS_MAX: Final = 10_000
+PUBLISHED_RECORDS_MAX: Final = 10_000
 """Maximum number of records in one call."""
 
 RECORD_OVERHEAD_BYTES_MAX: Final = 40
@@ -327,8 +327,8 @@ class PublishService:
         """
         if acks == ACKS_NONE or not -1 <= acks <= 1:
             raise InvalidRequiredAcks(f"acks={acks}: must be 1 or -1 (all)")
-        if len(records) > RECORDS_MAX:
-            raise InvalidRequest(f"{len(records)} records; at most {RECORDS_MAX} per call")
+        if len(records) > PUBLISHED_RECORDS_MAX:
+            raise InvalidRequest(f"{len(records)} records; at most {PUBLISHED_RECORDS_MAX} per call")
         found = self._topics.find(topic)
         if found.internal:
             raise InvalidTopic(f"{topic} is an internal topic; clients may not write to it")

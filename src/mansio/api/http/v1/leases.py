@@ -30,7 +30,7 @@ from mansio.tracebacks import copied
 if TYPE_CHECKING:
     from mansio.broker.coordinator.share.received_records import ReceivedRecord
 
-RECORDS_MAX: Final = 1_000
+LEASED_RECORDS_MAX: Final = 1_000
 TOPICS_MAX: Final = 100
 WAIT_MS_MAX: Final = 30_000
 BYTES_MAX: Final = 4 << 20
@@ -42,7 +42,7 @@ Receipts = Annotated[
 
 class Receive(Body):
     topics: Annotated[list[str], Field(min_length=1, max_length=TOPICS_MAX)]
-    max_records: Annotated[int, Field(ge=1, le=RECORDS_MAX)] = 1
+    max_records: Annotated[int, Field(ge=1, le=LEASED_RECORDS_MAX)] = 1
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = Field(
         0, description="Wait for a record, if there is none."
     )

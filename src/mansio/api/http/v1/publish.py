@@ -15,7 +15,7 @@ from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
 from mansio.api.routing.publishing import publish_records
 from mansio.broker.services.publish_records import (
-    RECORDS_MAX,
+    PUBLISHED_RECORDS_MAX,
     RecordToPublish,
     ValuesToPublish,
     joined_records,
@@ -63,7 +63,7 @@ class NewRecord(TypedDict, total=False):
 
 
 class NewRecords(Body):
-    records: Annotated[list[NewRecord], Field(min_length=1, max_length=RECORDS_MAX)]
+    records: Annotated[list[NewRecord], Field(min_length=1, max_length=PUBLISHED_RECORDS_MAX)]
 
 
 _PIECE: Final = TypeAdapter(list[NewRecord])
@@ -141,7 +141,9 @@ async def _large_records(call: Call) -> Sequence[RecordToPublish]:
     first = 0
     async with budget.turns as turns:
         with budget.parsed(len(call.data)):
-            async for piece in ElementReader(call.data, "records", turns).pieces(_PIECE, RECORDS_MAX):
+            async for piece in ElementReader(call.data, "records", turns).pieces(
+                _PIECE, PUBLISHED_RECORDS_MAX
+            ):
                 values = _values(piece) if key is None else None
                 found.append(
                     [_new_record(record, number, key) for number, record in enumerate(piece, first)]

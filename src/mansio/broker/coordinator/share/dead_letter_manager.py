@@ -228,7 +228,7 @@ class DeadLetterWriter:
         if queue.needs_producer:
             queue.set_producer(await self._new_producer_id())
         task.ensure_not_ended()
-        copies = self._read(task, queue.peek(copying.RECORDS_MAX), target.bytes_max)
+        copies = self._read(task, queue.peek(copying.COPIES_MAX), target.bytes_max)
         await self._reserve(task, queue.reserve(target.topic_id, target.partition, len(copies)))
         return copies
 
@@ -387,7 +387,7 @@ class DeadLetterManager:
     def _add(self, task: DeadLetterTask, ranges: Sequence[ArchivingRange]) -> None:
         for archiving_range in ranges:
             task.queue.add(archiving_range)
-        if task.is_lingering and task.queue.unreserved_record_count >= copying.RECORDS_MAX:
+        if task.is_lingering and task.queue.unreserved_record_count >= copying.COPIES_MAX:
             task.wake()
         if ranges and not task.is_working and not self._closed:
             task.is_working = True
@@ -469,7 +469,7 @@ class DeadLetterManager:
             await task.back_off(self._scheduler, queue.retry_at_ms - self._now_ms())
         elif not queue.needs_reservation:
             return False
-        elif queue.unreserved_record_count < copying.RECORDS_MAX:
+        elif queue.unreserved_record_count < copying.COPIES_MAX:
             task.is_lingering = True
             await task.back_off(self._scheduler, task.linger_until_ms - self._now_ms())
             task.is_lingering = False

@@ -60,7 +60,7 @@ ADDED_HEADERS_RESERVE_BYTES: Final = 64 * 1024
 WRITE_TIMEOUT_MS: Final = 10_000
 PRODUCE_VERSION: Final = 13
 DUPLICATE_SEQUENCE: Final = 46
-CLIENT_ID: Final = "mansio-dead-letters"
+DEAD_LETTERS_CLIENT_ID: Final = "mansio-dead-letters"
 
 CLOCK_SKEW_MS_MAX: Final = 60 * 60 * 1000
 """Assumed upper bound of the difference between the clocks of two brokers."""
@@ -210,7 +210,9 @@ class DeadLetterTopics:
             return
         topics = [(None, target.topic_id, [(target.partition, data)])]
         request = b"".join(
-            produce.encode_request(PRODUCE_VERSION, 0, CLIENT_ID, ACKS_ALL, WRITE_TIMEOUT_MS, topics)
+            produce.encode_request(
+                PRODUCE_VERSION, 0, DEAD_LETTERS_CLIENT_ID, ACKS_ALL, WRITE_TIMEOUT_MS, topics
+            )
         )
         answer = await self._send(leader, request)
         response = produce.decode_response(PRODUCE_VERSION, answer)
@@ -277,7 +279,7 @@ class DeadLetterTopics:
             request = fetch.encode_request(
                 FETCH_VERSION,
                 0,
-                CLIENT_ID,
+                DEAD_LETTERS_CLIENT_ID,
                 [(None, target.topic_id, [fetch_partition])],
                 max_wait_ms=0,
                 min_bytes=0,
