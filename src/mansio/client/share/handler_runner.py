@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from mansio.backoff import grown_delay
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.share.leased import ACCEPT, ACKNOWLEDGED, HELD, REJECT, RELEASE, Leased
 from mansio.config.config_def import Operation, ResourceType
@@ -391,7 +392,7 @@ class RetryPolicy(NamedTuple):
 
     def delay_s(self, failures: int) -> float:
         """Return the backoff after the given number of failures (at least 1), in seconds."""
-        return float(min(self.backoff_s * self.multiplier ** min(failures - 1, 30), self.backoff_s_max))
+        return grown_delay(failures, self.backoff_s, self.backoff_s_max, self.multiplier)
 
 
 async def ensure_order(cluster: Cluster, group: str, mode: HandlerMode) -> None:

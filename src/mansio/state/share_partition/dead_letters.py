@@ -35,6 +35,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.backoff import grown_delay
 from mansio.errors import InvalidRequest
 from mansio.state.share_partition.types import (
     ArchivingRange,
@@ -119,7 +120,7 @@ class DeadLetterQueue:
         self._unreserved: deque[ArchivingRange] = deque()
         self._reserved: list[ArchivingRange] = []
         self._is_repeat = False
-        self._backoff_ms = RETRY_MS_MIN
+        self._failure_count = 0
 
     @property
     def waiting_record_count(self) -> int:
@@ -248,7 +249,7 @@ class DeadLetterQueue:
         archived, and then calls `mark_finished`."""
         self._check_phase(Phase.SENDING)
         self.phase = Phase.WRITTEN
-        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
+        self.retry_at_ms, self._failure_count = -math.inf, 0
         return self._reservations()
 
     def mark_finished(self) -> None:
@@ -261,13 +262,13 @@ class DeadLetterQueue:
         next attempt (steady clock, ms)."""
         self._check_phase(Phase.SENDING)
         self.phase, self._is_repeat = Phase.READY, True
-        self.retry_at_ms = now_ms + self._backoff_ms
-        self._backoff_ms = min(2 * self._backoff_ms, RETRY_MS_MAX)
+        self._failure_count += 1
+        self.retry_at_ms = now_ms + grown_delay(self._failure_count, RETRY_MS_MIN, RETRY_MS_MAX)
         return self.retry_at_ms
 
     def retry_now(self) -> None:
         """Allow the next attempt at once and reset the backoff."""
-        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
+        self.retry_at_ms, self._failure_count = -math.inf, 0
 
     def reserve_in_new_epoch(self, producer_id: int = -1) -> tuple[Producer, Reservations]:
         """Reserve the current batch again with a higher producer epoch, because the target has lost the state of the
