@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SEED = 35
+NO_PEERS: Any = None
+"""The queue of this test answers its requests itself."""
 ITEMS_MAX = 7
 SIZE_MAX = 20
 
@@ -36,7 +38,7 @@ class Queue(CombiningQueue[Sent, str]):
         self, simulation: Simulation, answer: Callable[[list[Sent]], list[str]] | None = None
     ) -> None:
         self.scheduler = simulation.scheduler("broker")
-        super().__init__(self.scheduler)
+        super().__init__(2, NO_PEERS, self.scheduler)
         self.answer = answer or (lambda items: [f"answer {each.number}" for each in items])
         self.requests: list[list[Sent]] = []
         self.in_flight = 0

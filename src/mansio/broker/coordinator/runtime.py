@@ -37,6 +37,7 @@ from mansio.broker.coordinator.latest_records import LatestRecords
 from mansio.broker.coordinator.view import (
     CoordinatorContext,
     CoordinatorPartition,
+    CoordinatorReplica,
     CoordinatorView,
     TransactionalView,
 )
@@ -200,6 +201,15 @@ class CoordinatorRuntime:
         finally:
             creating, self._creation = self._creation, None
             complete(creating, None)
+
+    def apply_role(self, partition: CoordinatorReplica, *, is_closed: bool) -> None:
+        """In a cluster, load or unload the view of a partition according to this broker's role; idempotent.
+        `is_closed`: the coordinator stops, so it leads no partition any more."""
+        index, leader_epoch = partition.index, partition.leader_epoch
+        if is_closed or not partition.is_leader or partition.closed:
+            self.resign(index)
+        elif not self.is_leader(index, partition, leader_epoch):
+            self.lead(index, partition, leader_epoch)
 
     def lead(self, index: int, partition: CoordinatorPartition, leader_epoch: int) -> None:
         """In a cluster, load the view of partition `index`, which this broker leads in a new epoch, after the loads

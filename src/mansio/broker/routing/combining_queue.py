@@ -19,7 +19,7 @@ from mansio.ports import complete
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from mansio.ports import Promise, Scheduler
+    from mansio.ports import Peers, Promise, Scheduler
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -38,7 +38,10 @@ class CombiningQueue(ABC, Generic[Item, Outcome]):
     size_max = 0
     """Maximum sum of the sizes of the items in a request, by `size_of`. A larger item is sent alone."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, node_id: int, peers: Peers, scheduler: Scheduler) -> None:
+        """`node_id`: the broker that gets the requests; `peers`: unordered connections to other brokers."""
+        self._node_id = node_id
+        self._peers = peers
         self._scheduler = scheduler
         self._waiting: deque[tuple[Item, Promise[Outcome]]] = deque()
         self._is_sending = False

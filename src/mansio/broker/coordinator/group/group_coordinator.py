@@ -189,11 +189,7 @@ class GroupCoordinator:
     def handle_role_change(self, partition: CoordinatorReplica) -> None:
         """In a cluster, load or unload the groups of a partition of `__consumer_offsets` according to its role
         (idempotent). The caller calls this after each change of the role, and before it closes the partition."""
-        index, leader_epoch = partition.index, partition.leader_epoch
-        if self.actions.closed or not partition.is_leader or partition.closed:
-            self.runtime.resign(index)
-        elif not self.runtime.is_leader(index, partition, leader_epoch):
-            self.runtime.lead(index, partition, leader_epoch)
+        self.runtime.apply_role(partition, is_closed=self.actions.closed)
 
     async def ensure_topic_exists(self) -> None:
         """Create `__consumer_offsets` if it does not exist. Raises the errors of the coordinator."""

@@ -123,11 +123,7 @@ class ShareCoordinator:
     def handle_role_change(self, partition: CoordinatorReplica) -> None:
         """Apply this broker's role for a partition of the topic, in a cluster. Called after each change of the role and
         before the partition is closed; idempotent."""
-        index, leader_epoch = partition.index, partition.leader_epoch
-        if self._closed or not partition.is_leader or partition.closed:
-            self.topic.resign(index)
-        elif not self.topic.is_leader(index, partition, leader_epoch):
-            self.topic.lead(index, partition, leader_epoch)
+        self.topic.apply_role(partition, is_closed=self._closed)
 
     async def close(self) -> None:
         """Cancel all timers and close the topic."""

@@ -360,10 +360,8 @@ class _StateQueue(CombiningQueue[_QueuedEntry, StateResult]):
     def __init__(
         self, node_id: int, peers: Peers, sender: Callable[[], RequestSender], scheduler: Scheduler
     ) -> None:
-        super().__init__(scheduler)
+        super().__init__(node_id, peers, scheduler)
         self.name = f"share states of broker {node_id}"
-        self._node_id = node_id
-        self._peers = peers
         self._sender = sender
 
     async def send(self, api_key: int, state_request: StateRequestEntry) -> StateResult:

@@ -37,7 +37,7 @@ from mansio.errors import (
 from mansio.host.gather_results import gather_results
 from mansio.host.item_turns import ItemTurns
 from mansio.logs import fields
-from mansio.ports import Backoff, complete
+from mansio.ports import Backoff
 from mansio.state.transactions import batch_decision
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.internal_records.batch_decision_records import encode_decision_key
@@ -251,15 +251,7 @@ class BatchCommitter:
             return
         has_aborts = bool(entry.decision.aborting)
         self._start_finishing(entry)
-        promise: Promise[None] = self._scheduler.promise()
-        entry.waiters.append(promise)
-        timer = self._scheduler.call_later(self._settings.batch_commit_wait_ms, complete, promise, None)
-        try:
-            await promise
-        finally:
-            timer.cancel()
-            if promise in entry.waiters:
-                entry.waiters.remove(promise)
+        await entry.waiters.wait(self._scheduler, self._settings.batch_commit_wait_ms)
         if not self._has_settled(entry):
             raise CoordinatorNotAvailable("transactions of the query are not ended yet")
         if not has_aborts:  # their removal is not flushed by itself

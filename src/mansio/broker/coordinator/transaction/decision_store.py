@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from mansio.ports import complete
+from mansio.broker.coordinator.transaction.waiters import Waiters
 from mansio.state.transactions.batch_decision import BatchDecision, TaskTransaction
 from mansio.wire.internal_records.batch_decision_records import (
     DecisionValue,
@@ -20,12 +20,10 @@ from mansio.wire.internal_records.batch_decision_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.ports import Promise
-
 
 class DecisionEntry:
-    """A query on the broker that decides about its batches. `waiters`: promises that are completed when the decision is
-    settled or the entry is unloaded. `is_finishing`: a task ends the transactions. `ended`: those of the decision's
+    """A query on the broker that decides about its batches. `waiters`: woken when the decision is settled or the
+    entry is unloaded. `is_finishing`: a task ends the transactions. `ended`: those of the decision's
     transactions that it has ended."""
 
     __slots__ = ("decision", "ended", "index", "is_finishing", "query_id", "waiters")
@@ -36,7 +34,7 @@ class DecisionEntry:
         self.decision = decision
         self.is_finishing = False
         self.ended: set[TaskTransaction] = set()
-        self.waiters: list[Promise[None]] = []
+        self.waiters = Waiters()
 
 
 class DecisionStore:
@@ -66,7 +64,7 @@ class DecisionStore:
         entry.decision = decision
         if decision.is_settled:
             entry.ended.clear()
-            _wake(entry)
+            entry.waiters.wake()
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield the records of the queries of a partition."""
@@ -88,16 +86,10 @@ class DecisionStore:
         self.entries.pop(entry.query_id, None)
         if entry.index in self._by_partition:
             self._by_partition[entry.index].pop(entry.query_id, None)
-        _wake(entry)
+        entry.waiters.wake()
 
 
 def to_record(query_id: str, decision: BatchDecision) -> tuple[bytes, bytes]:
     """Return key and value of the record of a decision."""
     value = DecisionValue(decision.batch_id, decision.updated_ms, decision.transactions, decision.aborting)
     return encode_decision_key(query_id), encode_decision_value(value)
-
-
-def _wake(entry: DecisionEntry) -> None:
-    waiters, entry.waiters = entry.waiters, []
-    for promise in waiters:
-        complete(promise, None)

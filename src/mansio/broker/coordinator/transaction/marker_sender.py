@@ -15,7 +15,7 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from mansio.broker.coordinator.transaction.partition_errors import partition_errors
+from mansio.broker.coordinator.transaction.partition_errors import PartitionOutcomes, partition_errors
 from mansio.broker.routing.combining_queue import CombiningQueue
 from mansio.errors import (
     ConnectionLost,
@@ -54,13 +54,11 @@ RETRY_BACKOFF: Final = Backoff(20, 1_000, jitter=0)
 
 NO_LEADER: Final = -1
 
-Outcomes = list["MansioError | None"]
-
 
 class MarkerWriter(Protocol):
     """Writes markers to partitions that this broker leads; implemented by `TransactionMarkerService`."""
 
-    async def write(self, marker: EndMarker, partitions: Sequence[PartitionKey]) -> Outcomes:
+    async def write(self, marker: EndMarker, partitions: Sequence[PartitionKey]) -> PartitionOutcomes:
         """Write a marker to each partition; return when it is committed, with None or an error for each."""
 
 
@@ -82,7 +80,7 @@ class MarkerSender:
         self._leaders = leaders
         self._local = local
         self._peers = peers
-        self._queues: dict[int, _BrokerQueue] = {}
+        self._queues: dict[int, _MarkerQueue] = {}
         self.waiting_count = 0
         """Number of partitions that have still to get a marker."""
 
@@ -157,13 +155,15 @@ class MarkerSender:
             )
         return outcomes
 
-    def _start(self, leader: int, marker: EndMarker, partitions: list[PartitionKey]) -> Promise[Outcomes]:
+    def _start(
+        self, leader: int, marker: EndMarker, partitions: list[PartitionKey]
+    ) -> Promise[PartitionOutcomes]:
         if leader != self._node_id and self._peers is not None:
             queue = self._queues.get(leader)
             if queue is None:
-                queue = self._queues[leader] = _BrokerQueue(leader, self._peers, self._scheduler)
+                queue = self._queues[leader] = _MarkerQueue(leader, self._peers, self._scheduler)
             return queue.put(_Waiting(marker, partitions))
-        promise: Promise[Outcomes] = self._scheduler.promise()
+        promise: Promise[PartitionOutcomes] = self._scheduler.promise()
         if leader == self._node_id:
             self._scheduler.spawn(self._write_locally(marker, partitions, promise), name="write markers")
         else:
@@ -171,9 +171,9 @@ class MarkerSender:
         return promise
 
     async def _write_locally(
-        self, marker: EndMarker, partitions: list[PartitionKey], promise: Promise[Outcomes]
+        self, marker: EndMarker, partitions: list[PartitionKey], promise: Promise[PartitionOutcomes]
     ) -> None:
-        errors: Outcomes = [ConnectionLost("interrupted")] * len(partitions)
+        errors: PartitionOutcomes = [ConnectionLost("interrupted")] * len(partitions)
         try:
             errors = await self._local.write(marker, partitions)
         except MansioError as error:
@@ -192,22 +192,17 @@ class _Waiting(NamedTuple):
     partitions: list[PartitionKey]
 
 
-class _BrokerQueue(CombiningQueue[_Waiting, Outcomes]):
+class _MarkerQueue(CombiningQueue[_Waiting, PartitionOutcomes]):
     """Markers that wait for a request to one broker. A request has one marker per producer, because the response names
     only the producer."""
 
     name = "send markers"
     items_max = MARKERS_PER_REQUEST_MAX
 
-    def __init__(self, node_id: int, peers: Peers, scheduler: Scheduler) -> None:
-        super().__init__(scheduler)
-        self._node_id = node_id
-        self._peers = peers
-
     def order_key(self, item: _Waiting) -> int:
         return item.marker.producer_id
 
-    def failure(self, item: _Waiting, reason: Exception | None) -> Outcomes:
+    def failure(self, item: _Waiting, reason: Exception | None) -> PartitionOutcomes:
         error = (
             without_traceback(reason)
             if isinstance(reason, MansioError)
@@ -215,7 +210,7 @@ class _BrokerQueue(CombiningQueue[_Waiting, Outcomes]):
         )
         return [error] * len(item.partitions)
 
-    async def request(self, items: Sequence[_Waiting]) -> list[Outcomes]:
+    async def request(self, items: Sequence[_Waiting]) -> list[PartitionOutcomes]:
         request = messages.encode_request(
             ApiKey.WRITE_TXN_MARKERS,
             WRITE_TXN_MARKERS_VERSION,

@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
     from mansio.errors import MansioError
 
+PartitionOutcomes = list["MansioError | None"]
+"""None or an error for each partition, in the order of the request."""
+
 
 def partition_errors(
     codes: Mapping[tuple[Hashable, str, int], int],
     owner: Hashable,
     partitions: Sequence[tuple[str, int]],
     missing: Sequence[MansioError | None],
-) -> list[MansioError | None]:
+) -> PartitionOutcomes:
     """Return None or an error for each partition. `codes`: error codes by owner, topic and index; `missing`: errors of
     the partitions that the response lacks."""
     found = [codes.get((owner, *partition)) for partition in partitions]

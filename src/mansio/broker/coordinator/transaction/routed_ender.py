@@ -21,7 +21,7 @@ END_TXN_VERSION: Final = 5
 BATCH_END_TIMEOUT_MS: Final = 5_000
 
 
-class LocalTransactions(Protocol):
+class LocalEnder(Protocol):
     """The transactions that this broker coordinates; implemented by `TransactionCoordinator`."""
 
     async def hold(self, transactional_id: str, producer_id: int, producer_epoch: int) -> Transaction: ...
@@ -42,7 +42,7 @@ class RoutedEnder:
 
     def __init__(
         self,
-        local: LocalTransactions,
+        local: LocalEnder,
         *,
         node_id: int,
         lookup: CoordinatorLookup | None = None,

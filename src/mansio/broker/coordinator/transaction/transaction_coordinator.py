@@ -42,7 +42,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.logs import fields
-from mansio.ports import Backoff, complete
+from mansio.ports import Backoff
 from mansio.state.transactions import transaction as machine
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.end_marker import EndMarker
@@ -155,11 +155,7 @@ class TransactionCoordinator:
     def handle_role_change(self, partition: CoordinatorReplica) -> None:
         """Apply this broker's role for a partition of the topic, in a cluster. Called after each change of the role and
         before the partition is closed; idempotent."""
-        index, leader_epoch = partition.index, partition.leader_epoch
-        if self._closed or not partition.is_leader or partition.closed:
-            self.topic.resign(index)
-        elif not self.topic.is_leader(index, partition, leader_epoch):
-            self.topic.lead(index, partition, leader_epoch)
+        self.topic.apply_role(partition, is_closed=self._closed)
 
     async def close(self) -> None:
         """Cancel the timer and close the topic. Markers that are missing are sent by the next coordinator."""
@@ -421,15 +417,7 @@ class TransactionCoordinator:
         if left_ms <= 0:
             self.counts.concurrent += 1
             raise ConcurrentTransactions("the transaction is being completed")
-        promise: Promise[None] = self._scheduler.promise()
-        entry.waiters.append(promise)
-        timer = self._scheduler.call_later(left_ms, complete, promise, None)
-        try:
-            await promise
-        finally:
-            timer.cancel()
-            if promise in entry.waiters:
-                entry.waiters.remove(promise)
+        await entry.waiters.wait(self._scheduler, left_ms)
 
     # ------------------------------------------------------------------ completion
 

@@ -16,10 +16,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from mansio.broker.coordinator.transaction.decision_store import DecisionStore
+from mansio.broker.coordinator.transaction.waiters import Waiters
 from mansio.broker.routing.routes import partition_for
 from mansio.errors import CorruptLog
 from mansio.logs import fields
-from mansio.ports import complete
 from mansio.state.transactions.transaction import NO_EPOCH, NO_ID, Transaction, TransactionState
 from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 from mansio.wire.internal_records.batch_decision_records import decode_decision_key
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 class TransactionEntry:
     """A transactional id on its coordinator. `deadline_s`: monotonic time at which its ongoing transaction is aborted.
-    `waiters`: promises that are completed when the transaction is completed or the entry is unloaded.
+    `waiters`: woken when the transaction is completed or the entry is unloaded.
     `is_completing`: a task writes its markers."""
 
     __slots__ = ("deadline_s", "index", "is_completing", "transaction", "transactional_id", "waiters")
@@ -55,7 +55,7 @@ class TransactionEntry:
         self.index = index
         self.transaction = transaction
         self.deadline_s = 0.0
-        self.waiters: list[Promise[None]] = []
+        self.waiters = Waiters()
         self.is_completing = False
 
 
@@ -163,7 +163,7 @@ class TransactionStore:
             self.prepared[transactional_id] = entry
         else:
             self.prepared.pop(transactional_id, None)
-            _wake(entry)
+            entry.waiters.wake()
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
         entries = self._by_partition[index]
@@ -215,13 +215,7 @@ class TransactionStore:
         self.prepared.pop(entry.transactional_id, None)
         if entry.index in self._by_partition:
             self._by_partition[entry.index].pop(entry.transactional_id, None)
-        _wake(entry)
-
-
-def _wake(entry: TransactionEntry) -> None:
-    waiters, entry.waiters = entry.waiters, []
-    for promise in waiters:
-        complete(promise, None)
+        entry.waiters.wake()
 
 
 def _to_record(transactional_id: str, transaction: Transaction) -> KeyValue:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from mansio.broker.coordinator.transaction.partition_errors import partition_errors
+from mansio.broker.coordinator.transaction.partition_errors import PartitionOutcomes, partition_errors
 from mansio.broker.routing.combining_queue import CombiningQueue
 from mansio.broker.routing.routes import coordinator_node_id
 from mansio.errors import CoordinatorNotAvailable, MansioError, error_for_code
@@ -31,10 +31,8 @@ ADD_PARTITIONS_VERSION: Final = 5
 VERIFICATION_TIMEOUT_MS: Final = 5_000
 TRANSACTIONS_PER_REQUEST_MAX: Final = 1_000
 
-Outcomes = list["MansioError | None"]
 
-
-class LocalTransactions(Protocol):
+class LocalVerifier(Protocol):
     """The transactions that this broker coordinates; implemented by `TransactionCoordinator`."""
 
     async def add_partitions(
@@ -45,7 +43,7 @@ class LocalTransactions(Protocol):
         partitions: Sequence[PartitionKey],
         *,
         client_version: int,
-    ) -> Outcomes: ...
+    ) -> PartitionOutcomes: ...
 
     async def verify_partitions(
         self,
@@ -53,7 +51,7 @@ class LocalTransactions(Protocol):
         producer_id: int,
         producer_epoch: int,
         partitions: Sequence[PartitionKey],
-    ) -> Outcomes: ...
+    ) -> PartitionOutcomes: ...
 
 
 class RoutedVerifier:
@@ -61,7 +59,7 @@ class RoutedVerifier:
 
     def __init__(
         self,
-        local: LocalTransactions,
+        local: LocalVerifier,
         *,
         node_id: int,
         scheduler: Scheduler,
@@ -74,7 +72,7 @@ class RoutedVerifier:
         self._scheduler = scheduler
         self._lookup = lookup
         self._peers = peers
-        self._queues: dict[int, _BrokerQueue] = {}
+        self._queues: dict[int, _VerificationQueue] = {}
 
     async def verify(
         self,
@@ -84,7 +82,7 @@ class RoutedVerifier:
         partitions: Sequence[PartitionKey],
         *,
         adds: bool,
-    ) -> Outcomes:
+    ) -> PartitionOutcomes:
         """See `TransactionVerifier.verify`. An error of the whole request is returned for each partition."""
         asked = _Asked(transactional_id, producer_id, producer_epoch, tuple(partitions), adds)
         try:
@@ -96,10 +94,10 @@ class RoutedVerifier:
         assert self._peers is not None
         queue = self._queues.get(leader)
         if queue is None:
-            queue = self._queues[leader] = _BrokerQueue(leader, self._peers, self._scheduler)
+            queue = self._queues[leader] = _VerificationQueue(leader, self._peers, self._scheduler)
         return await queue.put(asked)
 
-    async def _verify_locally(self, asked: _Asked) -> Outcomes:
+    async def _verify_locally(self, asked: _Asked) -> PartitionOutcomes:
         named = asked.transactional_id, asked.producer_id, asked.producer_epoch, asked.partitions
         if asked.adds:
             return await self._local.add_partitions(*named, client_version=BUMPING_VERSION)
@@ -114,27 +112,22 @@ class _Asked(NamedTuple):
     adds: bool
 
 
-class _BrokerQueue(CombiningQueue[_Asked, Outcomes]):
+class _VerificationQueue(CombiningQueue[_Asked, PartitionOutcomes]):
     """Verifications that wait for a request to one broker. A request has one entry per transactional id, because the
     response names only the id."""
 
     name = "verify transactions"
     items_max = TRANSACTIONS_PER_REQUEST_MAX
 
-    def __init__(self, node_id: int, peers: Peers, scheduler: Scheduler) -> None:
-        super().__init__(scheduler)
-        self._node_id = node_id
-        self._peers = peers
-
     def order_key(self, item: _Asked) -> str:
         return item.transactional_id
 
-    def failure(self, item: _Asked, reason: Exception | None) -> Outcomes:
+    def failure(self, item: _Asked, reason: Exception | None) -> PartitionOutcomes:
         message = "the coordinator did not answer"
         error = CoordinatorNotAvailable(message if reason is None else f"{message}: {reason}")
         return [error] * len(item.partitions)
 
-    async def request(self, items: Sequence[_Asked]) -> list[Outcomes]:
+    async def request(self, items: Sequence[_Asked]) -> list[PartitionOutcomes]:
         request = messages.encode_request(
             ApiKey.ADD_PARTITIONS_TO_TXN,
             ADD_PARTITIONS_VERSION,
