@@ -59,6 +59,13 @@ def leases(broker: TestBroker) -> mansio.ShareLeases | None:
     return broker.client().admin.shares.leases("celery", [one])[one]
 
 
+def queues_of(app: celery.Celery, worker: str) -> list[str]:
+    """Names of the queues that a worker consumes."""
+    name = f"{worker}@test"
+    answers = app.control.inspect([name], timeout=scaled(5), limit=1).active_queues() or {}
+    return [queue["name"] for queue in answers.get(name, ())]
+
+
 def broker_is_idle(broker: TestBroker) -> bool:
     found = leases(broker)
     return found is not None and found.lag == 0
@@ -219,8 +226,8 @@ def test_events_and_control_commands_reach_their_processes(
         assert app.send_task("add", (1, 2), queue="extra").get(timeout=scaled(RESULT_S)) == 3
         fanout = {"exchange": "copies", "exchange_type": "fanout", "options": {"auto_delete": True}}
         assert len(app.control.add_consumer("copies", **fanout, reply=True, timeout=scaled(5), limit=2)) == 2
-        for worker in (one, other):  # Celery answers before it binds the queue
-            worker.wait_logged("Started consuming from copies")
+        # Celery answers before it binds the queue, and lists it when it is bound.
+        wait_until(lambda: "copies" in queues_of(app, "one") and "copies" in queues_of(app, "other"), 60)
         app.send_task("invoice", (9,), exchange="copies", routing_key="copies")
         wait_until(lambda: counts(tmp_path, "invoice") == {"invoice 9": 2}, 30, "a copy for each worker")
         assert app.control.cancel_consumer("extra", reply=True, timeout=scaled(5), destination=["one@test"])
