@@ -19,6 +19,7 @@ from mansio.client.types import TopicPartition
 from mansio.testing import TestBroker
 from support.celery_shop import Worker, counts, lines, new_app
 from support.documents import examples
+from support.forked_serve import run_command
 from support.machine import scaled
 from support.present import present
 from support.process import inherited, served
@@ -338,21 +339,10 @@ def test_tasks_publish_tasks_and_retries_are_delays_of_the_broker(
         assert chained.get(timeout=scaled(RESULT_S)) == 6
         app.send_task("again", (1,))
         wait_until(lambda: pending(broker) == 1, 30, "the retry")
-        command = [
-            sys.executable,
-            "-m",
-            "mansio",
-            "delayed",
-            "list",
-            "celery",
-            "-b",
-            broker.bootstrap_servers,
-        ]
-        listed = subprocess.run(
-            command, capture_output=True, text=True, env=inherited(), timeout=scaled(60), check=True
-        )
+        listed = run_command(["delayed", "list", "celery", "-b", broker.bootstrap_servers], inherited())
+        assert listed.returncode == 0, listed.stderr
         assert len(listed.stdout.splitlines()) == 2, listed.stdout
-        assert listed.stdout.splitlines()[1].startswith("0:"), listed.stdout
+        assert listed.stdout.splitlines()[1].startswith(b"0:"), listed.stdout
         broker.clock.advance(seconds=3600)
         wait_until(
             lambda: counts(tmp_path, "again") == {"again 1 0 False None": 1, "again 1 1 True None": 1},
