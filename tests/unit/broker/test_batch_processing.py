@@ -45,6 +45,7 @@ from mansio.wire.batch.record_batch import (
 from mansio.wire.batch.record_reader import read_records
 from support.logs import ManualClock
 from support.replicas import TOPIC, Cluster
+from support.tiers import repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -283,7 +284,9 @@ class Model:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 500), marks=pytest.mark.full)], ids=["few", "many"]
+    "seeds",
+    [range(25), pytest.param(range(25, repetitions(200, 500)), marks=pytest.mark.full)],
+    ids=["few", "many"],
 )
 def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds: range) -> None:
     appended = queued = 0
