@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +110,6 @@ STEP = st.tuples(
 )
 
 
-@pytest.mark.row("D8")
 @settings(max_examples=examples(100, 1_000))
 @given(st.lists(STEP, min_size=8, max_size=40), st.booleans())
 def test_no_record_passes_an_earlier_one_whose_lease_is_suspect_or_lost(
@@ -139,7 +137,6 @@ def test_no_record_passes_an_earlier_one_whose_lease_is_suspect_or_lost(
     run_virtually(scenario())
 
 
-@pytest.mark.row("D8")
 def test_a_record_waits_for_the_renewal_of_an_earlier_one() -> None:
     async def scenario() -> None:
         broker = Broker(auto_extend=True)
@@ -154,7 +151,6 @@ def test_a_record_waits_for_the_renewal_of_an_earlier_one() -> None:
     run_virtually(scenario())
 
 
-@pytest.mark.row("D8")
 def test_records_behind_one_that_was_lost_before_delivery_are_released() -> None:
     async def scenario() -> None:
         broker = Broker(auto_extend=True)
