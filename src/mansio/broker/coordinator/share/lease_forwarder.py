@@ -107,12 +107,10 @@ class LeaseForwarder:
         topic = self._state.topics_by_id.get(UUID(bytes=topic_id))
         if topic is None or index >= len(topic.partitions):
             return None  # this broker knows the right error
-        leader = topic.partitions[index].leader
-        if leader == self.node_id:
-            return None
-        if leader not in self._state.brokers:
+        leader = available_leader(self._state, topic.partitions[index])
+        if leader is None:
             raise LeaderNotAvailable(f"{topic.name}-{index} has no leader")
-        return leader
+        return None if leader.node_id == self.node_id else leader.node_id
 
     @property
     def other_brokers(self) -> list[int]:
