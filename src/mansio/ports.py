@@ -17,6 +17,7 @@ from enum import Enum
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from mansio.backoff import grown_delay
 from mansio.errors import RequestTimedOut
 from mansio.tracebacks import copied, result_of
 
@@ -309,7 +310,7 @@ class Backoff:
 
     def delay_ms(self, failures: int) -> float:
         """Delay in milliseconds after the `failures`-th consecutive failure (from 1)."""
-        delay_ms = min(self.longest_ms, self.first_ms * self.factor ** min(failures - 1, 30))
+        delay_ms = grown_delay(failures, self.first_ms, self.longest_ms, self.factor)
         return delay_ms * self.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else delay_ms
 
     def delay_seconds(self, failures: int) -> float:

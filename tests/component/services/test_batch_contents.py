@@ -8,12 +8,12 @@ import pytest
 
 from component.services.services_fixtures import run
 from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX
-from mansio.broker.services.produce import ACKS_ALL
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.settings import SPECIFICATIONS, Settings
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError, MessageTooLarge, UnsupportedCompression
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, compress
 from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, encode_batch, read_header, varint
+from mansio.wire.field_values import ACKS_ALL
 
 if TYPE_CHECKING:
     from pathlib import Path

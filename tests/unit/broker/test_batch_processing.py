@@ -21,7 +21,6 @@ from mansio.broker.partition.batch_processing import (
     BatchProcessor,
 )
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.services.produce import ACKS_ALL
 from mansio.errors import (
     CorruptMessage,
     InvalidRecord,
@@ -43,6 +42,7 @@ from mansio.wire.batch.record_batch import (
     read_header,
 )
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.field_values import ACKS_ALL
 from support.logs import ManualClock
 from support.replicas import TOPIC, Cluster
 from support.tiers import repetitions

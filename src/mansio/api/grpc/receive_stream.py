@@ -19,6 +19,7 @@ from mansio.api.grpc.answers import records_response
 from mansio.api.grpc.conversion import error_of
 from mansio.api.grpc.requests import parse
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
+from mansio.broker.services.share_groups.receive_records import RECEIVED_RECORDS_MAX
 from mansio.errors import InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 CREDITS_MAX: Final = 100_000
 RECORDS_DEFAULT: Final = 500
-RECORDS_MAX: Final = 10_000
 TOPICS_MAX: Final = 100
 WAIT_MS: Final = 10_000
 RETRY_S: Final = 0.2
@@ -61,8 +61,8 @@ class ReceiveStream:
         self._group = opening.group
         if not 1 <= len(opening.topics) <= TOPICS_MAX:
             raise InvalidRequest(f"topics: 1 to {TOPICS_MAX}")
-        if not 0 <= opening.max_records <= RECORDS_MAX:
-            raise InvalidRequest(f"max_records: 0 to {RECORDS_MAX}")
+        if not 0 <= opening.max_records <= RECEIVED_RECORDS_MAX:
+            raise InvalidRequest(f"max_records: 0 to {RECEIVED_RECORDS_MAX}")
         self._services.leases.check(opening.group, _lease_ms(opening))
         self._add_credits(first.credits)
         sending = asyncio.ensure_future(self._send(opening))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mansio.client import Client
     from mansio.ports import Clock
 
-CLIENT_ID: Final = "mansio-grpc"
+GRPC_CLIENT_ID: Final = "mansio-grpc"
 """Client id of calls without `CLIENT_ID_KEY` and `user-agent` in their metadata."""
 
 CLIENT_ID_KEY: Final = "mansio-client-id"
@@ -449,7 +449,7 @@ def caller_of(context: Any, clock: Clock) -> Caller:
     metadata = dict(context.invocation_metadata() or ())
     client_id = metadata.get(CLIENT_ID_KEY)
     if client_id is None:
-        client_id = str(metadata.get("user-agent", CLIENT_ID))[:CLIENT_ID_CHARACTERS_MAX]
+        client_id = str(metadata.get("user-agent", GRPC_CLIENT_ID))[:CLIENT_ID_CHARACTERS_MAX]
     check_client_id(client_id)
     left_s = context.time_remaining()
     deadline = None if left_s is None else clock.monotonic() + left_s

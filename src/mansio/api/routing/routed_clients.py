@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mansio.net.metadata import Node
     from mansio.ports import ForwardingPeers
 
-REQUEST_TIMEOUT_MS: Final = 30_000
+ROUTED_TIMEOUT_MS: Final = 30_000
 """Time after which the outcome of a request is unknown."""
 
 PUBLISHER_CLIENT_ID: Final = "mansio-publisher"
@@ -86,7 +86,7 @@ class RoutedClients:
             return await self._connect(node, channel, caller, options, throttle)
 
         own_address = str(Address(*self._server.listener))
-        options = ConnectionOptions(client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
+        options = ConnectionOptions(client_id=client_id, request_timeout_ms=ROUTED_TIMEOUT_MS)
         return Client(Cluster(own_address, options=options, connect=connect))
 
     async def _connect(

@@ -98,6 +98,7 @@ from mansio.wire.batch.record_batch import (
     with_log_append_time,
 )
 from mansio.wire.batch.record_reader import check_content
+from mansio.wire.field_values import READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -123,8 +124,6 @@ H = TypeVar("H")
 
 logger = logging.getLogger(__name__)
 
-READ_UNCOMMITTED: Final = 0
-READ_COMMITTED: Final = 1
 
 HIGH_WATERMARK: Final = -1
 """The offset in a DeleteRecords request that stands for the high watermark."""

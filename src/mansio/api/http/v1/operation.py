@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CLIENT_ID: Final = "mansio-http"
+HTTP_CLIENT_ID: Final = "mansio-http"
 """Client id of requests without the headers `Mansio-Client-Id` and `User-Agent`."""
 
 CLIENT_ID_HEADER: Final = "mansio-client-id"
@@ -131,7 +131,7 @@ class Call:
         headers = self.request.headers
         client_id = headers.get(CLIENT_ID_HEADER)
         if client_id is None:
-            client_id = headers.get("user-agent", CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
+            client_id = headers.get("user-agent", HTTP_CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
         check_client_id(client_id)
         return Caller(client_id=client_id, address="" if address is None else address.host)
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from mansio.broker.coordinator.share.dead_letter_topics import DEAD_LETTERS_CLIENT_ID
 from mansio.broker.routing.routes import available_leader
 from mansio.errors import MansioError
 from mansio.host.gather_results import gather_results
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from mansio.ports import Peers, Scheduler
     from mansio.state.share_partition.types import ShareKey
 
-CLIENT_ID: Final = "mansio-dead-letters"
-REQUEST_TIMEOUT_MS: Final = 5_000
+RESUMPTION_TIMEOUT_MS: Final = 5_000
 
 
 class DeadLetterResumption:
@@ -98,5 +98,5 @@ class DeadLetterResumption:
             ],
             "ranges_max": 0,
         }
-        request = messages.encode_request(ApiKey.DESCRIBE_LEASES, 0, 0, CLIENT_ID, fields)
-        await self._peers.send(leader, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        request = messages.encode_request(ApiKey.DESCRIBE_LEASES, 0, 0, DEAD_LETTERS_CLIENT_ID, fields)
+        await self._peers.send(leader, request, timeout_ms=RESUMPTION_TIMEOUT_MS)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mansio.ports import ForwardingPeers, Promise, Scheduler
     from mansio.state.share_partition.types import AcknowledgementBatch
 
-CLIENT_ID: Final = "mansio-forwarded"
+FORWARDING_CLIENT_ID: Final = "mansio-forwarded"
 
 WAITS_MAX: Final = 192
 """Maximum number of requests in progress to each broker that wait for records."""
@@ -55,7 +55,7 @@ WOKEN_MAX: Final = 4
 WAIT_MS: Final = 5_000
 """Duration of such a request."""
 
-REQUEST_TIMEOUT_MS: Final = 10_000
+FORWARDING_TIMEOUT_MS: Final = 10_000
 """Time after which a request that does not wait for records has failed."""
 
 TopicIndex = tuple[str, int]
@@ -208,7 +208,7 @@ class LeaseForwarder:
         try:
             while callers:
                 response = await self._send(
-                    node_id, ApiKey.RECEIVE_RECORDS, fields, WAIT_MS + REQUEST_TIMEOUT_MS, None
+                    node_id, ApiKey.RECEIVE_RECORDS, fields, WAIT_MS + FORWARDING_TIMEOUT_MS, None
                 )
                 woken = callers[:WOKEN_MAX] if response.is_available else callers[:]
                 del callers[: len(woken)]
@@ -226,13 +226,13 @@ class LeaseForwarder:
     async def release(self, node_id: int, group_id: str, member_id: str, caller: Caller) -> None:
         """Release all leases of a member on a broker. Raises `ConnectionLost`."""
         fields = {"group_id": group_id, "member_id": member_id}
-        await self._send(node_id, ApiKey.RELEASE_LEASES, fields, REQUEST_TIMEOUT_MS, caller)
+        await self._send(node_id, ApiKey.RELEASE_LEASES, fields, FORWARDING_TIMEOUT_MS, caller)
 
     async def register(self, node_id: int, group_id: str, topics: Collection[str], caller: Caller) -> None:
         """Create a share group at its coordinator, as `LeaseService.register` does there. Raises its errors and
         `ConnectionLost`."""
         fields = {"group_id": group_id, "topics": list(topics)}
-        await self._send(node_id, ApiKey.REGISTER_SHARE_GROUP, fields, REQUEST_TIMEOUT_MS, caller)
+        await self._send(node_id, ApiKey.REGISTER_SHARE_GROUP, fields, FORWARDING_TIMEOUT_MS, caller)
 
     async def acknowledge(
         self,
@@ -255,7 +255,7 @@ class LeaseForwarder:
         request = acknowledge_records.encode_request(
             0, caller.client_id, group_id, member_id, [(topic_id, [(index, encoded)])]
         )
-        answer = await self._exchange(node_id, request, REQUEST_TIMEOUT_MS, caller, is_own=False)
+        answer = await self._exchange(node_id, request, FORWARDING_TIMEOUT_MS, caller, is_own=False)
         response = acknowledge_records.decode_response(answer)
         if response.error_code:
             return error_for_code(response.error_code, response.error_message or "")
@@ -273,7 +273,7 @@ class LeaseForwarder:
     ) -> Any:
         """Return the response to a request for `caller`, None for this broker; raise its error."""
         sender = {"node_id": self.node_id, "broker_epoch": self._broker_epoch()}
-        client_id = CLIENT_ID if caller is None else caller.client_id
+        client_id = FORWARDING_CLIENT_ID if caller is None else caller.client_id
         request = messages.encode_request(key, 0, 0, client_id, sender | fields)
         answer = await self._exchange(node_id, request, timeout_ms, caller, peers, is_own=True)
         _, response = messages.decode_response_frame(key, 0, answer)

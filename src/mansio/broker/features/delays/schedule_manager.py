@@ -79,7 +79,7 @@ RESERVED_HEADERS: Final = frozenset(
     {SCHEDULE_HEADER, FIRING_HEADER, DUE_HEADER, DELAY_HEADER, DELIVER_AT_HEADER}
 )
 
-RETRY_MS: Final = 10_000
+SCHEDULE_RETRY_MS: Final = 10_000
 """Time after which a schedule whose next due time cannot be computed is tried again."""
 
 COPIED_BYTES_MAX: Final = 512 << 10
@@ -309,7 +309,7 @@ class ScheduleManager:
     def _postpone(self, schedule: Schedule, now_ms: int, error: MansioError) -> None:
         """Try a schedule again later whose next due time cannot be computed on this broker."""
         partition = self._partition
-        self._view.schedules.postpone(schedule.id, now_ms + RETRY_MS)
+        self._view.schedules.postpone(schedule.id, now_ms + SCHEDULE_RETRY_MS)
         found = (schedule.next_due_ms, error.message)
         if self._errors.get(schedule.id) != found:
             self._errors[schedule.id] = found
@@ -324,8 +324,8 @@ class ScheduleManager:
             )
 
     def retry_soon(self) -> None:
-        """Try schedules that cannot fire again after `RETRY_MS`, because the wall clock was set back."""
-        self._view.schedules.limit_postponed(self._partition.clock.wall_ms() + RETRY_MS)
+        """Try schedules that cannot fire again after `SCHEDULE_RETRY_MS`, because the wall clock was set back."""
+        self._view.schedules.limit_postponed(self._partition.clock.wall_ms() + SCHEDULE_RETRY_MS)
 
     # Retention
 

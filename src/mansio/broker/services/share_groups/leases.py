@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
-from mansio.broker.services.share_groups.receive_records import BYTES_MAX, RECORDS_MAX
+from mansio.broker.services.share_groups.receive_records import BYTES_MAX, RECEIVED_RECORDS_MAX
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -204,7 +204,12 @@ class LeaseService:
             raise InvalidRequest("max_records and max_bytes must be at least 1")
         one = ClusterReceive(
             ReceiveRequest(
-                group_id, topics, min(max_records, RECORDS_MAX), min(max_bytes, BYTES_MAX), lease_ms, caller
+                group_id,
+                topics,
+                min(max_records, RECEIVED_RECORDS_MAX),
+                min(max_bytes, BYTES_MAX),
+                lease_ms,
+                caller,
             ),
             receive=self._receive,
             forwarder=self._forwarder,

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.topic_partition import TopicIdPartition
 
-RECORDS_MAX: Final = 10_000
+RECEIVED_RECORDS_MAX: Final = 10_000
 """Maximum number of records in one call."""
 
 BYTES_MAX: Final = 8 << 20
@@ -170,7 +170,7 @@ class ReceiveService:
             partitions=lambda: led,
             is_connected=lambda: not promise.done(),
             is_active=lambda: not promise.done(),
-            max_records=min(max_records, RECORDS_MAX),
+            max_records=min(max_records, RECEIVED_RECORDS_MAX),
             max_bytes=min(max_bytes, BYTES_MAX),
             max_wait_ms=int(caller.timeout_ms(max_wait_ms, self._clock.monotonic())),
             strict=True,
