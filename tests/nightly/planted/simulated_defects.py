@@ -67,8 +67,9 @@ DEFECTS = (
         9,
         "the leader counts what it has not synced",
         "broker/partition/partition.py",
-        "self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))",
-        "self.group_commit.request_flush(self.log, urgent=True); self._on_durable(self.log.end_offset)",
+        "return AppendResult(base_offset, end_offset, append_time_ms, False)",
+        "self.group_commit.request_flush(self.log, urgent=True); self._on_durable(self.log.end_offset); "
+        "return AppendResult(base_offset, end_offset, append_time_ms, False)",
     ),
     rule(
         0,
@@ -358,9 +359,9 @@ RARE = (
     rule(
         0,
         "waits outlive their leader epoch",
-        "broker/partition/partition.py",
-        "self._fail_commit_waits(ended)",
-        "pass",
+        "broker/partition/partition_waits.py",
+        "self.fail(error)",
+        "self.wake_all()",
     ),
     rule(
         0,
