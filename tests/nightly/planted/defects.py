@@ -555,7 +555,7 @@ MORE = (
     Defect(
         "a batch passes one that is being recompressed",
         "broker/partition/batch_processing.py",
-        "if not (was_tried or partition in self._queues or needs_thread(records, rules)):",
+        "if not (was_tried or partition in self.queues or needs_thread(records, rules)):",
         "if not (was_tried or needs_thread(records, rules)):",
         BATCH_PROCESSING,
     ),

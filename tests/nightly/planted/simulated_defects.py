@@ -216,8 +216,10 @@ DEFECTS = (
         1_000_000,
         "a cancellation while records are delivered is lost",
         MANAGER,
-        "self.view.pending.remove(record_id)",
-        "(self.view.pending.next_due_ms or 0) > self.partition.clock.wall_ms() and self.view.pending.remove(record_id)",
+        "end_offset = self._append_control(encode_cancelled(known), self.view.cancellation(known))",
+        "is_late = (self.view.pending.next_due_ms or 0) <= self.partition.clock.wall_ms(); "
+        "end_offset = self._append_control("
+        "encode_cancelled(known), self.view.cancellation([] if is_late else known))",
     ),
     rule(
         1_000_000,
@@ -245,15 +247,15 @@ DEFECTS = (
         1_000_048,
         "a snapshot is taken between the two batches of a delivery",
         VIEW,
-        "return self._expected is None and not self.has_taken_records",
-        "return not self.has_taken_records",
+        "return self._expected is None and not self._due_at_once",
+        "return not self._due_at_once",
     ),
     rule(
         1_000_000,
         "records are delivered a second early",
         MANAGER,
-        "due = view.pending.take_due(limit_ms, records_max, bytes_max)",
-        "due = view.pending.take_due(limit_ms + 1000, records_max, bytes_max)",
+        "due = view.take_due(limit_ms, records_max, bytes_max)",
+        "due = view.take_due(limit_ms + 1000, records_max, bytes_max)",
     ),
     rule(
         1_000_000,
@@ -266,7 +268,7 @@ DEFECTS = (
         1_000_000,
         "a move is not in the log",
         MANAGER,
-        "end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)",
+        "end_offset = self._append_control(encode_moved(known, moved_ms), apply)",
         "apply(0); end_offset = self.partition.end_offset",
     ),
     rule(
@@ -279,7 +281,7 @@ DEFECTS = (
     rule(
         1_000_004,
         "a leader forgets records whose delivery failed",
-        MANAGER,
+        VIEW,
         "pending.replace(record)",
         "pass",
     ),

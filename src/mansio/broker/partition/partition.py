@@ -226,7 +226,6 @@ class Partition:
         "clock",
         "closed",
         "group_commit",
-        "has_waiting_batches",
         "index",
         "internal",
         "is_leader",
@@ -288,8 +287,6 @@ class Partition:
         self.closed = False
         self.is_leader = False
         self.scratch = scratch
-        self.has_waiting_batches = False
-        """Whether batches wait in the `BatchProcessor`; later batches must be appended after them."""
         self._isr_listener: Callable[[Partition, int], None] | None = None
         self.pipeline = AppendPipeline(f"{topic}-{index}", clock)
         """The features that take part in the appends of clients' batches."""
