@@ -17,6 +17,7 @@ from mansio.ports import ForwardedAnswer
 from mansio.testing.scheduler import SimulatedClock, Simulation
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
+from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -215,6 +216,8 @@ class FakePeers:
     def __init__(self, scheduler: SimulatedScheduler) -> None:
         self._scheduler = scheduler
         self.requests: list[tuple[int, Any]] = []
+        self.forwarded: list[tuple[ApiKey, str | None, str, bool]] = []
+        """API, client id, address and `is_own` of each forwarded request."""
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         promise = self._scheduler.promise()
@@ -229,8 +232,10 @@ class FakePeers:
         return answer
 
     async def forward(
-        self, node_id: int, request: bytes, *, timeout_ms: float, **_: object
+        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
     ) -> ForwardedAnswer:
+        header = read_request_header(request)
+        self.forwarded.append((ApiKey(header.api_key), header.client_id, client_address, is_own))
         return ForwardedAnswer(await self.send(node_id, request, timeout_ms=timeout_ms))
 
     def waiting(self, node_id: int) -> list[Any]:
@@ -277,6 +282,38 @@ def test_hung_broker_blocks_no_request_to_another_one() -> None:
     one.simulation.run_until(lambda: one.peers.waiting(3), within_ms=10)
     one.peers.answer(3)
     one.simulation.run_until(lambda: one.outcomes == [None], within_ms=10)
+
+
+def test_every_request_for_a_caller_is_forwarded_with_its_id_and_address() -> None:
+    one = Forwarding()
+    forwarder, caller = one.forwarder, Caller(client_id="alice", address="10.0.0.1")
+    works = [
+        forwarder.receive(
+            2,
+            "g",
+            ["t"],
+            member_id=MEMBER,
+            max_records=1,
+            max_bytes=1,
+            lease_ms=-1,
+            caller=caller,
+            timeout_ms=1,
+        ),
+        forwarder.acknowledge(2, "g", MEMBER, bytes(16), 0, [], caller),
+        forwarder.release(2, "g", MEMBER, caller),
+        forwarder.register(2, "g", ["t"], caller),
+    ]
+    tasks = [one.scheduler.spawn(work, name="request") for work in works]
+    one.simulation.run_for(0)
+    for task in tasks:
+        task.cancel()
+    one.simulation.run_for(1)
+    assert one.peers.forwarded == [
+        (ApiKey.RECEIVE_RECORDS, "alice", "10.0.0.1", True),
+        (ApiKey.ACKNOWLEDGE_RECORDS, "alice", "10.0.0.1", False),
+        (ApiKey.RELEASE_LEASES, "alice", "10.0.0.1", True),
+        (ApiKey.REGISTER_SHARE_GROUP, "alice", "10.0.0.1", True),
+    ]
 
 
 def test_callers_share_one_wait_and_few_are_woken_for_what_is_available() -> None:
