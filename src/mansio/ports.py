@@ -15,7 +15,7 @@ import errno
 from dataclasses import dataclass
 from enum import Enum
 from random import uniform
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mansio.backoff import grown_delay
 from mansio.errors import RequestTimedOut
@@ -188,6 +188,28 @@ class Peers(Protocol):
 
         At least one request per broker can be in flight. Raises `BrokerUnreachable` when nothing was sent,
         `ConnectionLost` when the connection ended (the request may have been processed), `RequestTimedOut`.
+        """
+
+
+class ForwardedAnswer(NamedTuple):
+    """Response to a forwarded request, without its length, and the time in ms for which the client has to pause."""
+
+    response: bytes
+    throttle_ms: int = 0
+
+
+class ForwardingPeers(Peers, Protocol):
+    """`Peers` that also carry requests for clients."""
+
+    async def forward(
+        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+    ) -> ForwardedAnswer:
+        """Send a request, without its length, for the client whose id is in its header, and return the answer. The
+        other broker runs it as if it came from `client_address` (KIP-590). `is_own`: whether it is a request of this
+        broker, which clients may not send.
+
+        A broker of version 0.1 gets the request itself, without the address. Raises the errors of `send`, and
+        `ConnectionLost` if the other broker has not accepted the request.
         """
 
 

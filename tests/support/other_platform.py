@@ -142,7 +142,7 @@ def imitate_macos() -> None:
 def imitate_windows() -> None:
     """Windows: no POSIX modules and calls; an event loop that, as the proactor loop, handles neither signals nor file
     descriptors and hands over received bytes in its own buffers."""
-    _import_first("click", "typer", "rich.console", "pydantic_settings", "kio", "crc32c", "cramjam", "re2")
+    _import_first("click", "typer", "rich.console", "pydantic_settings", "kio", "crc32c", "cramjam")
     _use_proactor_interface()
     _use_disk_usage_of_windows()
     _remove(LINUX_ONLY, NEWER_MACOS_ONLY, POSIX_ONLY)

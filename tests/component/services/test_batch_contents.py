@@ -105,7 +105,7 @@ def test_a_batch_that_no_consumer_can_read_is_refused_and_nothing_is_stored(
             assert partition.end_offset == 0, kind
             sent = [batch_of(codec, compress(codec, good), 2) for good in (small, large, small)]
             assert [each.error for each in await produce(services, topic, *sent)] == [None] * 3, kind
-            assert not partition.has_waiting_batches
+            assert partition not in services.partitions.batch_processor.queues
         assert not services.partitions.batch_processor.queued_bytes
 
     run(tmp_path, work)

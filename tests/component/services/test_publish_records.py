@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
+from mansio.broker.routing.caller import ANONYMOUS_PRINCIPAL, Caller
 from mansio.broker.services import publish_records
-from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL, Caller
 from mansio.broker.services.publish_records import RecordToPublish, ValuesToPublish, ranges_of
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import (

@@ -10,12 +10,14 @@ import pytest
 from mansio.broker.coordinator.share import lease_forwarder
 from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
-from mansio.broker.services.caller import ANONYMOUS, Caller
+from mansio.broker.routing.caller import ANONYMOUS, Caller
 from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
 from mansio.errors import ConnectionLost, CorruptLog, MansioError, RequestTimedOut
+from mansio.ports import ForwardedAnswer
 from mansio.testing.scheduler import SimulatedClock, Simulation
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
+from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -97,7 +99,7 @@ class FakeCluster:
     async def wait_for_records(self, node_id: int, group_id: str, topics: Collection[str]) -> bool:
         return await self.wait(node_id, 5_000)
 
-    async def release(self, node_id: int, group_id: str, member_id: str) -> None:
+    async def release(self, node_id: int, group_id: str, member_id: str, caller: Caller) -> None:
         self.released.append(node_id)
 
 
@@ -214,6 +216,8 @@ class FakePeers:
     def __init__(self, scheduler: SimulatedScheduler) -> None:
         self._scheduler = scheduler
         self.requests: list[tuple[int, Any]] = []
+        self.forwarded: list[tuple[ApiKey, str | None, str, bool]] = []
+        """API, client id, address and `is_own` of each forwarded request."""
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         promise = self._scheduler.promise()
@@ -226,6 +230,13 @@ class FakePeers:
         self._scheduler.call_later(timeout_ms, time_out)
         answer: bytes = await promise
         return answer
+
+    async def forward(
+        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+    ) -> ForwardedAnswer:
+        header = read_request_header(request)
+        self.forwarded.append((ApiKey(header.api_key), header.client_id, client_address, is_own))
+        return ForwardedAnswer(await self.send(node_id, request, timeout_ms=timeout_ms))
 
     def waiting(self, node_id: int) -> list[Any]:
         return [promise for to, promise in self.requests if to == node_id and not promise.done()]
@@ -253,7 +264,7 @@ class Forwarding:
     def release(self, node_id: int) -> Any:
         async def run() -> None:
             try:
-                await self.forwarder.release(node_id, "g", MEMBER)
+                await self.forwarder.release(node_id, "g", MEMBER, ANONYMOUS)
             except MansioError as error:
                 self.outcomes.append(error)
             else:
@@ -271,6 +282,38 @@ def test_hung_broker_blocks_no_request_to_another_one() -> None:
     one.simulation.run_until(lambda: one.peers.waiting(3), within_ms=10)
     one.peers.answer(3)
     one.simulation.run_until(lambda: one.outcomes == [None], within_ms=10)
+
+
+def test_every_request_for_a_caller_is_forwarded_with_its_id_and_address() -> None:
+    one = Forwarding()
+    forwarder, caller = one.forwarder, Caller(client_id="alice", address="10.0.0.1")
+    works = [
+        forwarder.receive(
+            2,
+            "g",
+            ["t"],
+            member_id=MEMBER,
+            max_records=1,
+            max_bytes=1,
+            lease_ms=-1,
+            caller=caller,
+            timeout_ms=1,
+        ),
+        forwarder.acknowledge(2, "g", MEMBER, bytes(16), 0, [], caller),
+        forwarder.release(2, "g", MEMBER, caller),
+        forwarder.register(2, "g", ["t"], caller),
+    ]
+    tasks = [one.scheduler.spawn(work, name="request") for work in works]
+    one.simulation.run_for(0)
+    for task in tasks:
+        task.cancel()
+    one.simulation.run_for(1)
+    assert one.peers.forwarded == [
+        (ApiKey.RECEIVE_RECORDS, "alice", "10.0.0.1", True),
+        (ApiKey.ACKNOWLEDGE_RECORDS, "alice", "10.0.0.1", False),
+        (ApiKey.RELEASE_LEASES, "alice", "10.0.0.1", True),
+        (ApiKey.REGISTER_SHARE_GROUP, "alice", "10.0.0.1", True),
+    ]
 
 
 def test_callers_share_one_wait_and_few_are_woken_for_what_is_available() -> None:

@@ -701,7 +701,7 @@ def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_a
             with pytest.raises(StopIteration):
                 work.send(None)
         started.clear()
-        assert bench.partition.has_waiting_batches
+        assert bench.partition in found.batch_processor.queues
         bench.partition.append_marker(EndMarker(1, 0, False, 7))
         while thread.jobs:
             thread.run()

@@ -10,6 +10,7 @@ import pytest
 
 from mansio.broker.coordinator.group import topic_resolver
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.broker.coordinator.name_pattern import compile_pattern
 from mansio.state.consumer_group.group import ConsumerGroup
 from support.tiers import examples
 from unit.broker.consumer_groups_fixtures import Catalogue, ConsumerBroker, Member
@@ -24,10 +25,9 @@ EXPRESSIONS = ("a.*", ".*1", "[ab][0-4]", "c.", ".*")
 def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every name that an expression was held against."""
     names: list[str] = []
-    compiled = topic_resolver.compile_pattern
 
     def watched(pattern: str) -> Callable[[str], Any]:
-        is_match = compiled(pattern)
+        is_match = compile_pattern(pattern)
 
         def noting(name: str) -> Any:
             names.append(name)

@@ -25,8 +25,8 @@ from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.caller import Caller
 
 CREDITS_MAX: Final = 100_000
 RECORDS_DEFAULT: Final = 500
@@ -78,7 +78,8 @@ class ReceiveStream:
             await asyncio.gather(reading, sending, return_exceptions=True)
             for member in self._open:
                 self._services.scheduler.spawn(
-                    self._services.leases.release(self._group, member), name="release leases"
+                    self._services.leases.release(self._group, member, caller=self._caller),
+                    name="release leases",
                 )
 
     async def _next(self) -> Any:
@@ -146,7 +147,7 @@ class ReceiveStream:
                 await self._acknowledge(acknowledgements)
 
     async def _acknowledge(self, acknowledgements: list[Acknowledgement]) -> None:
-        results = await self._services.leases.acknowledge(self._group, acknowledgements)
+        results = await self._services.leases.acknowledge(self._group, acknowledgements, caller=self._caller)
         failed, closed = [], []
         for each, error in zip(acknowledgements, results, strict=True):
             if error is not None:

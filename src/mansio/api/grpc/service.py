@@ -23,7 +23,7 @@ from mansio.api.routing.group_offsets import reset_group_offsets
 from mansio.api.routing.publishing import publish_records
 from mansio.api.routing.read_records import read_records
 from mansio.broker.coordinator.group.group_inspection import SHARE
-from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
+from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
 from mansio.client.types import Message
@@ -134,22 +134,23 @@ class MansioService:
     async def Receive(self, _requests: Any, context: Any) -> None:  # noqa: N802
         await ReceiveStream(self._services, context, caller_of(context, self._services.clock)).run()
 
-    async def Ack(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def Ack(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._acknowledge(
-            request.group, [Acknowledgement(each, ACCEPT) for each in request.receipts]
+            context, request.group, [Acknowledgement(each, ACCEPT) for each in request.receipts]
         )
 
-    async def Retry(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        return await self._acknowledge(request.group, acknowledgements_of(RELEASE, request.records))
+    async def Retry(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(context, request.group, acknowledgements_of(RELEASE, request.records))
 
-    async def Reject(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        return await self._acknowledge(request.group, acknowledgements_of(REJECT, request.records))
+    async def Reject(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(context, request.group, acknowledgements_of(REJECT, request.records))
 
-    async def Extend(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        return await self._acknowledge(request.group, acknowledgements_of(RENEW, request.records))
+    async def Extend(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(context, request.group, acknowledgements_of(RENEW, request.records))
 
-    async def _acknowledge(self, group: str, acknowledgements: list[Acknowledgement]) -> Any:
-        results = await self._services.leases.acknowledge(group, acknowledgements)
+    async def _acknowledge(self, context: Any, group: str, acknowledgements: list[Acknowledgement]) -> Any:
+        caller = caller_of(context, self._services.clock)
+        results = await self._services.leases.acknowledge(group, acknowledgements, caller=caller)
         failed = [
             pb.FailedAcknowledgement(receipt=each.receipt, error=error_of(error))
             for each, error in zip(acknowledgements, results, strict=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.api.routing.routed_clients import RoutedClients
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.caller import Caller
     from mansio.broker.services.publish_records import PublishResult, RecordToPublish
     from mansio.client import Client
 

@@ -38,7 +38,7 @@ from mansio.api.sqs.queues.queue_errors import (
 from mansio.api.sqs.queues.queue_service import QueueService
 from mansio.api.sqs.shapes import REQUESTS, checked
 from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
-from mansio.broker.services.caller import Caller
+from mansio.broker.routing.caller import Caller
 from mansio.errors import MansioError, Unavailable
 
 if TYPE_CHECKING:

@@ -258,7 +258,7 @@ class LogRepairer:
             else:
                 del self._damaged[key]
                 partition.storage_health.record_repair(*key)
-        self._scheduler.call_soon(partition.on_verified)
+        self._scheduler.call_soon(partition.waits.wake_all)
 
     async def _attempt_repairs(self, partition: Partition, damage: _Damage, offsets: Sequence[int]) -> None:
         """Repair the damaged segments whose next attempt is due; update the failures in `damage`."""

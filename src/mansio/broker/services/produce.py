@@ -191,7 +191,7 @@ class ProduceService:
             if (
                 was_tried
                 or rules.compression is not None
-                or partition.has_waiting_batches
+                or partition in self._partitions.batch_processor.queues
                 or needs_thread(records, rules)
             ):
                 raise ProcessingRequired(partition, was_tried=was_tried)

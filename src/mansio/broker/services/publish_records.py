@@ -20,7 +20,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
-from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.config.topic_config import DEDUP_MS, DELAY_ENABLE, PRIORITY_ENABLE
 from mansio.errors import (
     DeduplicationNotEnabled,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.produce import BatchResult, PendingProduce, ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.topics.topics import TopicService

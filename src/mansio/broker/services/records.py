@@ -351,7 +351,7 @@ class _CommitWait:
         finally:
             timer.cancel()
             for partition, wake in parked.items():
-                partition.unpark(wake)
+                partition.waits.unpark(wake)
 
     def _on_advanced(self, partition: Partition) -> None:
         end = self._behind.get(partition, 0)

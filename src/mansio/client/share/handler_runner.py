@@ -226,6 +226,12 @@ class HandlerRunner:
             self._release_after(key_queue, message.offset)
 
     def _release_after(self, key_queue: _KeyQueue, offset: int) -> None:
+        if (
+            self._mode == "fifo"
+        ):  # the broker may lease further records of the partition to this member meanwhile
+            topic, partition = key_queue.key
+            self._in_flight_records.release_after((topic, partition), offset)
+            return
         kept: list[Leased] = []
         released: list[Leased] = []
         for each in key_queue.waiting:

@@ -12,6 +12,8 @@ them.
 Invariants:
 * `InFlightRecords` holds a record once, until it is acknowledged or lost.
 * No record is delivered after the client's estimate of the end of its lease.
+* No record passes an earlier one of its partition that is suspect or was lost before delivery: it waits for the renewal
+  of a suspect one, and is released after the loss of one, so that the broker can lease both again in their order.
 * The number of records fetched ahead is bounded by what the fetcher may request.
 """
 
@@ -91,6 +93,10 @@ class InFlightRecords:
         self._ready: deque[Leased] = deque()
         self._suspect_partitions: dict[TopicPartition, int] = {}
         """Partition with suspect leases -> node id of the broker whose share session ended."""
+        self._lost_undelivered: dict[tuple[str, int], int] = {}
+        """Partition -> lowest offset lost before delivery. The later undelivered records are not released yet."""
+        self._releasing: dict[tuple[str, int], list[Leased]] = {}
+        """Partition -> records released by `release_after`, some of which may be acknowledged by now."""
         self._earliest_timer = EarliestTimer(self._loop, self._check_leases)
         self._ack_target: AckTarget | None = None
         self._is_stopped = False
@@ -146,6 +152,9 @@ class InFlightRecords:
                 self.mark_lost(
                     held[offset]
                 )  # the broker leases a record again only after its lease has ended
+        if self._lost_undelivered:
+            self._release_after_lost()  # before the new leases, which it does not concern
+        first_releasing = self._first_releasing(partition) if self._releasing else None
         now = self._loop.time()
         record_bytes = len(records) / len(found)
         extend_until = now + self._options.extend_max_ms / 1000
@@ -162,6 +171,8 @@ class InFlightRecords:
         self.undelivered_bytes += len(records)
         self._set_timer(lease)
         self.record_available.set()
+        if first_releasing is not None:  # the broker leased the new records before it handled the releases
+            self.release_after(partition, first_releasing)
         return holes
 
     def _order_by_priority(self) -> None:
@@ -177,29 +188,36 @@ class InFlightRecords:
     def pop(self, most: int | None = None) -> list[Leased]:
         """Remove and return the next messages for the application, at most `most` (None: all that are ready). Their
         leases are renewed for up to `extend_max_ms` from now on."""
+        if self._lost_undelivered:
+            self._release_after_lost()
         ready = self._ready
         if not ready:
             return []
         now = self._loop.time()
         extend_until = now + self._options.extend_max_ms / 1000
         found: list[Leased] = []
+        kept: list[Leased] = []
+        blocked: set[tuple[str, int]] = set()
         freed_bytes = 0.0
-        for _ in range(len(ready)):
+        while ready:
             message = ready.popleft()
             if message._state != HELD:
                 continue
-            if message._is_suspect:
-                ready.append(message)
+            if message._is_suspect or (blocked and message[:2] in blocked):
+                kept.append(message)
+                blocked.add(message[:2])
                 continue
             lease = message._lease
             if lease.deadline_s <= now:
                 self.mark_lost(message)
+                blocked.add(message[:2])
                 continue
             message._extend_until_s = extend_until
             freed_bytes += lease.record_bytes
             found.append(message)
             if len(found) == most:
                 break
+        ready.extendleft(reversed(kept))
         if found:
             self.undelivered_count -= len(found)
             self.undelivered_bytes -= freed_bytes
@@ -291,9 +309,47 @@ class InFlightRecords:
         """Mark a message as lost, because its lease has ended, and call the lost listeners."""
         if message._state in (HELD, ACKNOWLEDGING):
             self.lost_count += 1
+            if message._extend_until_s is None:
+                self._note_lost_undelivered(message)
             self._remove(message, LOST)
             for listener in self.lost_listeners:
                 listener(message)
+
+    def _note_lost_undelivered(self, message: Leased) -> None:
+        if not self._lost_undelivered:  # other records of the partition may be marked as lost with this one
+            self._loop.call_soon(self._release_after_lost)
+        partition, offset = message[:2], message[2]
+        self._lost_undelivered[partition] = min(self._lost_undelivered.get(partition, offset), offset)
+
+    def _release_after_lost(self) -> None:
+        """Release the undelivered records behind those that were lost before delivery. In a group with order the
+        application would otherwise get them first."""
+        lost, self._lost_undelivered = self._lost_undelivered, {}
+        for partition, offset in lost.items():
+            self.release_after(partition, offset)
+
+    def release_after(self, partition: tuple[str, int], offset: int) -> None:
+        """Release the undelivered records of a partition above an offset, and those that the broker leases before it
+        has handled these releases."""
+        held = self._held.get(partition, {})  # type: ignore[call-overload]  # a TopicPartition is such a tuple
+        later = [
+            each
+            for each in held.values()
+            if each[2] > offset and each._state == HELD and each._extend_until_s is None
+        ]
+        if later:
+            self._releasing.setdefault(partition, []).extend(later)
+            for message in later:
+                self._target.release(message)
+        self.record_available.set()
+
+    def _first_releasing(self, partition: TopicPartition) -> int | None:
+        """Return the lowest offset of the partition whose release is not acknowledged; None if there is none."""
+        left = [each for each in self._releasing.pop(partition, ()) if each._state == ACKNOWLEDGING]
+        if not left:
+            return None
+        self._releasing[partition] = left
+        return min(each[2] for each in left)
 
     def restore(self, message: Leased) -> None:
         """Mark a message as held again, because the broker refused its acknowledgement."""
@@ -404,6 +460,8 @@ class InFlightRecords:
         self._earliest_timer.cancel()
         for message in list(self.all_unfinished()):
             self.mark_lost(message)
+        self._lost_undelivered.clear()
+        self._releasing.clear()
         self._ready.clear()
         self.record_available.set()
         self.state_changed.set()

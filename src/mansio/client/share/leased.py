@@ -86,6 +86,9 @@ class AckTarget(Protocol):
     def renew_in_background(self, message: Leased) -> None:
         """Renew a lease without waiting; the result is recorded in `InFlightRecords`."""
 
+    def release(self, message: Leased) -> None:
+        """Release a message without waiting for the result, if it is held."""
+
     def seconds_left(self, message: Leased) -> float:
         """Return the number of seconds until the lease of the message ends, negative after its end."""
 

@@ -112,7 +112,7 @@ async def receive(call: Call) -> Response:
             return Response(status_code=499)  # its client is gone
         result = work.result()
         if disconnected.done():
-            await leases.release(group, result.member_id)
+            await leases.release(group, result.member_id, caller=call.caller)
             return Response(status_code=499)
     finally:
         work.cancel()
@@ -144,7 +144,7 @@ async def _acknowledge(
     acknowledgements = [
         Acknowledgement(receipt, kind, -1 if delay_ms is None else delay_ms, reason) for receipt in receipts
     ]
-    results = await call.services.leases.acknowledge(call.path("group"), acknowledgements)
+    results = await call.services.leases.acknowledge(call.path("group"), acknowledgements, caller=call.caller)
     failed = [(position, error) for position, error in enumerate(results) if error is not None]
     if failed and len(receipts) == 1:
         raise copied(failed[0][1])

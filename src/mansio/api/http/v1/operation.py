@@ -21,7 +21,7 @@ from mansio.api.asgi.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys
 from mansio.api.asgi.problems import InvalidField, from_validation, http_problem, problem
 from mansio.api.asgi.request_guard import check_form_body, check_host_and_origin
 from mansio.api.request_budget import RequestBudget
-from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
+from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 

@@ -4,8 +4,8 @@ All groups of this broker use one `Topics` object, which is replaced when a topi
 more partitions, so that a group detects such changes by identity. Changes of leaders or in-sync replicas have no
 effect.
 
-Regular expressions have the syntax of RE2: matching takes time linear in the length of the name and in the size of the
-compiled expression, both of which are bounded. An expression must match the whole name; internal topics match, too, as
+Regular expressions have the syntax of RE2 (`name_pattern`). An expression must match the whole name; internal topics
+match, too, as
 in Kafka. An expression is matched against all names once, and later only against names that were created or deleted
 since then. So an expression that a member sends with every heartbeat costs little.
 
@@ -18,31 +18,24 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.coordinator.name_pattern import compile_pattern
 from mansio.errors import InvalidRegularExpression
 from mansio.logs import fields
 from mansio.state.consumer_group.types import Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from mansio.metadata.model import Topic, TopicChange
 
 logger = logging.getLogger(__name__)
 
-PATTERN_CHARACTERS_MAX: Final = 4_096
 PATTERNS_MAX: Final = 1_000
 """Maximum number of expressions whose matches are kept."""
 TOPIC_CHANGES_MAX: Final = 1_000
 """Maximum number of names of created or deleted topics that are kept."""
-COMPILED_PATTERNS_MAX: Final = 32
-"""Maximum number of compiled expressions that are cached."""
-PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20
-"""Maximum memory of a compiled expression."""
-PROGRAM_STEPS_MAX: Final = 1_000
-"""Maximum number of steps of a compiled expression. In the worst case each character of a name executes all steps."""
 
 
 class TopicResolver:
@@ -147,30 +140,3 @@ def _topic_name(topic: Topic | None) -> str | None:
 
 def _compared_fields(topic: Topic | None) -> tuple[str, Any, int] | None:
     return None if topic is None else (topic.name, topic.topic_id, len(topic.partitions))
-
-
-@lru_cache(COMPILED_PATTERNS_MAX)  # `check` compiles an expression shortly before `topics` needs it
-def compile_pattern(pattern: str) -> Callable[[str], Any]:
-    """Return a function that matches whole texts with an RE2 expression. Compiled expressions are cached. Raises
-    `InvalidRegularExpression`."""
-    if len(pattern) > PATTERN_CHARACTERS_MAX:
-        raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
-    import re2  # imported on first use, because the shared library takes a megabyte
-
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = PATTERN_MEMORY_BYTES_MAX
-    options.never_capture = True  # capturing groups are unused and double the cost
-    try:
-        compiled = re2.compile(pattern, options)
-    except re2.error as error:
-        reason = error.args[0] if error.args else str(error)
-        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        raise InvalidRegularExpression(f"{pattern[:80]!r} is not a valid RE2 expression: {text}") from error
-    # An expression of only 400 characters, `.*` two hundred times, takes milliseconds per name.
-    if compiled.programsize > PROGRAM_STEPS_MAX:
-        raise InvalidRegularExpression(
-            f"{pattern[:80]!r} takes {compiled.programsize} steps; the maximum is {PROGRAM_STEPS_MAX}"
-        )
-    is_match: Callable[[str], Any] = compiled.fullmatch
-    return is_match

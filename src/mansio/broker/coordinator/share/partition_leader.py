@@ -476,8 +476,7 @@ class SharePartitionLeader:
         loaded."""
         machine = self.ready_state_machine() or self.state_machine
         end = self.partition.readable_end(_isolation_level(machine.settings))
-        machine.high_watermark = max(machine.high_watermark, end)
-        return machine.counts(self.now_ms())
+        return machine.counts(self.now_ms(), end)
 
     def _readable_end(self, settings: ShareSettings) -> int:
         """Return the offset below which records can be leased: committed, covered by the index, and without records of

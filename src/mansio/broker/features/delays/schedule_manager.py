@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 import logging
 import shlex
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.features.delays.recurrence import Recurrence, next_step
@@ -176,10 +175,7 @@ class ScheduleManager:
     def delete(self, name: str) -> tuple[Schedule, int]:
         """Delete a schedule. Results and errors as of `pause`."""
         schedule = self._find(name)
-
-        def apply(_: int) -> None:
-            self._view.schedules.remove(schedule.id)
-
+        apply = self._view.deletion([schedule.id])
         end_offset = self._append_control(encode_unscheduled([schedule.id]), apply)
         self._errors.pop(schedule.id, None)
         return schedule, end_offset
@@ -219,13 +215,9 @@ class ScheduleManager:
         return schedule, end_offset
 
     def _append_states(self, schedules: Sequence[Schedule]) -> int:
-        return self._append_control(encode_scheduled(schedules), partial(self._put, schedules))
+        return self._append_control(encode_scheduled(schedules), self._view.definition(schedules))
 
-    def _put(self, schedules: Sequence[Schedule], base_offset: int) -> None:
-        for schedule in schedules:
-            self._view.schedules.put(schedule, base_offset)
-
-    def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
+    def _append_control(self, control: bytes, apply: Callable[[int], object]) -> int:
         return self._partition.append_unchanged((control,), ({self._view: apply},))
 
     def _find(self, name: str) -> Schedule:
@@ -341,7 +333,7 @@ class ScheduleManager:
             if copied and size > COPIED_BYTES_MAX:
                 break
             copied.append(schedule)
-        return Following((encode_scheduled(copied),), ({self._view: partial(self._put, copied)},))
+        return Following((encode_scheduled(copied),), ({self._view: self._view.definition(copied)},))
 
 
 def not_enabled_error(topic: str) -> DelaysNotEnabled:

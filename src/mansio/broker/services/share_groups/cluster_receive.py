@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder, TopicIndex
     from mansio.broker.coordinator.share.received_records import ReceivedRecord
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.ports import Clock, Promise, Random, Scheduler
 
@@ -226,7 +226,7 @@ class ClusterReceive:
                 max_records=records_left,
                 max_bytes=bytes_left,
                 lease_ms=request.lease_ms,
-                client_id=request.caller.client_id,
+                caller=request.caller,
                 timeout_ms=timeout_ms,
             )
         except BrokerUnreachable:
@@ -249,12 +249,12 @@ class ClusterReceive:
             self._scheduler.spawn(self._release_at(node_id), name="release leases")
 
     async def _release_at(self, node_id: int) -> None:
-        group_id = self._request.group_id
+        group_id, caller = self._request.group_id, self._request.caller
         try:
             if node_id == self._forwarder.node_id:
                 await self._receive.release(group_id, self._member_id)
             else:
-                await self._forwarder.release(node_id, group_id, self._member_id)
+                await self._forwarder.release(node_id, group_id, self._member_id, caller)
                 self._lost.discard(node_id)
         except MansioError:
             return  # the leases expire

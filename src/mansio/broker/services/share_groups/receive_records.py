@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.dead_letter_copies import REASON_UNREADABLE
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
-from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.share_groups.share import (
     PARTITIONS_MAX,
     PartitionAcknowledgements,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.fetch import FetchCounters
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.share_groups.share import ReceivedPartition, ShareService

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id, coordinator_errors
-from mansio.broker.coordinator.group.topic_resolver import compile_pattern
+from mansio.broker.coordinator.name_pattern import compile_pattern
 from mansio.config.topic_names import OFFSETS_TOPIC
 from mansio.state.transactions.transaction import TransactionState
 from mansio.tracebacks import copied

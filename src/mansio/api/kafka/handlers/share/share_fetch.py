@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from mansio.broker.routing.routes import available_leader
 from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
     ReceiveOperation,
@@ -291,7 +292,7 @@ class LeaderHints:
         if topic is None or not 0 <= index < len(topic.partitions):
             return -1, -1
         partition = topic.partitions[index]
-        broker = state.brokers.get(partition.leader)
+        broker = available_leader(state, partition)
         if broker is None:
             return -1, -1
         if broker.node_id not in self._endpoints:
