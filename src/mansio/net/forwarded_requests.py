@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mansio.state.broker_handshake import BrokerIdentity
 
 VERSION: Final = 0
-CLIENT_ID: Final = "mansio-forwarder"
+FORWARDER_CLIENT_ID: Final = "mansio-forwarder"
 
 
 def encode_forwarded(identity: BrokerIdentity, request: bytes, *, client_address: str, is_own: bool) -> bytes:
@@ -28,7 +28,7 @@ def encode_forwarded(identity: BrokerIdentity, request: bytes, *, client_address
         "client_address": client_address,
         "request": request,
     }
-    return messages.encode_request(ApiKey.FORWARD_REQUEST, VERSION, 0, CLIENT_ID, fields)
+    return messages.encode_request(ApiKey.FORWARD_REQUEST, VERSION, 0, FORWARDER_CLIENT_ID, fields)
 
 
 def decode_forwarded(response: bytes, node_id: int) -> ForwardedAnswer:
