@@ -15,8 +15,9 @@ import errno
 from dataclasses import dataclass
 from enum import Enum
 from random import uniform
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from mansio.backoff import grown_delay
 from mansio.errors import RequestTimedOut
 from mansio.tracebacks import copied, result_of
 
@@ -190,6 +191,28 @@ class Peers(Protocol):
         """
 
 
+class ForwardedAnswer(NamedTuple):
+    """Response to a forwarded request, without its length, and the time in ms for which the client has to pause."""
+
+    response: bytes
+    throttle_ms: int = 0
+
+
+class ForwardingPeers(Peers, Protocol):
+    """`Peers` that also carry requests for clients."""
+
+    async def forward(
+        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+    ) -> ForwardedAnswer:
+        """Send a request, without its length, for the client whose id is in its header, and return the answer. The
+        other broker runs it as if it came from `client_address` (KIP-590). `is_own`: whether it is a request of this
+        broker, which clients may not send.
+
+        A broker of version 0.1 gets the request itself, without the address. Raises the errors of `send`, and
+        `ConnectionLost` if the other broker has not accepted the request.
+        """
+
+
 class Timer(Protocol):
     """A scheduled callback. Cancelling it twice, or after it ran, has no effect."""
 
@@ -287,7 +310,7 @@ class Backoff:
 
     def delay_ms(self, failures: int) -> float:
         """Delay in milliseconds after the `failures`-th consecutive failure (from 1)."""
-        delay_ms = min(self.longest_ms, self.first_ms * self.factor ** min(failures - 1, 30))
+        delay_ms = grown_delay(failures, self.first_ms, self.longest_ms, self.factor)
         return delay_ms * self.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else delay_ms
 
     def delay_seconds(self, failures: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import kombu
 import pytest
 from celery.worker import state as worker_state
 
-import mansio.celery  # noqa: F401  # the scheme mansio://
+import mansio.celery  # the scheme mansio://
 from mansio.celery import kept_readers, queue_admin
 from mansio.client.types import TopicPartition
 from mansio.errors import MansioError
@@ -22,7 +23,7 @@ from support.process import inherited
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
 NEWS = kombu.Exchange("news", type="fanout")
 CALLS = kombu.Exchange("calls", type="direct")
@@ -320,6 +321,20 @@ class RequestOfCelery(SimpleNamespace):
     """A request of Celery, to which weak references are possible."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # a SimpleNamespace has none
+
+
+@pytest.mark.parametrize("create", [queue_admin.create_queue, queue_admin.create_exchange])
+def test_clients_that_create_a_queue_or_an_exchange_at_the_same_time_all_get_it(
+    broker: TestBroker, create: Callable[..., Coroutine[Any, Any, None]]
+) -> None:
+    async def create_all() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            address = broker.bootstrap_servers
+            clients = [await stack.enter_async_context(mansio.connect(address)) for _ in range(8)]
+            for number in range(5):
+                await asyncio.gather(*(create(client, f"q{number}") for client in clients))
+
+    asyncio.run(create_all())
 
 
 def leased_and_lag(broker: TestBroker) -> tuple[int, int]:

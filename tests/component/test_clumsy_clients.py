@@ -190,8 +190,8 @@ def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
         "unsent answers": server.unsent_bytes + len(server._unsent),
         "parked fetches": len(service.fetch.parked),
         "pending writes": len(service.produce.pending),
-        "parked at partitions": sum(len(one._parked) for one in service.partitions),
-        "waiting for commits": sum(len(one._commit_waits) for one in service.partitions),
+        "parked at partitions": sum(len(one.waits.readers) for one in service.partitions),
+        "waiting for commits": sum(len(one.waits.commits) for one in service.partitions),
         "waiting for groups": len(service.group_coordinator.actions.waiting),
         "members": sum(
             len(entry.group.members) for entry in tuple(service.group_coordinator.store.entries.values())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,11 @@ import mansio
 from mansio.errors import DelaysNotEnabled, InvalidConfig, InvalidRecord
 from mansio.testing import TestBroker
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
+from support.forked_serve import run_command
 from support.present import present
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Mapping
 
     from mansio import Message
@@ -291,8 +292,8 @@ class TestClients:
     @pytest.mark.full
     def test_the_command_line_delays_records(self, broker: TestBroker) -> None:
         def mansio_command(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-            command = [sys.executable, "-m", "mansio", *arguments, "-b", broker.bootstrap_servers]
-            return subprocess.run(command, input=b"tea\n", capture_output=True, check=False)
+            words = [*arguments, "-b", broker.bootstrap_servers]
+            return run_command(words, os.environ, stdin=b"tea\n")
 
         assert mansio_command("topic", "create", "timed", "-p", "1", "--delays").returncode == 0
         assert mansio_command("produce", "timed", "--delay", "15m").returncode == 0

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 import mansio
 from mansio.host import disk
 from support.machine import scaled
+from support.tiers import repetitions
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class HangingFlush:
 
 
 @pytest.mark.parametrize(
-    "hang_s", [2, pytest.param(5, marks=pytest.mark.full), pytest.param(30, marks=pytest.mark.full)]
+    "hang_s", [2, pytest.param(repetitions(5, 30), marks=pytest.mark.full)], ids=["short", "long"]
 )
 def test_flush_that_hangs_costs_no_group_its_session(
     hang_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

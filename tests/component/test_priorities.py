@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Producer as ConfluentProducer
 
 import mansio
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client import OutgoingRecord
 from mansio.errors import ConfigError, CorruptMessage, InvalidConfig, InvalidRecordState, PrioritiesNotEnabled
@@ -427,10 +428,12 @@ def test_deliveries_that_damage_leaves_unused_come_in_the_same_answer(tmp_path: 
         services = present(started._broker).service.leases
 
         async def receive(count: int) -> list[str]:
-            result = await services.receive("unused", ["unused"], max_records=count, max_wait_ms=1000)
+            result = await services.receive(
+                "unused", ["unused"], max_records=count, max_wait_ms=1000, caller=ANONYMOUS
+            )
             receipts = [services.receipt_of(result, record) for record in result.records]
             accepted = await services.acknowledge(
-                "unused", [Acknowledgement(each, ACCEPT) for each in receipts]
+                "unused", [Acknowledgement(each, ACCEPT) for each in receipts], caller=ANONYMOUS
             )
             assert accepted == [None] * len(receipts)
             return [(record.value or b"").decode() for record in result.records]

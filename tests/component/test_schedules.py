@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -27,6 +26,7 @@ from mansio.errors import (
     ScheduleNotFound,
 )
 from mansio.testing import TestBroker
+from support.forked_serve import run_command
 from support.tiers import smoke_first
 from system.e2e.test_cli import Shell
 
@@ -472,13 +472,13 @@ def test_operators_see_the_schedules_and_which_of_them_cannot_fire(broker: TestB
 @pytest.mark.full
 def test_the_command_line_manages_schedules(broker: TestBroker) -> None:
     def command(*arguments: str, code: int = 0, notes: list[str] | None = None) -> str:
-        words = [sys.executable, "-m", "mansio", "schedule", *arguments, "-b", broker.bootstrap_servers]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
+        done = run_command(["schedule", *arguments, "-b", broker.bootstrap_servers], os.environ)
+        printed, errors = done.stdout.decode(), done.stderr.decode()
+        assert done.returncode == code, errors
         if notes is not None:
-            notes.append(done.stderr)
-        assert code == 0 or done.stderr.count("\n") == 1, done.stderr
-        return done.stdout if code == 0 else done.stderr
+            notes.append(errors)
+        assert code == 0 or errors.count("\n") == 1, errors
+        return printed if code == 0 else errors
 
     weekdays = ("create", "report", "-t", TOPIC, "--cron", "0 9 * * mon-fri", "--timezone", "Europe/Berlin")
     shown = command(*weekdays, "--value", "go", "-H", "a=b", "-k", "k")

@@ -12,6 +12,7 @@ import pytest
 
 import mansio
 from mansio.broker.coordinator.share import share_partition_manager
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.errors import InvalidRecordState
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
@@ -142,7 +143,14 @@ def test_leases_without_a_session_are_renewed_released_and_rejected(broker: mans
             services = services_of(broker)
 
             async def work() -> None:
-                receive = partial(services.leases.receive, "g", ["hashed"], max_records=100, max_wait_ms=2000)
+                receive = partial(
+                    services.leases.receive,
+                    "g",
+                    ["hashed"],
+                    max_records=100,
+                    max_wait_ms=2000,
+                    caller=ANONYMOUS,
+                )
                 while not (result := await receive()).records:
                     pass
                 assert len(result.records) == len(RECORDS)
@@ -152,8 +160,11 @@ def test_leases_without_a_session_are_renewed_released_and_rejected(broker: mans
                     Acknowledgement(receipt, kinds[number % 4], reason="unusable" * (number % 4 == 2))
                     for number, receipt in enumerate(receipts)
                 ]
-                assert await services.leases.acknowledge("g", given) == [None] * len(RECORDS)
-                lost = await services.leases.acknowledge("g", [Acknowledgement(receipts[0], ACCEPT)])
+                assert await services.leases.acknowledge("g", given, caller=ANONYMOUS) == [None] * len(
+                    RECORDS
+                )
+                again = [Acknowledgement(receipts[0], ACCEPT)]
+                lost = await services.leases.acknowledge("g", again, caller=ANONYMOUS)
                 assert isinstance(lost[0], InvalidRecordState)
 
             await asyncio.to_thread(broker._call, work(), scaled(30))

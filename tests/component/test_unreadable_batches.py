@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,11 @@ from mansio.testing import TestBroker
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
 from support.batch_contents import compressed_batch, encoded_record, raw_batch, store
+from support.forked_serve import run_command
 from support.machine import scaled
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     import mansio.blocking
@@ -235,7 +236,7 @@ def test_grpc_returns_all_readable_records_and_lists_the_others(broker: TestBrok
 
 def test_commands_print_all_readable_records_and_report_the_others(broker: TestBroker) -> None:
     client = write_log(broker, "printed")
-    done = run_command(broker, "consume", "printed", "--from-beginning", "--exit-at-end")
+    done = command(broker, "consume", "printed", "--from-beginning", "--exit-at-end")
     assert (done.returncode, done.stdout) == (1, b"a\nb\nc\nd\ne\n")
     lines = done.stderr.decode().splitlines()
     assert [line.split(" cannot be read")[0] for line in lines] == [
@@ -245,15 +246,10 @@ def test_commands_print_all_readable_records_and_report_the_others(broker: TestB
         "dlq.printed", partitions=1, config={"errors.deadletterqueue.group.enable": "true"}
     )
     store(broker, "dlq.printed", [raw_batch(b"garbage", 3, codec=1)])
-    done = run_command(broker, "dlq", "peek", "printed")
+    done = command(broker, "dlq", "peek", "printed")
     assert done.returncode == 0
     assert b"offsets 0 to 2 cannot be read" in done.stderr
 
 
-def run_command(broker: TestBroker, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "mansio", *arguments, "--bootstrap-servers", broker.bootstrap_servers],
-        capture_output=True,
-        timeout=scaled(60),
-        check=False,
-    )
+def command(broker: TestBroker, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return run_command([*arguments, "--bootstrap-servers", broker.bootstrap_servers], os.environ)

@@ -53,7 +53,7 @@ SETTINGS: Final = {"log_retention_check_interval_ms": 400}
 CONSTANTS: Final = (
     (snapshots, "SNAPSHOT_INTERVAL_BYTES", 60_000),
     (log_replay, "SLICE_BATCHES", 20),
-    (log_replay, "RETRY_MS", 500),
+    (log_replay, "READ_RETRY_MS", 500),
     (deduplicator, "COPIED_IDS_MAX", 10),
     (window_module, "SHARD_IDS", 6),
     (window_module, "MARK_MS", 500),

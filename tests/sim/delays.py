@@ -60,7 +60,7 @@ SETTINGS: Final = {"log_retention_check_interval_ms": 3000}
 CONSTANTS: Final = (
     (snapshots, "SNAPSHOT_INTERVAL_BYTES", 4000),
     (replay, "SLICE_BATCHES", 20),
-    (replay, "RETRY_MS", 500),
+    (replay, "READ_RETRY_MS", 500),
     (delayed_delivery, "UNCOMMITTED_RECORDS_MAX", 60),
     (delayed_delivery, "SLICE_BYTES_MAX", 3000),
     (delay_manager, "CACHED_BATCHES_MAX", 4),
@@ -79,7 +79,7 @@ COPIES_MS_MAX: Final = 10_000
 OVERDUE_MS_MAX: Final = 15_000
 DRAIN_MS_MAX: Final = 120_000
 DAY_MS: Final = 24 * 3_600_000
-LOOKS_MS: Final = delayed_delivery.TIMER_MS_MAX + delayed_delivery.RETRY_MS
+LOOKS_MS: Final = delayed_delivery.TIMER_MS_MAX + delayed_delivery.DELIVERY_RETRY_MS
 """In this time a broker looks at all its partitions, also after a jump of its clock."""
 
 

@@ -19,6 +19,7 @@ from mansio.api.kafka.connections.connection import Connection
 from mansio.broker.services.produce import PendingAppend, PendingProduce
 from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate
+from mansio.net.forwarded_requests import decode_forwarded, encode_forwarded
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mansio.net.broker_handshake import BrokerCredentials
-    from mansio.ports import Promise
+    from mansio.ports import ForwardedAnswer, Promise
     from mansio.testing.scheduler import SimulatedScheduler, Simulation
     from sim.brokers import SimulatedBroker
 
@@ -323,8 +324,8 @@ class SimulatedConnection(Connection):
 
 
 class SimulatedPeers:
-    """`mansio.ports.Peers` of one broker for one class of requests: one link to each other broker, opened when needed,
-    on which both authenticate as on a real connection.
+    """`mansio.ports.ForwardingPeers` of one broker for one class of requests: one link to each other broker, opened
+    when needed, on which both authenticate as on a real connection.
 
     On an unordered link many requests are in flight. One that times out leaves the link open, unless nothing was
     received since it was sent; its late response is discarded.
@@ -365,6 +366,14 @@ class SimulatedPeers:
                 for each in self._opening.pop(node_id):
                     each.set_result(None)
         return await self._exchange(found, request, timeout_ms)
+
+    async def forward(
+        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+    ) -> ForwardedAnswer:
+        """See `mansio.ports.ForwardingPeers`."""
+        identity = self._credentials.identity()
+        framed = encode_forwarded(identity, request, client_address=client_address, is_own=is_own)
+        return decode_forwarded(await self.send(node_id, framed, timeout_ms=timeout_ms), node_id)
 
     async def _open(self, node_id: int, timeout_ms: float) -> _PeerLink:
         identity = self._credentials.identity()

@@ -21,6 +21,7 @@ from sim import deduplication, delays, transactions
 from sim.run import quick_collections, run_seed
 from sim.world import World
 from support.nightly_counts import leave
+from support.tiers import repetitions
 
 DEDUPLICATION_SEEDS = int(os.environ.get("MANSIO_TEST_DEDUPLICATION_SEEDS", "2"))
 
@@ -41,7 +42,7 @@ HISTORIES = {
         "delayed records",
         delays.FIRST_SEED,
         smoke=1,
-        full=36,
+        full=repetitions(16, 36),
         least=dict.fromkeys(
             (
                 "delayed records accepted",
@@ -57,14 +58,14 @@ HISTORIES = {
         "deduplication",
         deduplication.FIRST_SEED,
         smoke=DEDUPLICATION_SEEDS,
-        full=22 * DEDUPLICATION_SEEDS,
+        full=repetitions(10, 22) * DEDUPLICATION_SEEDS,
         least={"ids": 101, "repeats": 21},
     ),
     "transactions": Histories(
         "transactions",
         transactions.FIRST_SEED,
         smoke=1,
-        full=60,
+        full=repetitions(20, 60),
         least={},
         least_by_history={"commits acknowledged": 10},
     ),

@@ -11,9 +11,10 @@ from collections import Counter
 import pytest
 
 from sim.run import Summary, quick_collections, run_seed
+from support.tiers import repetitions
 
 SEEDS = int(os.environ.get("MANSIO_TEST_SEEDS", "1"))
-SEEDS_OF_FULL = 150
+SEEDS_OF_FULL = repetitions(61, 150)
 MORE_SEEDS = int(os.environ.get("MANSIO_TEST_MORE_SEEDS", "10"))
 TOGETHER = 5
 """Histories in one test at most, about 5 s of processor time."""

@@ -65,7 +65,7 @@ CLUSTER_FAULTS: Final = {
 """Faults that are drawn more often than in other histories."""
 CONSTANTS: Final = (
     (snapshots, "SNAPSHOT_INTERVAL_BYTES", 3000),
-    (marker_sender, "REQUEST_TIMEOUT_MS", 4000),
+    (marker_sender, "MARKERS_TIMEOUT_MS", 4000),
 )
 """Bounds that a history of some seconds would not reach."""
 SOON_EXHAUSTED_EPOCH: Final = 12
@@ -112,7 +112,7 @@ class Transactions(FeatureScene):
 
     def __init__(self, world: World) -> None:
         super().__init__(world, TransactionHistory(world.checker.broken))
-        soon_exhausted = (machine, "EPOCH_MAX", SOON_EXHAUSTED_EPOCH)
+        soon_exhausted = (machine, "PRODUCER_EPOCH_MAX", SOON_EXHAUSTED_EPOCH)
         self.constants = [*CONSTANTS, soon_exhausted] if world.seed % 3 == 0 else CONSTANTS
         self.transactors: list[Transactor] = []
         self.watchers: list[OffsetWatcher] = []

@@ -134,10 +134,6 @@ class Worker:
         )
         assert self.process.poll() is None, self.log.read_text()
 
-    def wait_logged(self, line: str) -> None:
-        """Wait until the worker has logged this."""
-        wait_until(lambda: line in self.log.read_text(), 30, line)
-
     def kill(self) -> None:
         """Kill the worker and its pool, as a loss of the machine would."""
         if self.process.poll() is None:

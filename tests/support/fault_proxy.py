@@ -21,9 +21,10 @@ PIECE_BYTES = 1 << 16
 class FaultProxy:
     """Passes everything on to `server_port` until it is set otherwise."""
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int, source: str) -> None:
         self.port = free_port()
         self.server_port = server_port
+        self._source = source
         self.connections = 0
         """How many there have been."""
         self._to_server = self._to_client = True
@@ -63,7 +64,9 @@ class FaultProxy:
         if self._refusing:
             writer.transport.abort()
             return
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server_port)
+        from_server, to_server = await asyncio.open_connection(
+            "127.0.0.1", self.server_port, local_addr=(self._source, 0)
+        )
         both = {writer, to_server}
         self._writers |= both
         try:
@@ -85,9 +88,9 @@ class FaultProxy:
 
 
 @asynccontextmanager
-async def fault_proxy(server_port: int) -> AsyncIterator[FaultProxy]:
-    """A running proxy; all its connections end with it."""
-    proxy = FaultProxy(server_port)
+async def fault_proxy(server_port: int, *, source: str = "127.0.0.1") -> AsyncIterator[FaultProxy]:
+    """A running proxy, which connects to the server from `source`; all its connections end with it."""
+    proxy = FaultProxy(server_port, source)
     tasks: set[asyncio.Task[None]] = set()
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

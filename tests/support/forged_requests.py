@@ -243,7 +243,6 @@ FORGERIES: Final[dict[ApiKey, Callable[[Target, RequestSender], Iterator[Forged]
     ApiKey.RECEIVE_RECORDS: _leases(
         ApiKey.RECEIVE_RECORDS,
         member_id="00" * 16,
-        client_id="",
         records_max=10,
         bytes_max=1 << 20,
         wait_ms=0,

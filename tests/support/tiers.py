@@ -6,6 +6,7 @@ and seeds are fixed in `test` and `full`, and random in `nightly` only.
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 TIERS: Final = ("test", "full", "nightly")
 FIXED_SEED: Final = 20_240_229
 """Of the test order and of `random` outside `nightly`."""
+
+NIGHT_VARIABLE: Final = "MANSIO_TEST_AS_AT_NIGHT"
+"""Set where planted defects must be found: `repetitions` are then those of `nightly`."""
 
 _current: str = TIERS[0]
 
@@ -38,6 +42,11 @@ def smoke_first(first: Any, *others: Any) -> list[Any]:
 
 def tier() -> str:
     return _current
+
+
+def repetitions(full: int, nightly: int) -> int:
+    """How often a scene is repeated with other seeds, in `full` and where planted defects are searched."""
+    return nightly if _current == "nightly" or os.environ.get(NIGHT_VARIABLE) else full
 
 
 def examples(test: int, full: int, nightly: int | None = None) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
 from mansio.client.types import TopicPartition
 from mansio.errors import GroupIdNotFound, MansioError, TopicAlreadyExists, UnknownTopicOrPartition
+from mansio.ports import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mansio.client.admin.admin import ConfigEntry
     from mansio.client.client import Client
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,10 @@ REVOKED_IDS_MAX: Final = 1_000
 """Tasks of one revocation that are searched for among the delayed ones."""
 
 PENDING_PAGE_RECORDS: Final = 1_000
+
+CREATION_S_MAX: Final = 10.0
+CREATION_BACKOFF: Final = Backoff(first_ms=10, longest_ms=200)
+"""Wait for a topic that another client is creating."""
 
 
 async def create_queue(
@@ -76,7 +83,7 @@ async def create_queue(
 async def _raise_size(client: Client, topic: str, marks: Mapping[str, str]) -> None:
     """Let a topic take large messages, if it has the settings with which an earlier version created it, and its size
     was never chosen."""
-    config = await client.admin.describe_config(topic)
+    config = await _config_of(client, topic)
     name, wanted = next(iter(SIZE_CONFIG.items()))
     size = config[name]
     is_own = all(
@@ -84,6 +91,20 @@ async def _raise_size(client: Client, topic: str, marks: Mapping[str, str]) -> N
     )
     if is_own and size.source != TOPIC_SOURCE and int(size.value or 0) < int(wanted):
         await client.admin.alter_topic_config(topic, SIZE_CONFIG)
+
+
+async def _config_of(client: Client, topic: str) -> Mapping[str, ConfigEntry]:
+    """Return the settings of a topic that exists, or that another client is creating: wait until it is created."""
+    loop = asyncio.get_running_loop()
+    end, attempts = loop.time() + CREATION_S_MAX, 0
+    while True:
+        try:
+            return await client.admin.describe_config(topic)
+        except UnknownTopicOrPartition:
+            attempts += 1
+            if loop.time() >= end:
+                raise
+        await asyncio.sleep(CREATION_BACKOFF.delay_seconds(attempts))
 
 
 async def create_exchange(client: Client, topic: str, *, replication_factor: int = -1) -> None:

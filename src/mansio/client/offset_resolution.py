@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from mansio.client.types import TopicPartition, milliseconds
 from mansio.errors import InvalidRequest
-from mansio.net.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, list_offsets
+from mansio.net.offsets import list_offsets
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from mansio.client.types import StartAt
     from mansio.net.cluster import Cluster
 
-SPECIAL_OFFSETS = {"earliest": EARLIEST, "latest": LATEST}
+SPECIAL_OFFSETS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 """ListOffsets timestamp of each start position that has a name."""
 
 
@@ -89,7 +90,9 @@ async def resolve_stop_offsets(
         return await _offsets_at(cluster, wanted, stop_ms, isolation_level)
     if not to_end or not wanted:
         return {}
-    listed = await list_offsets(cluster, dict.fromkeys(wanted, LATEST), isolation_level=isolation_level)
+    listed = await list_offsets(
+        cluster, dict.fromkeys(wanted, LATEST_TIMESTAMP), isolation_level=isolation_level
+    )
     return {partition: entry.offset for partition, entry in listed.items()}
 
 

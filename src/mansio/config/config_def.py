@@ -37,6 +37,14 @@ class ConfigType(IntEnum):
     LIST = 7
 
 
+class ResourceType(IntEnum):
+    """Kinds of resources that have settings, as Kafka numbers them."""
+
+    TOPIC = 2
+    BROKER = 4
+    GROUP = 32
+
+
 class Operation(IntEnum):
     """Operation of IncrementalAlterConfigs on one setting (KIP-339)."""
 

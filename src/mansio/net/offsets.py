@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mansio.errors import (
     ConnectionLost,
@@ -22,6 +22,9 @@ from mansio.net.cluster import Cluster, group_by_topic
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import (
+    READ_UNCOMMITTED,
+)
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -29,18 +32,10 @@ if TYPE_CHECKING:
 
     from mansio.errors import MansioError
 
-LATEST: Final = -1
-"""ListOffsets timestamp that requests the offset after the last readable record."""
-EARLIEST: Final = -2
-"""ListOffsets timestamp that requests the log start offset."""
-MAX_TIMESTAMP: Final = -3
-"""ListOffsets timestamp that requests the offset of the record with the greatest timestamp (KIP-734)."""
 
 PartitionRequest = TypeVar("PartitionRequest")
 PartitionResult = TypeVar("PartitionResult")
 
-READ_UNCOMMITTED: Final = 0
-READ_COMMITTED: Final = 1
 
 STALE_METADATA_ERRORS = (
     NotLeaderOrFollower,
@@ -115,8 +110,8 @@ async def list_offsets(
 ) -> dict[TopicPartition, ListedOffset]:
     """Return the offset of the requested timestamp in each partition of `timestamps`.
 
-    A timestamp is `LATEST`, `EARLIEST` or `MAX_TIMESTAMP`, or a time in milliseconds since the Unix epoch, which
-    requests the offset of the first record whose timestamp is equal or greater.
+    A timestamp is `LATEST_TIMESTAMP`, `EARLIEST_TIMESTAMP` or `MAX_TIMESTAMP`, or a time in milliseconds since the Unix
+    epoch, which requests the offset of the first record whose timestamp is equal or greater.
     """
     return await request_leaders(
         cluster, timestamps, partial(_list_offsets_of_node, cluster, isolation_level)

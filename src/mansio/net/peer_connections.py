@@ -1,4 +1,4 @@
-"""Connections to other brokers (port `Peers`) through their Kafka listeners.
+"""Connections to other brokers (port `ForwardingPeers`) through their Kafka listeners.
 
 `PeerConnections` has one connection per broker, `PeerConnectionClasses` one of these for each `RequestClass`.
 A connection is opened when first needed, and opened again after it was lost or after this broker has registered again.
@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
-from mansio.ports import RequestClass
-from mansio.wire.api_versions import ApiKey
+from mansio.net.forwarded_requests import decode_forwarded, encode_forwarded
+from mansio.ports import ForwardedAnswer, RequestClass
+from mansio.state.broker_handshake import BrokerIdentity
+from mansio.wire.api_versions import UNADVERTISED_SINCE, ApiKey
+from mansio.wire.framing import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,10 +34,6 @@ if TYPE_CHECKING:
 
 CORRELATION_ID_POSITION = 8
 """Byte position of the correlation id in an encoded request: after the length prefix, API key and version."""
-
-UNORDERED_SINCE = ApiKey.DESCRIBE_HEALTH
-"""A broker that advertises this API supports unordered connections, whose handshake is not advertised: both are new in
-version 0.2."""
 
 UNORDERED_VERSION = 1
 """Version of AuthenticateBroker that makes a connection unordered."""
@@ -93,7 +92,7 @@ class _Peer(NamedTuple):
 
 
 class PeerConnections:
-    """One connection to each other broker; implements the port `Peers`. All methods run on one event loop."""
+    """One connection to each other broker; implements the port `ForwardingPeers`. All methods run on one event loop."""
 
     def __init__(
         self,
@@ -113,14 +112,25 @@ class PeerConnections:
         self._opening: dict[int, asyncio.Lock] = {}
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
-        known = self._peers.get(node_id)
-        if known is not None and self._is_usable(known, self._broker_address(node_id)):
-            connection = known.connection
-        else:
-            loop = asyncio.get_running_loop()
-            begin = loop.time()
-            connection = await self._connection(node_id, timeout_ms)
-            timeout_ms = max(timeout_ms - (loop.time() - begin) * 1000, 0)
+        peer = self._usable(node_id)
+        if peer is None:
+            peer, timeout_ms = await self._opened(node_id, timeout_ms)
+        return await self._send(peer.connection, request, timeout_ms)
+
+    async def forward(
+        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+    ) -> ForwardedAnswer:
+        peer = self._usable(node_id)
+        if peer is None:
+            peer, timeout_ms = await self._opened(node_id, timeout_ms)
+        if self._credentials is None or UNADVERTISED_SINCE not in peer.connection.versions:
+            framed = len(request).to_bytes(LENGTH_BYTES, "big") + request
+            return ForwardedAnswer(await self._send(peer.connection, framed, timeout_ms))
+        identity = BrokerIdentity(self._credentials.node_id, peer.broker_epoch)
+        framed = encode_forwarded(identity, request, client_address=client_address, is_own=is_own)
+        return decode_forwarded(await self._send(peer.connection, framed, timeout_ms), node_id)
+
+    async def _send(self, connection: Connection, request: bytes, timeout_ms: float) -> bytes:
         correlation_id = connection.next_correlation_id()
         numbered = bytearray(request)
         numbered[CORRELATION_ID_POSITION : CORRELATION_ID_POSITION + 4] = correlation_id.to_bytes(4, "big")
@@ -132,6 +142,20 @@ class PeerConnections:
             connection.abort()
             raise
 
+    def _usable(self, node_id: int) -> _Peer | None:
+        """Return the open connection to a broker, None if it has to be opened."""
+        known = self._peers.get(node_id)
+        if known is not None and self._is_usable(known, self._broker_address(node_id)):
+            return known
+        return None
+
+    async def _opened(self, node_id: int, timeout_ms: float) -> tuple[_Peer, float]:
+        """Open the connection to a broker; return it, and what is left of `timeout_ms`."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        peer = await self._connect(node_id, timeout_ms)
+        return peer, max(timeout_ms - (loop.time() - begin) * 1000, 0)
+
     def _is_usable(self, known: _Peer, address: tuple[str, int] | None) -> bool:
         connection, credentials = known.connection, self._credentials
         return (
@@ -140,7 +164,7 @@ class PeerConnections:
             and (credentials is None or known.broker_epoch == credentials.broker_epoch())
         )
 
-    async def _connection(self, node_id: int, timeout_ms: float) -> Connection:
+    async def _connect(self, node_id: int, timeout_ms: float) -> _Peer:
         address = self._broker_address(node_id)
         try:
             # The deadline includes the wait for another caller that opens the connection.
@@ -151,7 +175,7 @@ class PeerConnections:
                 known = self._peers.get(node_id)
                 if known is not None:
                     if self._is_usable(known, address):
-                        return known.connection
+                        return known
                     known.connection.abort()
                 opened = self._peers[node_id] = await self._open(node_id, address)
         except TimeoutError as error:
@@ -159,7 +183,7 @@ class PeerConnections:
             raise BrokerUnreachable(f"broker {node_id}{place} does not answer") from error
         except ConnectionLost as error:
             raise BrokerUnreachable(error.message) from error
-        return opened.connection
+        return opened
 
     async def _open(self, node_id: int, address: tuple[str, int]) -> _Peer:
         credentials = self._credentials
@@ -167,7 +191,7 @@ class PeerConnections:
             return _Peer(await Connection.open(*address, self._options), 0)
         identity = credentials.identity()
         connection = await Connection.open(*address, self._options)
-        is_unordered = self._is_unordered and UNORDERED_SINCE in connection.versions
+        is_unordered = self._is_unordered and UNADVERTISED_SINCE in connection.versions
 
         async def exchange(key: ApiKey, fields: Mapping[str, Any]) -> Any:
             version = UNORDERED_VERSION if is_unordered and key == ApiKey.AUTHENTICATE_BROKER else 0

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Leases, MetadataStore, StoreCounts
     from mansio.metadata.model import PartitionState, Topic
     from mansio.metadata.session import Session
-    from mansio.ports import Peers
+    from mansio.ports import ForwardingPeers
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class ClusterMember:
         store: MetadataStore,
         leases: Leases,
         state: MetadataImage,
-        peers: Callable[[RequestClass], Peers],
+        peers: Callable[[RequestClass], ForwardingPeers],
         keep_alive: Callable[[BrokerLifecycle], SessionKeepAlive],
         store_counts: Callable[[], StoreCounts] | None = None,
     ) -> None:

@@ -34,7 +34,7 @@ from mansio.iceberg.archive.table import open_table
 from mansio.iceberg.archive.table_format import format_offsets
 from mansio.iceberg.errors import ConcurrentArchive
 from mansio.logs import fields
-from mansio.net.offsets import READ_COMMITTED, commit_offsets, fetch_offsets
+from mansio.net.offsets import commit_offsets, fetch_offsets
 from mansio.pipelines.pipeline_progress import (
     NO_BATCH,
     REPORT_INTERVAL_S,
@@ -63,6 +63,7 @@ from mansio.spark.source.offsets import earliest_offsets, find_partitions, lates
 from mansio.spark.source.readers import RangeSource
 from mansio.spark.spark_versions import start_available_now
 from mansio.spark.sync_client import sync_client
+from mansio.wire.field_values import READ_COMMITTED
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 

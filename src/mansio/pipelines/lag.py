@@ -11,13 +11,13 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mansio.errors import GroupIdNotFound
-from mansio.net.offsets import LATEST, READ_COMMITTED, fetch_offsets, list_offsets
-from mansio.net.retry import raise_for_code
+from mansio.net.offsets import fetch_offsets, list_offsets
+from mansio.pipelines.group_listing import list_group_ids
 from mansio.pipelines.pipeline_progress import newest_progress
-from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import LATEST_TIMESTAMP, READ_COMMITTED
 from mansio.wire.internal_records.hold_metadata import (
     parse_hold_metadata,
     pipeline_group_id,
@@ -65,7 +65,9 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
     found = []
     for pipeline in known if name is None else [name]:
         committed = await fetch_offsets(cluster, pipeline_group_id(pipeline))
-        ends = await list_offsets(cluster, dict.fromkeys(committed, LATEST), isolation_level=READ_COMMITTED)
+        ends = await list_offsets(
+            cluster, dict.fromkeys(committed, LATEST_TIMESTAMP), isolation_level=READ_COMMITTED
+        )
         progress = newest_progress(offset.metadata for offset in committed.values())
         for place, offset in sorted(committed.items()):
             has_retention_hold = parse_hold_metadata(offset.metadata) is not None
@@ -79,16 +81,5 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
 
 async def _pipelines(cluster: Cluster) -> list[str]:
     """Return the names of all pipelines that have committed offsets."""
-    await cluster.retry(lambda: cluster.refresh_metadata(()))
-    names: set[str] = set()
-    for node_id in list(cluster.nodes):
-        answer: Any = await cluster.request(
-            ApiKey.LIST_GROUPS,
-            {"states_filter": [], "types_filter": []},
-            node_id=node_id,
-            check=lambda answer: raise_for_code(answer.error_code),
-        )
-        names.update(
-            found for group in answer.groups if (found := pipeline_name_of(group.group_id)) is not None
-        )
-    return sorted(names)
+    ids = await list_group_ids(cluster, lambda group: pipeline_name_of(group.group_id) is not None)
+    return sorted(filter(None, map(pipeline_name_of, ids)))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLIENT_ID = "mansio-spark-progress"
+PROGRESS_CLIENT_ID = "mansio-spark-progress"
 COMMIT_TIMEOUT_MS = 10_000
 """Timeout of a commit, during which Spark's event queue is blocked."""
 
@@ -247,7 +247,7 @@ def offsets_in(text: str | None) -> dict[TopicPartition, int]:
 
 async def _open(bootstrap_servers: str) -> Cluster:
     cluster = Cluster(
-        bootstrap_servers, options=ConnectionOptions(client_id=CLIENT_ID), auto_create_topics=False
+        bootstrap_servers, options=ConnectionOptions(client_id=PROGRESS_CLIENT_ID), auto_create_topics=False
     )
     try:
         await cluster.start()

@@ -32,11 +32,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from mansio.config.config_def import ResourceType
 from mansio.errors import ConcurrentTransactions, InvalidRequest, PolicyViolation, UnknownTopicOrPartition
 from mansio.iceberg.archive.table_format import PARTITION_COLUMN, TIMESTAMP_COLUMN
 from mansio.iceberg.archive.table_scan import ALL_RECORDS, Selection, scan, selected_files
 from mansio.iceberg.archive.time_travel import is_archive_of
-from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
+from mansio.net.offsets import list_offsets
 from mansio.net.retry import raise_for_code
 from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import HEADERS_TYPE
@@ -47,6 +48,7 @@ from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
 from mansio.spark.sync_client import UNLIMITED_RETENTION_CONFIG, ensure_topic, sync_client
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -183,7 +185,7 @@ def exclude_deleted_records(client: SyncClient, table: ArchiveTable, selection: 
     if not is_archive_of(table, view.topic_id):
         return selection.starting_at({})
     every = [TopicPartition(table.topic, partition.index) for partition in view.partitions]
-    listed = client.run(list_offsets(client.cluster, dict.fromkeys(every, EARLIEST)))
+    listed = client.run(list_offsets(client.cluster, dict.fromkeys(every, EARLIEST_TIMESTAMP)))
     return selection.starting_at({one.partition: entry.offset for one, entry in listed.items()})
 
 
@@ -304,7 +306,7 @@ def _read_target(
     """Yield the records of one partition of the target topic, from the first replayed record, at `first_copy`, to the
     end of the log."""
     one = TopicPartition(view.name, partition)
-    start = max(first_copy, client.run(list_offsets(client.cluster, {one: EARLIEST}))[one].offset)
+    start = max(first_copy, client.run(list_offsets(client.cluster, {one: EARLIEST_TIMESTAMP}))[one].offset)
     end = client.run(_stable_end(client.cluster, one))
     if start >= end:
         return
@@ -320,10 +322,10 @@ async def _stable_end(cluster: Cluster, partition: TopicPartition) -> int:
     """Return the end offset of a partition, when no transaction is open before it. Raises `ConcurrentTransactions`
     after `STABLE_END_WAIT_MS`.
     """
-    end = (await list_offsets(cluster, {partition: LATEST}))[partition].offset
+    end = (await list_offsets(cluster, {partition: LATEST_TIMESTAMP}))[partition].offset
 
     async def check() -> int:
-        stable = await list_offsets(cluster, {partition: LATEST}, isolation_level=READ_COMMITTED)
+        stable = await list_offsets(cluster, {partition: LATEST_TIMESTAMP}, isolation_level=READ_COMMITTED)
         if stable[partition].offset < end:
             raise ConcurrentTransactions(
                 f"topic {partition.topic}, partition {partition.partition}: a transaction of another producer is open,"
@@ -353,9 +355,6 @@ def _comparable_headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...
 
 
 # -- target topic --------
-
-
-TOPIC_RESOURCE_TYPE: Final = 2
 
 
 def check_target(
@@ -401,7 +400,7 @@ def check_target(
 
 
 async def _topic_settings(cluster: Cluster, name: str) -> dict[str, str | None]:
-    resource = {"resource_type": TOPIC_RESOURCE_TYPE, "resource_name": name, "configuration_keys": None}
+    resource = {"resource_type": ResourceType.TOPIC, "resource_name": name, "configuration_keys": None}
     fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
 
     def check(answer: Any) -> None:

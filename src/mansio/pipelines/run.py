@@ -28,7 +28,6 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from mansio.errors import ConfigError, MansioError
 from mansio.logs import fields
-from mansio.net.offsets import READ_COMMITTED
 from mansio.pipelines.checkpoint import (
     CheckpointBinding,
     bind_checkpoint,
@@ -47,6 +46,7 @@ from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import latest_offsets
 from mansio.spark.spark_versions import PROGRESS_HAS_LATEST_OFFSETS, start_available_now
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
+from mansio.wire.field_values import READ_COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

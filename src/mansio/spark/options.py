@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import ConfigError
 from mansio.net.addresses import parse_addresses
-from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.schemas.formats import FORMATS, ColumnFormat
 from mansio.schemas.registry import RegistryCredentials, checked_url
 from mansio.spark.arrow.schema import select_columns
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ class OffsetSpec:
     """The first record with at least this timestamp, in every partition."""
     timestamps_ms: dict[TopicPartition, int] | None = None
     """The first record with at least the timestamp of its partition."""
-    offsets: int | dict[TopicPartition, int] = EARLIEST
-    """`EARLIEST` or `LATEST` for all partitions, or for each partition an offset, `EARLIEST` or `LATEST`."""
+    offsets: int | dict[TopicPartition, int] = EARLIEST_TIMESTAMP
+    """`EARLIEST_TIMESTAMP` or `LATEST_TIMESTAMP` for all partitions, or for each partition one of them or an offset."""
     uses_latest_without_match: bool = False
     """Whether a partition without a record of that timestamp resolves to its end offset; if false, this is an error."""
 
@@ -410,8 +410,10 @@ def _subscription(raw: _RawOptions) -> Subscription:
 
 
 def _starting_offsets(raw: _RawOptions, *, streaming: bool) -> OffsetSpec:
-    offsets = _offsets(raw, "startingOffsets", LATEST if streaming else EARLIEST)
-    if not streaming and (offsets == LATEST or (isinstance(offsets, dict) and LATEST in offsets.values())):
+    offsets = _offsets(raw, "startingOffsets", LATEST_TIMESTAMP if streaming else EARLIEST_TIMESTAMP)
+    if not streaming and (
+        offsets == LATEST_TIMESTAMP or (isinstance(offsets, dict) and LATEST_TIMESTAMP in offsets.values())
+    ):
         raise ConfigError(
             "option startingOffsets is latest (or -1): a batch read that begins there has no records"
         )
@@ -420,8 +422,10 @@ def _starting_offsets(raw: _RawOptions, *, streaming: bool) -> OffsetSpec:
 
 
 def _ending_offsets(raw: _RawOptions) -> OffsetSpec:
-    offsets = _offsets(raw, "endingOffsets", LATEST)
-    if offsets == EARLIEST or (isinstance(offsets, dict) and EARLIEST in offsets.values()):
+    offsets = _offsets(raw, "endingOffsets", LATEST_TIMESTAMP)
+    if offsets == EARLIEST_TIMESTAMP or (
+        isinstance(offsets, dict) and EARLIEST_TIMESTAMP in offsets.values()
+    ):
         raise ConfigError(
             "option endingOffsets is earliest (or -2): a batch read that ends there has no records"
         )
@@ -569,7 +573,7 @@ SHOWN_VALUE_CHARACTERS_MAX: Final = 120
 INT64_MAX: Final = (1 << 63) - 1
 """Maximum of an offset and of a timestamp: both have 64 bits in Kafka's protocol."""
 
-NAMED_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
+NAMED_OFFSETS: Final = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
 _QUERY_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{0,200}")
 _BYTE_SIZE_PATTERN: Final = re.compile(r"(\d{1,15})\s*(?:(k|m|g)i?b?|b)?", re.IGNORECASE)
@@ -642,7 +646,7 @@ def parse_partition_offsets(name: str, text: str) -> int | dict[TopicPartition, 
     expected = (
         'give earliest, latest, or JSON such as {"topic": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
     )
-    return _parse_per_partition(name, text, EARLIEST, expected)
+    return _parse_per_partition(name, text, EARLIEST_TIMESTAMP, expected)
 
 
 def parse_partition_timestamps(name: str, text: str) -> dict[TopicPartition, int]:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CLIENT_ID = "mansio-spark"
+SPARK_CLIENT_ID = "mansio-spark"
 CONNECT_TIMEOUT_MS = 10_000
 """Time after which connecting to an unreachable cluster fails."""
-REQUEST_TIMEOUT_MS = 30_000
+SPARK_TIMEOUT_MS = 30_000
 
 
 class SyncClient:
@@ -112,7 +112,7 @@ async def _open(bootstrap_servers: str) -> Cluster:
     cluster = Cluster(
         bootstrap_servers,
         options=ConnectionOptions(
-            CLIENT_ID, CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, detaches_large_frames=True
+            SPARK_CLIENT_ID, CONNECT_TIMEOUT_MS, SPARK_TIMEOUT_MS, detaches_large_frames=True
         ),
         auto_create_topics=False,
     )

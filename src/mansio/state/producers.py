@@ -31,6 +31,7 @@ from mansio.errors import (
     OutOfOrderSequence,
     TransactionCoordinatorFenced,
 )
+from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -42,7 +43,6 @@ NO_COORDINATOR: Final = -1
 
 BATCHES_RETAINED: Final = 5
 """Number of batches kept per producer."""
-SEQUENCE_MAX: Final = 2**31 - 1
 DEFAULT_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
 DEFAULT_PRODUCERS_MAX: Final = 20_000
 

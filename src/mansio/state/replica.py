@@ -119,6 +119,11 @@ class ReplicationProgress:
         self._update_required_followers()
         self.advance()
 
+    def continue_in_epoch(self, leader_epoch: int) -> None:
+        """Lead in a later epoch without a change of role: on a single node, where no other broker can have led
+        meanwhile. An earlier epoch is ignored."""
+        self.leader_epoch = max(self.leader_epoch, leader_epoch)
+
     # Flushed ends
 
     def on_local_flush(self, end_offset: int) -> bool:

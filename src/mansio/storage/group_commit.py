@@ -132,9 +132,18 @@ class GroupCommit:
         if not self._is_job_running:
             self._start_next_job()
 
-    def request_flush(self, log: Log, *, urgent: bool = True) -> None:
+    def request_flush(self, log: Log, *, urgent: bool = True, with_followers: bool = False) -> None:
         """Make all records that are in the log now durable: by the next job (`urgent`), or within
-        `log_flush_interval_ms`."""
+        `log_flush_interval_ms`.
+
+        `with_followers`: followers have to store the records, too, before a producer gets its response. An urgent sync
+        then starts when the records are sent to followers (`sync_with_followers`), at the latest after
+        `log_flush_interval_ms`. An earlier sync would not complete any request earlier."""
+        if with_followers and urgent:
+            if log in self._dirty_logs:
+                return
+            self._logs_with_followers[log] = None
+            urgent = False
         if urgent or self._scheduler is None:
             self._dirty_logs[log] = None
             self._delayed_logs.pop(log, None)
@@ -167,18 +176,8 @@ class GroupCommit:
             if self._dirty_logs and not was_running:
                 self._start_next_job()
 
-    def request_flush_with_followers(self, log: Log) -> None:
-        """Request a flush of a log whose records followers have to store, too, before a producer gets its response.
-
-        The sync starts when the records are sent to followers (`sync_with_followers`), at the latest after
-        `log_flush_interval_ms`. An earlier sync would not complete any request earlier.
-        """
-        if log not in self._dirty_logs:
-            self._logs_with_followers[log] = None
-            self.request_flush(log, urgent=False)
-
     def sync_with_followers(self) -> None:
-        """Start the sync of all logs of `request_flush_with_followers`: their records were sent to followers."""
+        """Start the sync of all logs that wait for it: their records were sent to followers."""
         if self._logs_with_followers:
             logs, self._logs_with_followers = self._logs_with_followers, {}
             self.request_flush_of_all(logs)

@@ -99,6 +99,11 @@ class ApiKey(IntEnum):
     FORWARD_REQUEST = 20115
 
 
+UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
+"""A broker that advertises this API supports unordered connections and forwarded requests, which are not advertised:
+all are new in version 0.2."""
+
+
 REQUEST_ITEMS_MAX: Final = 32_000
 """Limit on the structs, numbers and strings in the arrays of one request: three for each partition that a broker has by
 default, and some more. A group name that takes one byte of a request can take a thousand bytes of the response."""
@@ -551,7 +556,7 @@ _ROWS: Final = (
         ApiKey.FORWARD_REQUEST,
         0,
         0,
-        note="Mansio's own, not advertised. A request of a client of HTTP, gRPC or SQS, with the identity of the "
+        note="Mansio's own, not advertised. A request for a client of HTTP, gRPC or SQS, with the identity of the "
         f"client, for the broker that is responsible (compare KIP-590). {_BROKERS_ONLY}",
         brokers_only=True,
         is_advertised=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 from typing import Any, ClassVar, Final
 
 from component.conformance.protocol import (
@@ -17,8 +17,7 @@ from component.conformance.protocol import (
     Received,
     Refused,
 )
-from support.machine import scaled
-from support.paths import mansio_command
+from support.forked_serve import run_command
 
 NAMES: Final = {
     "there is no such topic": UNKNOWN_TOPIC,
@@ -38,17 +37,12 @@ class Cli(Protocol):
     }
 
     def _run(self, *arguments: str, text: str = "") -> str:
-        done = subprocess.run(
-            [*mansio_command(), *arguments, "-b", self.broker.bootstrap_servers],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=scaled(2 * WAIT_S),
-            check=False,
-        )
+        words = [*arguments, "-b", self.broker.bootstrap_servers]
+        done = run_command(words, os.environ, stdin=text.encode(), deadline_s=2 * WAIT_S)
         if done.returncode:
-            raise Refused(next((name for part, name in NAMES.items() if part in done.stderr), done.stderr))
-        return done.stdout
+            errors = done.stderr.decode()
+            raise Refused(next((name for part, name in NAMES.items() if part in errors), errors))
+        return done.stdout.decode()
 
     def _records(self, *arguments: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._run(*arguments, "-o", "json").splitlines() if line]

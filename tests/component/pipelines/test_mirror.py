@@ -17,7 +17,7 @@ from component.test_compaction import QUIET, World, broker_in
 from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import DataLoss, InvalidRequest, ProducerFenced, Unavailable, UnknownTopicOrPartition
-from mansio.net.offsets import LATEST, READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, list_offsets
+from mansio.net.offsets import commit_offsets, list_offsets
 from mansio.pipelines.mirroring import group_offsets, offset_map, state_topic
 from mansio.pipelines.mirroring import mirror as mirroring
 from mansio.pipelines.mirroring.mirror import MirrorJob, mirror, run_mirror, translate_offsets
@@ -26,6 +26,7 @@ from mansio.pipelines.mirroring.state_topic import STATE_TOPIC_PREFIX, load_stat
 from mansio.pipelines.pipeline_metrics import PipelineMetrics
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import close_sync_clients, find_topic, sync_client
+from mansio.wire.field_values import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from support.machine import scaled
 from support.waiting import wait_until
 
@@ -110,7 +111,9 @@ class Pair:
         """Wait until the markers of all transactions are written: a commit is answered before."""
         client = sync_client(servers)
         view = find_topic(client, topic or self.topic)
-        places = dict.fromkeys((TopicPartition(view.name, one.index) for one in view.partitions), LATEST)
+        places = dict.fromkeys(
+            (TopicPartition(view.name, one.index) for one in view.partitions), LATEST_TIMESTAMP
+        )
 
         def has_settled() -> bool:
             ends, stable = (

@@ -8,12 +8,12 @@ import pytest
 
 from component.services.services_fixtures import run
 from mansio.broker.partition.append_validation import INLINE_CONTENT_BYTES_MAX
-from mansio.broker.services.produce import ACKS_ALL
 from mansio.broker.topics.topics import NewTopic
 from mansio.config.settings import SPECIFICATIONS, Settings
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError, MessageTooLarge, UnsupportedCompression
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec, compress
 from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, encode_batch, read_header, varint
+from mansio.wire.field_values import ACKS_ALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +105,7 @@ def test_a_batch_that_no_consumer_can_read_is_refused_and_nothing_is_stored(
             assert partition.end_offset == 0, kind
             sent = [batch_of(codec, compress(codec, good), 2) for good in (small, large, small)]
             assert [each.error for each in await produce(services, topic, *sent)] == [None] * 3, kind
-            assert not partition.has_waiting_batches
+            assert partition not in services.partitions.batch_processor.queues
         assert not services.partitions.batch_processor.queued_bytes
 
     run(tmp_path, work)

@@ -8,9 +8,9 @@ import pytest
 
 from component.services.services_fixtures import run
 from mansio.broker.services import configs
-from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource, ResourceType
+from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource
 from mansio.broker.topics.topics import NewTopic
-from mansio.config.config_def import Change, Operation
+from mansio.config.config_def import Change, Operation, ResourceType
 from mansio.config.config_entries import Source
 from mansio.errors import (
     InvalidConfig,

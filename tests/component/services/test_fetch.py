@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mansio
-from mansio.broker.services.produce import ACKS_ALL
 from mansio.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.field_values import ACKS_ALL
 from support.machine import scaled
 from support.present import present
 

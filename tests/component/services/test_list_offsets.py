@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 from component.services.services_fixtures import run
 from mansio.broker.services.publish_records import RecordToPublish
-from mansio.broker.services.records import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIERED_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    MAX_TIMESTAMP,
-    ListedOffset,
-    OffsetQuery,
-    RecordsToDelete,
-)
+from mansio.broker.services.records import ListedOffset, OffsetQuery, RecordsToDelete
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import (
     InvalidRequest,
@@ -23,6 +15,12 @@ from mansio.errors import (
     PolicyViolation,
     UnknownLeaderEpoch,
     UnknownTopicOrPartition,
+)
+from mansio.wire.field_values import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
 )
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE, BatchResult
-from mansio.broker.services.records import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from mansio.broker.services.produce import BatchResult
 from mansio.errors import CorruptMessage, InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.field_values import ACKS_ALL, ACKS_NONE, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from support.machine import scaled
 from support.present import present
 

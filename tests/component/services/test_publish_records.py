@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
+from mansio.broker.routing.caller import ANONYMOUS_PRINCIPAL, Caller
 from mansio.broker.services import publish_records
-from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL, Caller
-from mansio.broker.services.produce import ACKS_NONE
 from mansio.broker.services.publish_records import RecordToPublish, ValuesToPublish, ranges_of
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import (
@@ -26,6 +25,7 @@ from mansio.errors import (
 from mansio.state.quota import PRODUCER_BYTE_RATE, NonLiteralName, QuotaEntity
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.field_values import ACKS_NONE
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def test_what_concerns_all_records_is_raised_and_nothing_is_stored(
             publish.begin_publish("t", one, acks=ACKS_NONE)
         with pytest.raises(MessageTooLarge):
             publish.begin_publish("t", [RecordToPublish(bytes(600_000))] * 20)
-        monkeypatch.setattr(publish_records, "RECORDS_MAX", 3)
+        monkeypatch.setattr(publish_records, "PUBLISHED_RECORDS_MAX", 3)
         with pytest.raises(InvalidRequest):
             publish.begin_publish("t", one * 4)
         assert (await publish.publish_records("t", [], timeout_ms=TIMEOUT_MS)).records == []

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.services.configs import ConfigAlteration, ConfigResource, ResourceType
+from mansio.broker.services.configs import ConfigAlteration, ConfigResource
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.share_groups import receive_records
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
-from mansio.config.config_def import Change, Operation
+from mansio.config.config_def import Change, Operation, ResourceType
 from mansio.errors import InvalidGroupId, InvalidRequest, UnknownTopicOrPartition
 from mansio.state.share_partition.types import ACCEPT, RELEASE, AcknowledgementBatch
 from mansio.wire.batch.compression import Codec, compress

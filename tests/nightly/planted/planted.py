@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from support.paths import ROOT
+from support.tiers import NIGHT_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +107,7 @@ def run_tests(
     paths = [str(source), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment["CI"] = "1"  # a test that is skipped finds nothing
+    environment[NIGHT_VARIABLE] = "1"
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no other order, no workers, and a quicker start
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],

@@ -153,9 +153,9 @@ MORE_REPLICATION_DEFECTS = (
     ),
     Defect(
         "waits outlive their leader epoch",
-        "broker/partition/partition.py",
-        "self._fail_commit_waits(ended)",
-        "pass",
+        "broker/partition/partition_waits.py",
+        "self.fail(error)",
+        "self.wake_all()",
         found_by("test_a_wait_ends_with_the_leader_epoch_it_began_in"),
     ),
     Defect(

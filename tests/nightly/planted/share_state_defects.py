@@ -123,7 +123,7 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "ticket's sequence lost where a range is cut",
             "state/share_partition/snapshot.py",
-            "return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MASK)",
+            "return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MAX)",
             "return reservation",
         ),
         (

@@ -67,8 +67,9 @@ DEFECTS = (
         9,
         "the leader counts what it has not synced",
         "broker/partition/partition.py",
-        "self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))",
-        "self.group_commit.request_flush(self.log, urgent=True); self._on_durable(self.log.end_offset)",
+        "return AppendResult(base_offset, end_offset, append_time_ms, False)",
+        "self.group_commit.request_flush(self.log, urgent=True); self._on_durable(self.log.end_offset); "
+        "return AppendResult(base_offset, end_offset, append_time_ms, False)",
     ),
     rule(
         0,
@@ -215,8 +216,10 @@ DEFECTS = (
         1_000_000,
         "a cancellation while records are delivered is lost",
         MANAGER,
-        "self.view.pending.remove(record_id)",
-        "(self.view.pending.next_due_ms or 0) > self.partition.clock.wall_ms() and self.view.pending.remove(record_id)",
+        "end_offset = self._append_control(encode_cancelled(known), self.view.cancellation(known))",
+        "is_late = (self.view.pending.next_due_ms or 0) <= self.partition.clock.wall_ms(); "
+        "end_offset = self._append_control("
+        "encode_cancelled(known), self.view.cancellation([] if is_late else known))",
     ),
     rule(
         1_000_000,
@@ -244,15 +247,15 @@ DEFECTS = (
         1_000_048,
         "a snapshot is taken between the two batches of a delivery",
         VIEW,
-        "return self._expected is None and not self.has_taken_records",
-        "return not self.has_taken_records",
+        "return self._expected is None and not self._due_at_once",
+        "return not self._due_at_once",
     ),
     rule(
         1_000_000,
         "records are delivered a second early",
         MANAGER,
-        "due = view.pending.take_due(limit_ms, records_max, bytes_max)",
-        "due = view.pending.take_due(limit_ms + 1000, records_max, bytes_max)",
+        "due = view.take_due(limit_ms, records_max, bytes_max)",
+        "due = view.take_due(limit_ms + 1000, records_max, bytes_max)",
     ),
     rule(
         1_000_000,
@@ -265,7 +268,7 @@ DEFECTS = (
         1_000_000,
         "a move is not in the log",
         MANAGER,
-        "end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)",
+        "end_offset = self._append_control(encode_moved(known, moved_ms), apply)",
         "apply(0); end_offset = self.partition.end_offset",
     ),
     rule(
@@ -278,7 +281,7 @@ DEFECTS = (
     rule(
         1_000_004,
         "a leader forgets records whose delivery failed",
-        MANAGER,
+        VIEW,
         "pending.replace(record)",
         "pass",
     ),
@@ -358,9 +361,9 @@ RARE = (
     rule(
         0,
         "waits outlive their leader epoch",
-        "broker/partition/partition.py",
-        "self._fail_commit_waits(ended)",
-        "pass",
+        "broker/partition/partition_waits.py",
+        "self.fail(error)",
+        "self.wake_all()",
     ),
     rule(
         0,

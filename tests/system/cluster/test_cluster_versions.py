@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import mansio
+from mansio.broker.services.share_groups.leases import Receipt
 from support.cluster import cluster
 from support.machine import scaled
 from support.paths import ROOT
@@ -53,6 +54,16 @@ def test_brokers_of_this_version_and_of_the_last_release_serve_each_others_parti
                 for index in range(PARTITIONS):
                     found = ok(http.get(f"{url}/topics/{TOPIC}/partitions/{index}/records"))["records"]
                     assert [each["value"] for each in found] == [f"{n}-{index}" for n in range(len(urls))]
+
+            # Acknowledging over HTTP what the last release leads: it gets the request of the client itself.
+            old_led = next(index for index in range(PARTITIONS) if one.leader(TOPIC, index) == OLD_BROKER)
+            with mansio.blocking.connect(one.bootstrap_servers) as client:
+                topic_id = client.admin.describe_topic(TOPIC).topic_id
+            receipt = Receipt("00" * 16, topic_id, old_led, 0, 1).encode()
+            for url in urls:
+                answer = http.post(f"{url}/groups/{GROUP}/ack", json={"receipts": [receipt]})
+                assert answer.status_code == 409, answer.text
+                assert answer.json()["title"] == "InvalidRecordState"
 
         # A share group, whose leaders and coordinator are on all brokers.
         wanted = PARTITIONS * len(urls)

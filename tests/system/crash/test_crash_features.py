@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from support.tiers import repetitions
 from system.crash.deduplication_workload import DeduplicationWorkload
 from system.crash.delay_workload import DelayWorkload
 from system.crash.feature_workload import run_with_crashes
@@ -30,14 +31,14 @@ SCENES = {
     "deduplication": Scene(
         DeduplicationWorkload,
         {"checks": 61, "repeats": 151, "refused": 4},
-        range(100, 115),
-        {"checks": 1_201, "repeats": 1_001, "refused": 26},
+        range(100, 100 + repetitions(6, 15)),
+        {"checks": 1_001, "repeats": 401, "refused": 16},
     ),
     "delays": Scene(
         DelayWorkload,
         {"checks": 81, "refused": 4, "firings": 31},
-        range(100, 120),
-        {"checks": 1_701, "refused": 36, "firings": 401},
+        range(100, 100 + repetitions(8, 20)),
+        {"checks": 1_501, "refused": 36, "firings": 151},
     ),
 }
 """By the name of the feature."""

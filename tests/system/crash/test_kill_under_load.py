@@ -20,6 +20,7 @@ from support.nightly_counts import leave
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, fetch_frame
 from support.seeds import chosen_seed
+from support.tiers import repetitions
 from support.waiting import wait_until
 from system.crash.checker import Verdict, check
 from system.crash.kill_load import Load, committed_offsets, read_log, senders
@@ -139,7 +140,9 @@ def kill_and_judge(data: Path, seed: int, *, kills: int = KILLS, noted: bool = F
 
 @pytest.mark.row("L4", "L5", "P3", "G4")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(KILLS, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "kills", [FEW_KILLS, pytest.param(repetitions(10, KILLS), marks=pytest.mark.full)], ids=["few", "many"]
+)
 def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(
     tmp_path: Path, kills: int
 ) -> None:

@@ -19,6 +19,7 @@ from mansio.client.types import TopicPartition
 from mansio.testing import TestBroker
 from support.celery_shop import Worker, counts, lines, new_app
 from support.documents import examples
+from support.forked_serve import run_command
 from support.machine import scaled
 from support.present import present
 from support.process import inherited, served
@@ -57,6 +58,13 @@ def pending(broker: TestBroker, topic: str = "celery") -> int:
 def leases(broker: TestBroker) -> mansio.ShareLeases | None:
     one = TopicPartition("celery", 0)
     return broker.client().admin.shares.leases("celery", [one])[one]
+
+
+def queues_of(app: celery.Celery, worker: str) -> list[str]:
+    """Names of the queues that a worker consumes."""
+    name = f"{worker}@test"
+    answers = app.control.inspect([name], timeout=scaled(5), limit=1).active_queues() or {}
+    return [queue["name"] for queue in answers.get(name, ())]
 
 
 def broker_is_idle(broker: TestBroker) -> bool:
@@ -219,8 +227,8 @@ def test_events_and_control_commands_reach_their_processes(
         assert app.send_task("add", (1, 2), queue="extra").get(timeout=scaled(RESULT_S)) == 3
         fanout = {"exchange": "copies", "exchange_type": "fanout", "options": {"auto_delete": True}}
         assert len(app.control.add_consumer("copies", **fanout, reply=True, timeout=scaled(5), limit=2)) == 2
-        for worker in (one, other):  # Celery answers before it binds the queue
-            worker.wait_logged("Started consuming from copies")
+        # Celery answers before it binds the queue, and lists it when it is bound.
+        wait_until(lambda: "copies" in queues_of(app, "one") and "copies" in queues_of(app, "other"), 60)
         app.send_task("invoice", (9,), exchange="copies", routing_key="copies")
         wait_until(lambda: counts(tmp_path, "invoice") == {"invoice 9": 2}, 30, "a copy for each worker")
         assert app.control.cancel_consumer("extra", reply=True, timeout=scaled(5), destination=["one@test"])
@@ -331,21 +339,10 @@ def test_tasks_publish_tasks_and_retries_are_delays_of_the_broker(
         assert chained.get(timeout=scaled(RESULT_S)) == 6
         app.send_task("again", (1,))
         wait_until(lambda: pending(broker) == 1, 30, "the retry")
-        command = [
-            sys.executable,
-            "-m",
-            "mansio",
-            "delayed",
-            "list",
-            "celery",
-            "-b",
-            broker.bootstrap_servers,
-        ]
-        listed = subprocess.run(
-            command, capture_output=True, text=True, env=inherited(), timeout=scaled(60), check=True
-        )
+        listed = run_command(["delayed", "list", "celery", "-b", broker.bootstrap_servers], inherited())
+        assert listed.returncode == 0, listed.stderr
         assert len(listed.stdout.splitlines()) == 2, listed.stdout
-        assert listed.stdout.splitlines()[1].startswith("0:"), listed.stdout
+        assert listed.stdout.splitlines()[1].startswith(b"0:"), listed.stdout
         broker.clock.advance(seconds=3600)
         wait_until(
             lambda: counts(tmp_path, "again") == {"again 1 0 False None": 1, "again 1 1 True None": 1},

@@ -16,6 +16,7 @@ from support.machine import scaled
 from support.pipeline_process import PipelineProcess
 from support.process import ServedBroker
 from support.seeds import chosen_seed
+from support.tiers import repetitions
 from support.waiting import wait_until
 from system.spark.topics import contents, create
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = 3
-KILLS = 10
+KILLS = repetitions(6, 10)
 BATCH = 150
 TIMEOUT_S = 900
 

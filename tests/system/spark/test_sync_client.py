@@ -119,7 +119,7 @@ def test_a_slow_query_does_not_fail_by_the_answer_that_waited_for_it(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was asked ahead is looked at when the query comes back, which may be after any deadline."""
-    monkeypatch.setattr("mansio.spark.sync_client.REQUEST_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("mansio.spark.sync_client.SPARK_TIMEOUT_MS", 1_000)
     here = topic()
     here.fill(300, size=1_000, together=10)
     close_sync_clients()

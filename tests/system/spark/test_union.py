@@ -12,11 +12,11 @@ from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
 from mansio.iceberg.archive.rewrite_data_files import rewrite_data_files
 from mansio.iceberg.archive.table_scan import Selection, scan
-from mansio.net.offsets import LATEST
 from mansio.spark.options import SourceOptions
 from mansio.spark.source.archived_topic import unarchived_ranges
 from mansio.spark.sync_client import SyncClient
 from mansio.spark.topic_table import read_topic_as_table
+from mansio.wire.field_values import LATEST_TIMESTAMP
 from support.archive_tables import Archive, archived
 from system.spark.test_transactional_source import write_transactions
 
@@ -198,7 +198,7 @@ def test_the_two_halves_meet_without_a_gap_or_an_overlap_wherever_the_cut_is(cas
                 )
             ]
             for partition, part in unarchived_ranges(case.table, options, selection).items():
-                end = latest if part.end == LATEST else part.end
+                end = latest if part.end == LATEST_TIMESTAMP else part.end
                 found += [(partition, offset) for offset in range(max(part.start, 0), end)]
             assert sorted(found) == wanted, f"cut {cut}, {selection}"
 

@@ -27,11 +27,12 @@ from mansio.state.transactions.batch_decision import (
     BatchDecision,
     TaskTransaction,
 )
-from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
+from mansio.state.transactions.transaction import Transaction
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.codec import messages
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 from mansio.wire.internal_records.batch_decision_records import (
     decode_decision_key,
     decode_decision_value,
@@ -764,7 +765,7 @@ def test_batches_go_on_with_a_new_producer_id_when_the_epochs_of_a_slot_are_used
     room = CoordinatorRoom()
     name = f"{QUERY}-0-0"
     producer_id, _ = room.begin(name)
-    last = Transaction(producer_id, EPOCH_MAX - 5, 60_000, updated_ms=room.scheduler.wall_ms())
+    last = Transaction(producer_id, PRODUCER_EPOCH_MAX - 5, 60_000, updated_ms=room.scheduler.wall_ms())
 
     async def store() -> None:
         await room.coordinator.store.append(name, last)

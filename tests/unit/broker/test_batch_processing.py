@@ -21,7 +21,6 @@ from mansio.broker.partition.batch_processing import (
     BatchProcessor,
 )
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.services.produce import ACKS_ALL
 from mansio.errors import (
     CorruptMessage,
     InvalidRecord,
@@ -43,8 +42,10 @@ from mansio.wire.batch.record_batch import (
     read_header,
 )
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.field_values import ACKS_ALL
 from support.logs import ManualClock
 from support.replicas import TOPIC, Cluster
+from support.tiers import repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,6 @@ class FakePartition:
     topic: str = "t"
     index: int = 0
     is_leader: bool = True
-    has_waiting_batches: bool = False
     batches: list[bytes] = field(default_factory=list)
     table: ProducerTable = field(default_factory=lambda: ProducerTable(expiration_ms=1 << 40))
     end: int = 0
@@ -221,7 +221,7 @@ class Model:
         )
         sent = Sent(partition, batch, partition.rules.compression)
         # A caller's own exception reaches it if the outcome is immediate.
-        sent.raises = partition.has_waiting_batches and self.random.random() < 0.1
+        sent.raises = partition in self.batch_processor.queues and self.random.random() < 0.1
         if self.random.random() < 0.05:
             sent.batch = batch[:-1] + bytes((batch[-1] ^ 1,))
             sent.must_fail = CorruptMessage
@@ -246,9 +246,8 @@ class Model:
         while self.thread.jobs:
             self._run()
         assert self.batch_processor.queued_bytes == 0
-        assert not self.batch_processor._queues
+        assert not self.batch_processor.queues
         assert not self.batch_processor._client_bytes
-        assert not any(partition.has_waiting_batches for partition in self.partitions)
         recompressed = 0
         for partition in self.partitions:
             accepted = []
@@ -283,7 +282,9 @@ class Model:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 500), marks=pytest.mark.full)], ids=["few", "many"]
+    "seeds",
+    [range(25), pytest.param(range(25, repetitions(200, 500)), marks=pytest.mark.full)],
+    ids=["few", "many"],
 )
 def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds: range) -> None:
     appended = queued = 0
@@ -359,7 +360,7 @@ def test_a_batch_that_cannot_be_recompressed_fails_alone() -> None:
     assert isinstance(one.outcomes[2], MessageTooLarge)
     assert f"max.decompressed.bytes={DECOMPRESSED_BYTES_MAX}" in str(one.outcomes[2])
     assert len(one.partition.batches) == 2
-    assert not one.partition.has_waiting_batches
+    assert not one.batch_processor.queues
 
 
 def test_a_defect_of_the_thread_fails_one_batch(caplog: pytest.LogCaptureFixture) -> None:
@@ -403,7 +404,7 @@ def test_an_unexpected_exception_ends_its_own_batch_only(caplog: pytest.LogCaptu
     assert kinds == [AppendResult, AppendResult, AppendResult, MansioError, MansioError, AppendResult]
     assert one.outcomes[3].kafka_code == -1  # type: ignore[union-attr]
     assert caplog.text.count("recompression_failed") == 3
-    assert not one.partition.has_waiting_batches
+    assert not one.batch_processor.queues
 
 
 def test_a_partition_waits_for_one_batch_of_each_other_one() -> None:
@@ -433,7 +434,7 @@ def test_a_closed_thread_fails_what_waits() -> None:
     kinds = [type(one.outcomes[number]) for number in range(4)]
     assert kinds == [AppendResult, RequestTimedOut, RequestTimedOut, RequestTimedOut]
     assert one.batch_processor.queued_bytes == 0
-    assert not one.partition.has_waiting_batches
+    assert not one.batch_processor.queues
 
 
 def test_sizes_as_sent_and_as_stored_are_limited_as_in_kafka() -> None:

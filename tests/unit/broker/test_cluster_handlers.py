@@ -9,11 +9,18 @@ from uuid import UUID
 
 import pytest
 
+from mansio.api.kafka.handlers.share.share_fetch import LeaderHints
+from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
 from mansio.broker.routing.routes import ClusterCoordinatorLookup
 from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
 from mansio.broker.services.elections import ElectionService
 from mansio.config.settings import Settings
-from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
+from mansio.errors import (
+    ConcurrentChange,
+    LeaderNotAvailable,
+    NotLeaderOrFollower,
+    UnknownTopicOrPartition,
+)
 from mansio.metadata.controller_plan import ClusterView, preferred_election, unclean_election
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_response import TopicEncoder
@@ -387,3 +394,30 @@ def test_a_group_is_coordinated_by_the_leader_in_the_session_it_was_chosen_in() 
     assert places.partition_count() == 0
     assert places.leader(0) is None
     assert not places.has_topic("__consumer_offsets")
+
+
+def test_requests_about_leases_and_hints_name_the_leader_in_the_session_it_was_chosen_in() -> None:
+    world = ClusterNode([partition(2), partition(3), partition(1, epoch=3), partition(-1)], alive=(1, 2))
+    unused: Any = None
+    forwarder = LeaseForwarder(
+        node_id=1,
+        broker_epoch=lambda: 1,
+        state=world.state,
+        peers=unused,
+        data_peers=unused,
+        scheduler=unused,
+    )
+    services: Any = SimpleNamespace(topics=SimpleNamespace(state=world.state))
+    topic_id = world.state.topics["t"].topic_id.bytes
+    assert forwarder.partitions_by_leader(["t"]) == {2: [("t", 0)]}
+    assert forwarder.other_leader(topic_id, 0) == 2
+    hints = LeaderHints(services)
+    assert hints.leader_of(topic_id, 0, NotLeaderOrFollower("")) == (
+        2,
+        world.state.topics["t"].partitions[0].leader_epoch,
+    )
+    for index in (1, 2, 3):
+        with pytest.raises(LeaderNotAvailable):
+            forwarder.other_leader(topic_id, index)
+        assert hints.leader_of(topic_id, index, NotLeaderOrFollower("")) == (-1, -1)
+    assert [each.node_id for each in hints.endpoints] == [2]

@@ -10,9 +10,10 @@ import pytest
 from mansio.broker.coordinator.share import lease_forwarder
 from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
-from mansio.broker.services.caller import ANONYMOUS, Caller
+from mansio.broker.routing.caller import ANONYMOUS, Caller
 from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
 from mansio.errors import ConnectionLost, CorruptLog, MansioError, RequestTimedOut
+from mansio.ports import ForwardedAnswer
 from mansio.testing.scheduler import SimulatedClock, Simulation
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
@@ -97,7 +98,7 @@ class FakeCluster:
     async def wait_for_records(self, node_id: int, group_id: str, topics: Collection[str]) -> bool:
         return await self.wait(node_id, 5_000)
 
-    async def release(self, node_id: int, group_id: str, member_id: str) -> None:
+    async def release(self, node_id: int, group_id: str, member_id: str, caller: Caller) -> None:
         self.released.append(node_id)
 
 
@@ -227,6 +228,11 @@ class FakePeers:
         answer: bytes = await promise
         return answer
 
+    async def forward(
+        self, node_id: int, request: bytes, *, timeout_ms: float, **_: object
+    ) -> ForwardedAnswer:
+        return ForwardedAnswer(await self.send(node_id, request, timeout_ms=timeout_ms))
+
     def waiting(self, node_id: int) -> list[Any]:
         return [promise for to, promise in self.requests if to == node_id and not promise.done()]
 
@@ -253,7 +259,7 @@ class Forwarding:
     def release(self, node_id: int) -> Any:
         async def run() -> None:
             try:
-                await self.forwarder.release(node_id, "g", MEMBER)
+                await self.forwarder.release(node_id, "g", MEMBER, ANONYMOUS)
             except MansioError as error:
                 self.outcomes.append(error)
             else:

@@ -131,7 +131,7 @@ def test_records_that_are_rejected_one_after_the_other_are_copied_in_batches(
 ) -> None:
     """The first one does not wait; what follows is collected until the batch is full or the time is over."""
     monkeypatch.setattr(dead_letter_manager, "LINGER_MS", 1e9)
-    monkeypatch.setattr(dead_letter_copies, "RECORDS_MAX", 20)
+    monkeypatch.setattr(dead_letter_copies, "COPIES_MAX", 20)
 
     async def check(room: DeadLetterBench) -> None:
         await room.topic()

@@ -113,6 +113,30 @@ def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repea
     assert sorted(reported) == [1, 2, 3]
 
 
+def test_a_wait_that_begins_while_others_are_completed_completes_none_of_them_twice() -> None:
+    bench = new_bench()
+    partition = bench.partition
+    reported: list[str] = []
+    for _ in range(2):
+        partition.append(batch(b"x"), urgent=False)
+    partition.request_flush()
+    for _ in range(3):
+        partition.append(batch(b"x"), urgent=False)
+
+    def first(error: MansioError | None) -> None:
+        reported.append(f"1 {error}")
+        assert not partition.when_committed(3, lambda error: reported.append(f"3 {error}"))
+
+    assert not partition.when_committed(1, first)
+    assert not partition.when_committed(2, lambda error: reported.append(f"2 {error}"))
+    assert not partition.when_committed(5, lambda error: reported.append(f"5 {error}"))
+    bench.background.run_one()
+    assert reported == ["1 None", "2 None"]
+    partition.request_flush()
+    bench.background.run_all()
+    assert reported == ["1 None", "2 None", "3 None", "5 None"]
+
+
 def test_failed_sync_fails_every_wait_and_every_later_append_and_keeps_serving_what_was_durable() -> None:
     bench = new_bench()
     bench.partition.append(batch(b"kept"))
@@ -152,7 +176,7 @@ def test_parked_readers_are_woken_by_the_commit_and_not_after_they_left() -> Non
 
     def first() -> None:
         woken.append("first")
-        bench.partition.unpark(first)
+        bench.partition.waits.unpark(first)
 
     def second() -> None:
         woken.append("second")

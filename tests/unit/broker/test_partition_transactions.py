@@ -14,7 +14,6 @@ import pytest
 
 from mansio.broker.log_view import snapshots
 from mansio.broker.partition.batch_processing import BatchProcessor
-from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.config.topic_names import OFFSETS_TOPIC
@@ -37,6 +36,7 @@ from mansio.wire.batch.isolation_filter import visible_batches
 from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.field_values import READ_COMMITTED
 from support.partition_bench import DIRECTORY, PartitionBench, small_bench
 from support.tiers import examples
 from unit.broker.test_batch_processing import ManualThread, rules
@@ -701,7 +701,7 @@ def test_a_batch_that_is_recompressed_while_its_transaction_ends_does_not_open_a
             with pytest.raises(StopIteration):
                 work.send(None)
         started.clear()
-        assert bench.partition.has_waiting_batches
+        assert bench.partition in found.batch_processor.queues
         bench.partition.append_marker(EndMarker(1, 0, False, 7))
         while thread.jobs:
             thread.run()

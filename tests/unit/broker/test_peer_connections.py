@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
-from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut
+from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut, StaleBrokerEpoch
 from mansio.host.clock import HostRandom
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.connection import ConnectionOptions
 from mansio.net.peer_connections import PeerConnections
+from mansio.ports import ForwardedAnswer
 from mansio.state.broker_handshake import BrokerIdentity, ClusterSecret
-from mansio.wire.api_versions import ApiKey
+from mansio.wire.api_versions import UNADVERTISED_SINCE, ApiKey
 from mansio.wire.apis import fetch
+from mansio.wire.codec import messages
+from mansio.wire.framing import LENGTH_BYTES
 from support.machine import scaled
 from unit.net.stub_broker import HANG_UP, SAY_NOTHING, TOPIC_ID, StubBroker
 
@@ -286,5 +289,58 @@ def test_a_listener_that_is_no_broker_of_this_version_gets_nothing() -> None:
                 await without.send(1, REQUEST, timeout_ms=5000)
             for one in (peers, without):
                 await one.close()
+
+    asyncio.run(run())
+
+
+# Requests for clients
+
+LEASES = messages.encode_request(
+    ApiKey.DESCRIBE_LEASES, 0, 0, "alice", {"group_id": "g", "topics": None, "ranges_max": 0}
+)[LENGTH_BYTES:]
+
+
+async def forward(broker: StubBroker, *, is_own: bool) -> ForwardedAnswer:
+    peers = peers_of(broker, {2: 7})
+    try:
+        return await peers.forward(1, LEASES, client_address="10.0.0.1", is_own=is_own, timeout_ms=5000)
+    finally:
+        await peers.close()
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_request_for_a_client_is_forwarded_with_its_address(is_own: bool) -> None:
+    async def run() -> None:
+        async with AuthenticatingBroker({2: 7}) as broker:
+            broker.offered[ApiKey.FORWARD_REQUEST] = (0, 0)
+            broker.answers[ApiKey.FORWARD_REQUEST] = lambda _: {"throttle_time_ms": 9, "response": b"found"}
+            assert await forward(broker, is_own=is_own) == ForwardedAnswer(b"found", 9)
+            (request,) = broker.asked(ApiKey.FORWARD_REQUEST)
+            assert (request.node_id, request.broker_epoch, request.is_own) == (2, 7, is_own)
+            assert (request.client_address, request.request) == ("10.0.0.1", LEASES)
+
+    asyncio.run(run())
+
+
+def test_a_refused_request_for_a_client_was_not_answered() -> None:
+    async def run() -> None:
+        async with AuthenticatingBroker({2: 7}) as broker:
+            broker.offered[ApiKey.FORWARD_REQUEST] = (0, 0)
+            broker.answers[ApiKey.FORWARD_REQUEST] = lambda _: {"error_code": StaleBrokerEpoch.kafka_code}
+            with pytest.raises(ConnectionLost, match="broker 1 did not accept the request"):
+                await forward(broker, is_own=False)
+
+    asyncio.run(run())
+
+
+def test_a_broker_that_supports_no_forwarded_requests_gets_the_request_of_the_client_itself() -> None:
+    async def run() -> None:
+        async with AuthenticatingBroker({2: 7}) as broker:
+            del broker.offered[UNADVERTISED_SINCE]
+            broker.answers[ApiKey.DESCRIBE_LEASES] = lambda _: {"topics": []}
+            answer = await forward(broker, is_own=False)
+            _, found = messages.decode_response_frame(ApiKey.DESCRIBE_LEASES, 0, answer.response)
+            assert (found.error_code, found.topics, answer.throttle_ms) == (0, [], 0)
+            assert [request.group_id for request in broker.asked(ApiKey.DESCRIBE_LEASES)] == ["g"]
 
     asyncio.run(run())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.broker.services.produce import ACKS_ALL, PendingProduce
 from mansio.errors import NotLeaderOrFollower, RequestTimedOut
 from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.field_values import ACKS_ALL
 from support.replicas import TOPIC, Cluster
 
 if TYPE_CHECKING:
+    from mansio.broker.services.produce import PendingProduce
     from support.replicas import Node
 
 

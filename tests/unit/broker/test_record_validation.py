@@ -10,14 +10,11 @@ from mansio.broker.features.deduplication.deduplicator import ID_READER
 from mansio.broker.features.delays.delay_manager import DELAY_READER
 from mansio.broker.features.priorities.priority_view import PRIORITY_READER
 from mansio.broker.partition import append, append_validation
-from mansio.broker.partition.append_validation import (
-    DECODED_RECORDS_MAX,
-    MISSING_KEY_MESSAGE,
-    REPORTED_RECORDS_MAX,
-)
+from mansio.broker.partition.append_validation import DECODED_RECORDS_MAX, MISSING_KEY_MESSAGE
 from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, MessageTooLarge
 from mansio.wire.batch import compression
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX, Codec
+from mansio.wire.batch.inspection import REPORTED_RECORDS_MAX
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from support.logs import ManualClock
 from support.partition_bench import RULES

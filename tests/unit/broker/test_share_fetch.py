@@ -146,8 +146,11 @@ def test_a_fetch_whose_connection_is_gone_takes_nothing_from_the_members_next_on
         assert (await again.fetch(0)).error_code == 0, "its session goes on over another connection"
         (waiting,) = room.service.share_partition_manager.parked
         (share_partition,) = room.service.share_partition_manager.share_partitions()
-        for place in (share_partition, room.partition):  # the records come in the same moment as the end
-            place.unpark(waiting._wake)  # type: ignore[attr-defined]
+        for parked_at in (
+            share_partition,
+            room.partition.waits,
+        ):  # the records come in the same moment as the end
+            parked_at.unpark(waiting._wake)  # type: ignore[attr-defined]
         await room.write(3)
         peer.close()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):

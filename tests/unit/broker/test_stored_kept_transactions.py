@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mansio.errors import InvalidProducerIdMapping, ProducerFenced
-from mansio.state.transactions.transaction import EPOCH_MAX
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 from mansio.wire.internal_records.transaction_records import encode_key
 from unit.broker.transactions_fixtures import CoordinatorRoom
 
@@ -99,7 +99,7 @@ def test_an_open_transaction_ends_by_its_timeout_or_without_one_by_the_highest(
         (OPEN_WITHOUT_TIMEOUT, (42, 4), (42, 5)),
         (KEPT, (42, 6), (42, 7)),
         (KEPT_WITH_TIMEOUT, (42, 6), (42, 7)),
-        (KEPT_EXHAUSTED, (42, EPOCH_MAX), None),
+        (KEPT_EXHAUSTED, (42, PRODUCER_EPOCH_MAX), None),
     ],
 )
 def test_a_new_producer_aborts_an_open_transaction_and_goes_on(
@@ -131,7 +131,7 @@ def test_the_last_producer_that_has_kept_a_transaction_can_still_end_it(
 
 def test_without_its_producer_id_a_transaction_cannot_be_committed() -> None:
     room = loaded(KEPT_EXHAUSTED)
-    for producer in ((42, EPOCH_MAX - 1), (42, EPOCH_MAX), (77, 0)):
+    for producer in ((42, PRODUCER_EPOCH_MAX - 1), (42, PRODUCER_EPOCH_MAX), (77, 0)):
         with pytest.raises(FENCED):
             room.end(producer)
         with pytest.raises(FENCED):
@@ -141,7 +141,7 @@ def test_without_its_producer_id_a_transaction_cannot_be_committed() -> None:
 def test_a_decision_is_carried_out_and_no_epoch_is_given_twice() -> None:
     room = loaded(KEPT_COMMITTED)
     assert results(room) == {("a", 0): [True], ("b", 0): [True]}
-    for producer in ((42, EPOCH_MAX), (77, 0), (77, 1)):
+    for producer in ((42, PRODUCER_EPOCH_MAX), (77, 0), (77, 1)):
         with pytest.raises(FENCED):
             room.add(producer)
     producer = room.begin()
@@ -153,5 +153,5 @@ def test_a_decision_is_carried_out_and_no_epoch_is_given_twice() -> None:
 def test_the_next_producer_of_an_exhausted_epoch_is_that_of_the_record() -> None:
     room = loaded(EXHAUSTED_COMMITTED)
     assert results(room) == {("a", 0): [True], ("b", 0): [True]}
-    assert room.end((42, EPOCH_MAX - 1)) == (77, 0)
+    assert room.end((42, PRODUCER_EPOCH_MAX - 1)) == (77, 0)
     room.add((77, 0))

@@ -27,9 +27,10 @@ from mansio.errors import (
     TransactionCoordinatorFenced,
     UnknownTopicOrPartition,
 )
-from mansio.state.transactions.transaction import EPOCH_MAX, Transaction
+from mansio.state.transactions.transaction import Transaction
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
 from unit.broker.groups_fixtures import MemoryPartition
 from unit.broker.transactions_fixtures import CoordinatorRoom
@@ -346,8 +347,8 @@ def test_a_producer_bumps_its_epoch_and_may_repeat_that() -> None:
 def test_an_exhausted_epoch_continues_with_a_new_producer_id() -> None:
     room = CoordinatorRoom()
     producer_id, _ = room.begin()
-    room.run(_store(room, Transaction(producer_id, EPOCH_MAX - 1, 60_000, updated_ms=0)))
-    producer = (producer_id, EPOCH_MAX - 1)
+    room.run(_store(room, Transaction(producer_id, PRODUCER_EPOCH_MAX - 1, 60_000, updated_ms=0)))
+    producer = (producer_id, PRODUCER_EPOCH_MAX - 1)
     room.add(producer)
     room.markers.held = True
     after = room.end(producer)
@@ -359,7 +360,7 @@ def test_an_exhausted_epoch_continues_with_a_new_producer_id() -> None:
     room.run_for(2_000)
     assert room.end(producer) == after, "a repeated end has the same answer"
     assert {(each.producer_id, each.producer_epoch) for _, each in room.markers.stored} == {
-        (producer_id, EPOCH_MAX)
+        (producer_id, PRODUCER_EPOCH_MAX)
     }
     room.add(after)
     room.end(after)
@@ -368,13 +369,13 @@ def test_an_exhausted_epoch_continues_with_a_new_producer_id() -> None:
 def test_an_exhausted_epoch_is_replaced_at_the_initialization() -> None:
     room = CoordinatorRoom()
     producer_id, _ = room.begin()
-    room.run(_store(room, Transaction(producer_id, EPOCH_MAX - 1, 60_000, updated_ms=0)))
-    room.add((producer_id, EPOCH_MAX - 1))
+    room.run(_store(room, Transaction(producer_id, PRODUCER_EPOCH_MAX - 1, 60_000, updated_ms=0)))
+    room.add((producer_id, PRODUCER_EPOCH_MAX - 1))
     newer = room.begin()
     assert newer[0] != producer_id
     assert newer[1] == 0
     with pytest.raises((InvalidProducerIdMapping, ProducerFenced)):
-        room.end((producer_id, EPOCH_MAX - 1))
+        room.end((producer_id, PRODUCER_EPOCH_MAX - 1))
 
 
 async def _store(room: CoordinatorRoom, transaction: Transaction) -> None:

@@ -17,6 +17,8 @@ from bench.peers.table import Entry
 from bench.peers.workloads import WORKLOADS, Run
 from rich.console import Console
 
+from support.machine import scaled
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -202,6 +204,24 @@ def mansio_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 QUEUES = itertools.count()
 
 
+def test_a_client_consumes_what_another_has_published(mansio_server: Server) -> None:
+    driver, queue = mansio_broker.OwnDriver(mansio_server.place.port), "counted"
+    clients.alone(lambda: driver.create(queue))
+    workloads.fill(driver, queue, SIZE, scaled(60), messages_max=SIZE, batch=SIZE)
+    published = SIZE + workloads.WARM_UP_PUBLISHES
+
+    async def take() -> int:
+        consumer = await driver.consumer(queue, confirmed=True)
+        taken = 0
+        while taken < published:
+            taken += len(await consumer.take(SIZE))
+        await consumer.close()
+        return taken
+
+    assert clients.alone(take, scaled(60)) == published
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("candidate", mansio_broker.candidates(), ids=lambda one: one.name)
 def test_mansios_rows_are_measured(
     candidate: Candidate, mansio_server: Server, monkeypatch: pytest.MonkeyPatch
@@ -209,7 +229,8 @@ def test_mansios_rows_are_measured(
     monkeypatch.setattr(workloads, "QUIET_WAIT_S", 0.0)
     workload = BATCH100 if candidate.is_raw else CONSUME100  # which publishes first
     queue = f"queue{next(QUEUES)}"
-    seconds = 1.0 if candidate.is_raw else 0.1  # from a process of its own, whose first record may be slow
+    # The raw load is a process of its own, whose first record may be slow.
+    seconds = scaled(1.0) if candidate.is_raw else 0.1
     run = workloads.measure(candidate, mansio_server, workload, queue=queue, size=SIZE, seconds=seconds)
     assert run.messages >= workload.batch
     assert run.messages_per_s == pytest.approx(run.messages / run.seconds, rel=0.02)

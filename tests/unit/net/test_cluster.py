@@ -18,10 +18,11 @@ from mansio.errors import (
 from mansio.net.addresses import parse_addresses
 from mansio.net.cluster import Cluster, check_top_level_error
 from mansio.net.connection import ConnectionOptions
-from mansio.net.offsets import EARLIEST, commit_offsets, list_offsets
+from mansio.net.offsets import commit_offsets, list_offsets
 from mansio.net.retry import call_with_retries, client_error_for_code
 from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import EARLIEST_TIMESTAMP
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
 from support.virtual_time import run_virtually
@@ -182,7 +183,8 @@ def test_only_failed_partitions_are_retried() -> None:
             broker.answers[ApiKey.LIST_OFFSETS] = answer
             cluster = cluster_of(broker.address)
             found = await list_offsets(
-                cluster, {TopicPartition("t", 0): EARLIEST, TopicPartition("t", 1): EARLIEST}
+                cluster,
+                {TopicPartition("t", 0): EARLIEST_TIMESTAMP, TopicPartition("t", 1): EARLIEST_TIMESTAMP},
             )
             assert {partition.partition: entry.offset for partition, entry in found.items()} == {0: 10, 1: 11}
             asked = [

@@ -31,7 +31,7 @@ from mansio.iceberg.result_table.table import CREATED_PROPERTY, open_existing_ta
 from mansio.pipelines import table_maintenance as maintenance
 from mansio.pipelines.table_maintenance import maintain_table
 from support.result_tables import append, live_rows, open_result, rows, upsert, write
-from support.tiers import examples
+from support.tiers import examples, repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +173,7 @@ def test_upsert_whose_files_were_merged_meanwhile_merges_its_rows_again(tmp_path
 
 
 @given(seed=st.randoms(use_true_random=False), moves=st.lists(st.integers(0, 5), min_size=3, max_size=9))
-@settings(max_examples=examples(2, 30))
+@settings(max_examples=examples(2, repetitions(12, 30), 300))
 def test_any_history_of_upserts_appends_and_maintenance_leaves_the_rows_of_the_batches(
     tmp_path_factory: pytest.TempPathFactory, seed: Any, moves: list[int]
 ) -> None:

@@ -10,10 +10,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from mansio.errors import ConfigError, RequestError
-from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.spark.arrow.schema import record_schema
 from mansio.spark.data_source import checked_columns
 from mansio.spark.options import SinkOptions, SourceOptions, selected_columns
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
@@ -47,8 +47,8 @@ def test_options_of_sparks_kafka_source_mean_the_same_here() -> None:
     assert parsed.subscription.topics == ("a", "z")
     assert parsed.starting_offsets.offsets == {
         TopicPartition("a", 0): 7,
-        TopicPartition("a", 1): EARLIEST,
-        TopicPartition("z", 0): LATEST,
+        TopicPartition("a", 1): EARLIEST_TIMESTAMP,
+        TopicPartition("z", 0): LATEST_TIMESTAMP,
     }
     assert not parsed.fail_on_data_loss
     assert (parsed.partitions_min, parsed.offsets_per_trigger_max, parsed.offsets_per_trigger_min) == (
@@ -69,9 +69,9 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
         batch.ending_offsets.offsets,
         stream.starting_offsets.offsets,
     ) == (
-        EARLIEST,
-        LATEST,
-        LATEST,
+        EARLIEST_TIMESTAMP,
+        LATEST_TIMESTAMP,
+        LATEST_TIMESTAMP,
     )
     assert batch.fail_on_data_loss
     assert batch.isolation_level == READ_COMMITTED

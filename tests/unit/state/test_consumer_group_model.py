@@ -39,7 +39,7 @@ from support.consumer_groups import (
     ModernClient,
     World,
 )
-from support.tiers import examples
+from support.tiers import examples, repetitions
 
 if TYPE_CHECKING:
     from mansio.state.classic_group.group import ClassicGroup
@@ -614,7 +614,9 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestConsumerGroup = GroupMachine.TestCase
-TestConsumerGroup.settings = settings(max_examples=examples(10, 300), stateful_step_count=50)
+TestConsumerGroup.settings = settings(
+    max_examples=examples(10, repetitions(100, 300), 3_000), stateful_step_count=50
+)
 pytest.mark.timeout(600)(TestConsumerGroup)
 
 

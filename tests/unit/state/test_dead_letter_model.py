@@ -25,7 +25,7 @@ from mansio.state.share_partition.types import (
 from mansio.wire.batch.record_batch import BatchHeader
 from support.present import present
 from support.share_store import Store
-from support.tiers import examples
+from support.tiers import examples, repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,7 +227,8 @@ class DeadLetterModel(RuleBasedStateMachine):
         assert self.state_machine.counts(self.now).dead == len(self.given_up)
 
 
-DeadLetterModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)
+EXAMPLES = examples(20, repetitions(100, 300), 5_000)
+DeadLetterModel.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 TestDeadLetterModel = DeadLetterModel.TestCase
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
-from mansio.state.producers import SEQUENCE_MAX, Duplicate, ProducerTable
+from mansio.state.producers import Duplicate, ProducerTable
 from mansio.wire.batch.record_batch import BatchHeader
+from mansio.wire.field_values import SEQUENCE_MAX
 
 
 def header(

@@ -163,3 +163,11 @@ def test_a_replica_lags_when_it_did_not_have_all_for_so_long() -> None:
     assert view.lagging_replicas(9999, 1000, 10) == frozenset(), (
         "whoever has all is not behind, however long nobody writes"
     )
+
+
+def test_a_single_node_continues_in_a_later_epoch_and_never_in_an_earlier_one() -> None:
+    progress = ReplicationProgress(1, 3, frozenset({1}), 5)
+    progress.continue_in_epoch(4)
+    assert (progress.leader_epoch, progress.high_watermark) == (4, 5)
+    progress.continue_in_epoch(2)
+    assert progress.leader_epoch == 4, "an epoch that has ended is not used again"

@@ -16,7 +16,7 @@ from mansio.state.consumer_group.types import ConsumerGroupSettings, Topics
 from mansio.state.share_group.group import ShareGroup, ShareHeartbeat
 from mansio.wire.internal_records.consumer_group_records import decode_group_record_key
 from support.present import present
-from support.tiers import examples
+from support.tiers import examples, repetitions
 
 IDS = {name: name.encode() * 16 for name in "xyz"}
 MEMBERS = st.sampled_from(("a", "b", "c", "d"))
@@ -204,5 +204,6 @@ class ShareGroupModel(RuleBasedStateMachine):
         assert self.log == before
 
 
-ShareGroupModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)
+EXAMPLES = examples(20, repetitions(100, 300), 5_000)
+ShareGroupModel.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=50)
 TestShareGroupModel = ShareGroupModel.TestCase

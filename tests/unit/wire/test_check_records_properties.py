@@ -19,7 +19,7 @@ from mansio.wire.batch.record_batch import (
     varint,
 )
 from mansio.wire.batch.record_reader import CHECKED_RECORDS_MAX, check_content, check_records
-from support.tiers import examples
+from support.tiers import examples, repetitions
 
 LENGTHS = st.sampled_from((6, 7, 63, 64, 100, 200))
 RUNS = st.lists(st.tuples(LENGTHS, st.sampled_from((1, 1, 2, 5, 9, 40))), min_size=1, max_size=6)
@@ -39,7 +39,7 @@ def is_walkable(data: bytes, count: int) -> bool:
     return position == len(data)
 
 
-@settings(max_examples=examples(100, 3_000), deadline=None)
+@settings(max_examples=examples(100, repetitions(1_000, 3_000), 30_000), deadline=None)
 @given(
     runs=RUNS,
     fill=st.booleans(),

@@ -20,7 +20,7 @@ from mansio.wire.batch.record_batch import (
     with_log_append_time,
 )
 from mansio.wire.batch.record_reader import Record, read_record_tuples, read_records
-from support.tiers import examples
+from support.tiers import examples, repetitions
 from unit.wire import record_oracle
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_many_and_long_records_equal_the_reference() -> None:
         assert as_rows(batch) == expected(batch)
 
 
-@settings(max_examples=examples(50, 800), deadline=None)
+@settings(max_examples=examples(50, repetitions(300, 800), 8_000), deadline=None)
 @given(
     given=records,
     position=st.integers(0, 300),

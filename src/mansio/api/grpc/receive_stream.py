@@ -19,17 +19,17 @@ from mansio.api.grpc.answers import records_response
 from mansio.api.grpc.conversion import error_of
 from mansio.api.grpc.requests import parse
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
+from mansio.broker.services.share_groups.receive_records import RECEIVED_RECORDS_MAX
 from mansio.errors import InvalidRequest
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
 
 if TYPE_CHECKING:
     from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.caller import Caller
 
 CREDITS_MAX: Final = 100_000
 RECORDS_DEFAULT: Final = 500
-RECORDS_MAX: Final = 10_000
 TOPICS_MAX: Final = 100
 WAIT_MS: Final = 10_000
 RETRY_S: Final = 0.2
@@ -61,8 +61,8 @@ class ReceiveStream:
         self._group = opening.group
         if not 1 <= len(opening.topics) <= TOPICS_MAX:
             raise InvalidRequest(f"topics: 1 to {TOPICS_MAX}")
-        if not 0 <= opening.max_records <= RECORDS_MAX:
-            raise InvalidRequest(f"max_records: 0 to {RECORDS_MAX}")
+        if not 0 <= opening.max_records <= RECEIVED_RECORDS_MAX:
+            raise InvalidRequest(f"max_records: 0 to {RECEIVED_RECORDS_MAX}")
         self._services.leases.check(opening.group, _lease_ms(opening))
         self._add_credits(first.credits)
         sending = asyncio.ensure_future(self._send(opening))
@@ -78,7 +78,8 @@ class ReceiveStream:
             await asyncio.gather(reading, sending, return_exceptions=True)
             for member in self._open:
                 self._services.scheduler.spawn(
-                    self._services.leases.release(self._group, member), name="release leases"
+                    self._services.leases.release(self._group, member, caller=self._caller),
+                    name="release leases",
                 )
 
     async def _next(self) -> Any:
@@ -146,7 +147,7 @@ class ReceiveStream:
                 await self._acknowledge(acknowledgements)
 
     async def _acknowledge(self, acknowledgements: list[Acknowledgement]) -> None:
-        results = await self._services.leases.acknowledge(self._group, acknowledgements)
+        results = await self._services.leases.acknowledge(self._group, acknowledgements, caller=self._caller)
         failed, closed = [], []
         for each, error in zip(acknowledgements, results, strict=True):
             if error is not None:

@@ -5,7 +5,7 @@ bytes of a request are enough for one. Therefore gRPC passes the bytes of messag
 
 Invariants:
 * One call of the parser parses at most `SMALL_BYTES`, or `FIELDS_MAX` fields, fields of nested messages included.
-* A request has at most `RECORDS_MAX` records with `HEADERS_MAX` headers together.
+* A request has at most `PUBLISHED_RECORDS_MAX` records with `HEADERS_MAX` headers together.
 * Of the large requests one is parsed at a time, and what is being stored has at most `BUDGET_BYTES`.
 """
 
@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.conversion import new_records
 from mansio.api.request_budget import RequestBudget
-from mansio.broker.services.publish_records import RECORDS_MAX, joined_records
+from mansio.broker.services.publish_records import PUBLISHED_RECORDS_MAX, joined_records
 from mansio.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Requests:
         `TooManyRequests`."""
         if len(data) <= SMALL_BYTES:
             request = _parsed(pb.PublishRequest, data)
-            if len(request.records) > RECORDS_MAX:
-                raise InvalidRequest(f"more than {RECORDS_MAX} records in one request")
+            if len(request.records) > PUBLISHED_RECORDS_MAX:
+                raise InvalidRequest(f"more than {PUBLISHED_RECORDS_MAX} records in one request")
             yield Publication(request.topic, new_records(request))
             return
         with self._budget.parsed(len(data)):
@@ -115,8 +115,8 @@ def _pieces(data: bytes) -> Iterator[tuple[int, int]]:
             records += 1
         else:
             others += 1
-        if records > RECORDS_MAX or others > OTHER_FIELDS_MAX:
-            raise InvalidRequest(f"more than {RECORDS_MAX} records in one request, or other fields")
+        if records > PUBLISHED_RECORDS_MAX or others > OTHER_FIELDS_MAX:
+            raise InvalidRequest(f"more than {PUBLISHED_RECORDS_MAX} records in one request, or other fields")
     yield start, len(data)
 
 

@@ -23,7 +23,7 @@ from mansio.api.routing.group_offsets import reset_group_offsets
 from mansio.api.routing.publishing import publish_records
 from mansio.api.routing.read_records import read_records
 from mansio.broker.coordinator.group.group_inspection import SHARE
-from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
+from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.broker.services.share_groups.leases import Acknowledgement
 from mansio.client.admin.transactions import HANGING_OPEN_MS_MIN
 from mansio.client.types import Message
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mansio.client import Client
     from mansio.ports import Clock
 
-CLIENT_ID: Final = "mansio-grpc"
+GRPC_CLIENT_ID: Final = "mansio-grpc"
 """Client id of calls without `CLIENT_ID_KEY` and `user-agent` in their metadata."""
 
 CLIENT_ID_KEY: Final = "mansio-client-id"
@@ -134,22 +134,23 @@ class MansioService:
     async def Receive(self, _requests: Any, context: Any) -> None:  # noqa: N802
         await ReceiveStream(self._services, context, caller_of(context, self._services.clock)).run()
 
-    async def Ack(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def Ack(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._acknowledge(
-            request.group, [Acknowledgement(each, ACCEPT) for each in request.receipts]
+            context, request.group, [Acknowledgement(each, ACCEPT) for each in request.receipts]
         )
 
-    async def Retry(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        return await self._acknowledge(request.group, acknowledgements_of(RELEASE, request.records))
+    async def Retry(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(context, request.group, acknowledgements_of(RELEASE, request.records))
 
-    async def Reject(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        return await self._acknowledge(request.group, acknowledgements_of(REJECT, request.records))
+    async def Reject(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(context, request.group, acknowledgements_of(REJECT, request.records))
 
-    async def Extend(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        return await self._acknowledge(request.group, acknowledgements_of(RENEW, request.records))
+    async def Extend(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._acknowledge(context, request.group, acknowledgements_of(RENEW, request.records))
 
-    async def _acknowledge(self, group: str, acknowledgements: list[Acknowledgement]) -> Any:
-        results = await self._services.leases.acknowledge(group, acknowledgements)
+    async def _acknowledge(self, context: Any, group: str, acknowledgements: list[Acknowledgement]) -> Any:
+        caller = caller_of(context, self._services.clock)
+        results = await self._services.leases.acknowledge(group, acknowledgements, caller=caller)
         failed = [
             pb.FailedAcknowledgement(receipt=each.receipt, error=error_of(error))
             for each, error in zip(acknowledgements, results, strict=True)
@@ -448,7 +449,7 @@ def caller_of(context: Any, clock: Clock) -> Caller:
     metadata = dict(context.invocation_metadata() or ())
     client_id = metadata.get(CLIENT_ID_KEY)
     if client_id is None:
-        client_id = str(metadata.get("user-agent", CLIENT_ID))[:CLIENT_ID_CHARACTERS_MAX]
+        client_id = str(metadata.get("user-agent", GRPC_CLIENT_ID))[:CLIENT_ID_CHARACTERS_MAX]
     check_client_id(client_id)
     left_s = context.time_remaining()
     deadline = None if left_s is None else clock.monotonic() + left_s

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from mansio.api.routing.routed_clients import REQUEST_TIMEOUT_MS
+from mansio.api.routing.routed_clients import ROUTED_TIMEOUT_MS
 from mansio.broker.services.publish_records import PublishedRecord, ranges_of
 from mansio.errors import ConnectionLost, InvalidRecord, MansioError, NotLeaderOrFollower
 from mansio.host.clock import UNIX_EPOCH
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.api.routing.routed_clients import RoutedClients
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.caller import Caller
     from mansio.broker.services.publish_records import PublishResult, RecordToPublish
     from mansio.client import Client
 
@@ -45,7 +45,7 @@ async def publish_records(
     """Append records, here or on the brokers that lead their partitions. Results and errors are those of
     `PublishService.publish_records`. A client over its quota gets them after the throttle time."""
     result = await services.publish.publish_records(
-        topic, records, timeout_ms=REQUEST_TIMEOUT_MS, caller=caller
+        topic, records, timeout_ms=ROUTED_TIMEOUT_MS, caller=caller
     )
     if services.cluster is not None:
         result = await _forward_refused(services, clients, topic, records, result, caller)
@@ -80,7 +80,7 @@ async def _forward_refused(
         asyncio.ensure_future(_send(client, topic, records[position], found[position].partition)): position
         for position in positions
     }
-    timeout_s = caller.timeout_ms(REQUEST_TIMEOUT_MS, services.clock.monotonic()) / 1000
+    timeout_s = caller.timeout_ms(ROUTED_TIMEOUT_MS, services.clock.monotonic()) / 1000
     done, late = await asyncio.wait(sends, timeout=timeout_s)
     for send in done:
         found[sends[send]] = send.result()

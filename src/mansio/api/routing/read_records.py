@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mansio.client.types import Message
     from mansio.wire.topic_partition import TopicPartition
 
-RECORDS_MAX: Final = 10_000
+READ_RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 8 << 20
 WAIT_MS_MAX: Final = 30_000
 POLL_MS: Final = 500
@@ -88,9 +88,11 @@ async def read_records(
     `RECORD_BYTES_MAX`, are skipped and listed; after `UNREADABLE_MAX` of these ranges the call returns.
 
     Raises `UnknownTopicOrPartition`, `OffsetOutOfRange`, and `InvalidRequest` for a limit out of range."""
-    if not (1 <= max_records <= RECORDS_MAX and 1 <= max_bytes <= BYTES_MAX and 0 <= wait_ms <= WAIT_MS_MAX):
+    if not (
+        1 <= max_records <= READ_RECORDS_MAX and 1 <= max_bytes <= BYTES_MAX and 0 <= wait_ms <= WAIT_MS_MAX
+    ):
         raise InvalidRequest(
-            f"limits: 1 to {RECORDS_MAX} records, 1 to {BYTES_MAX} bytes, 0 to {WAIT_MS_MAX} ms of waiting"
+            f"limits: 1 to {READ_RECORDS_MAX} records, 1 to {BYTES_MAX} bytes, 0 to {WAIT_MS_MAX} ms of waiting"
         )
     await _check_start(client, partition, start if isinstance(start, int) else None)
     loop = asyncio.get_running_loop()

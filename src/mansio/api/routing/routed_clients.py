@@ -18,18 +18,18 @@ from mansio.errors import ConnectionLost
 from mansio.net.cluster import UNKNOWN_NODE, Cluster
 from mansio.net.connection import Connection, ConnectionOptions
 from mansio.ports import RequestClass
-from mansio.wire.api_versions import ApiKey
+from mansio.wire.api_versions import UNADVERTISED_SINCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.api.kafka.server.listener import KafkaServer
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.net.connection import BrokerConnection
     from mansio.net.metadata import Node
-    from mansio.ports import Peers
+    from mansio.ports import ForwardingPeers
 
-REQUEST_TIMEOUT_MS: Final = 30_000
+ROUTED_TIMEOUT_MS: Final = 30_000
 """Time after which the outcome of a request is unknown."""
 
 PUBLISHER_CLIENT_ID: Final = "mansio-publisher"
@@ -37,14 +37,11 @@ PUBLISHER_CLIENT_ID: Final = "mansio-publisher"
 SMALL_CHANNELS: Final = frozenset({"main", "group", PRODUCE_CHANNEL})
 """Channels of `Cluster` whose responses are small; the others are those of consumers."""
 
-FORWARDS_SINCE: Final = ApiKey.DESCRIBE_HEALTH
-"""A broker that advertises this API takes forwarded requests, which are not advertised: both are new in version 0.2."""
-
 
 class RoutedClients:
     """Clients of one broker. All methods run on its event loop."""
 
-    def __init__(self, server: KafkaServer, peers: Callable[[RequestClass], Peers] | None) -> None:
+    def __init__(self, server: KafkaServer, peers: Callable[[RequestClass], ForwardingPeers] | None) -> None:
         """`peers`: returns the connections to other brokers for a class of requests; None on a single node."""
         self._server = server
         self._peers = peers
@@ -89,7 +86,7 @@ class RoutedClients:
             return await self._connect(node, channel, caller, options, throttle)
 
         own_address = str(Address(*self._server.listener))
-        options = ConnectionOptions(client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
+        options = ConnectionOptions(client_id=client_id, request_timeout_ms=ROUTED_TIMEOUT_MS)
         return Client(Cluster(own_address, options=options, connect=connect))
 
     async def _connect(
@@ -103,7 +100,7 @@ class RoutedClients:
         if self._peers is None:
             raise ConnectionLost(f"broker {node.node_id} is not part of a cluster")
         negotiated = await self._negotiate(node)
-        if FORWARDS_SINCE in negotiated.versions:
+        if UNADVERTISED_SINCE in negotiated.versions:
             is_small = channel in SMALL_CHANNELS
             peers = self._peers(RequestClass.CLIENT_REQUESTS if is_small else RequestClass.CLIENT_READS)
             return ForwardedConnection(node, self._server, peers, caller, options, negotiated, throttle)

@@ -15,26 +15,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.kafka.server.direct_requests import DirectRequest
-from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut, error_for_code
+from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut
 from mansio.net.connection import BrokerConnection
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.tracebacks import without_traceback
-from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from mansio.wire.codec import messages
+from mansio.wire.api_versions import SUPPORTED_APIS
 from mansio.wire.framing import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mansio.api.kafka.server.listener import KafkaServer
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.net.connection import ConnectionOptions, Waiter
     from mansio.net.metadata import Node
-    from mansio.ports import Buffer, Clock, Peers, Scheduler, Timer
+    from mansio.ports import Buffer, Clock, ForwardingPeers, Scheduler, Timer
 
-
-FORWARD_VERSION: Final = 0
-FORWARDING_CLIENT_ID: Final = "mansio-forwarder"
 
 OWN_VERSIONS: Final = {int(api.key): (api.min_version, api.max_version) for api in SUPPORTED_APIS.values()}
 
@@ -215,7 +211,7 @@ class ForwardedConnection(RoutedConnection):
         self,
         node: Node,
         server: KafkaServer,
-        peers: Peers,
+        peers: ForwardingPeers,
         caller: Caller | None,
         options: ConnectionOptions,
         negotiated: BrokerConnection,
@@ -225,7 +221,6 @@ class ForwardedConnection(RoutedConnection):
         super().__init__((node.host, node.port), options, server.service.scheduler, throttle)
         self.versions, self.features = negotiated.versions, negotiated.features
         self._node_id = node.node_id
-        self._service = server.service
         self._peers = peers
         self._caller = caller
 
@@ -236,38 +231,18 @@ class ForwardedConnection(RoutedConnection):
     async def _forward(self, correlation_id: int, frame: bytes, timeout_ms: float) -> None:
         response: bytes | MansioError = ConnectionLost("interrupted by an unexpected error")
         throttle_ms = 0
+        caller = self._caller
         try:
-            answer = await self._peers.send(self._node_id, self._encode(frame), timeout_ms=timeout_ms)
-            _, found = messages.decode_response_frame(ApiKey.FORWARD_REQUEST, FORWARD_VERSION, answer)
-            throttle_ms = found.throttle_time_ms
-            if (
-                found.error_code
-            ):  # of the forwarding, such as an epoch that the other broker does not know yet
-                refusal = error_for_code(found.error_code, found.error_message or "")
-                response = ConnectionLost(f"{self._name} did not accept the request: {refusal.message}")
-            else:
-                response = found.response
+            response, throttle_ms = await self._peers.forward(
+                self._node_id,
+                frame,
+                client_address="" if caller is None else caller.address,
+                is_own=caller is None,
+                timeout_ms=timeout_ms,
+            )
         except BrokerUnreachable as error:  # as a client that cannot connect
             response = ConnectionLost(error.message)
         except MansioError as error:
             response = without_traceback(error)
         finally:
             self._answer(correlation_id, response, throttle_ms)
-
-    def _encode(self, frame: bytes) -> bytes:
-        """Return the ForwardRequest with a request of the caller. Raises `ConnectionLost` while this broker has no
-        session."""
-        cluster, caller = self._service.cluster, self._caller
-        session = None if cluster is None else cluster.session()
-        if session is None:
-            raise ConnectionLost("this broker has no session")
-        fields = {
-            "node_id": self._service.settings.node_id,
-            "broker_epoch": session.epoch,
-            "is_own": caller is None,
-            "client_address": "" if caller is None else caller.address,
-            "request": frame,
-        }
-        return messages.encode_request(
-            ApiKey.FORWARD_REQUEST, FORWARD_VERSION, 0, FORWARDING_CLIENT_ID, fields
-        )

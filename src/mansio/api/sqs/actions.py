@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from mansio.api.sqs.queues.messages import Message
     from mansio.api.sqs.queues.queue_service import Queue, QueueService, SentMessage
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.ports import Clock
 
 BATCH_MAX: Final = 10
@@ -257,7 +257,7 @@ class Actions:
             work.cancel()
             await asyncio.wait({work})
         if call.disconnected.done():
-            await self._queues.release(queue, member_id)
+            await self._queues.release(queue, member_id, caller=call.caller)
             return {}
         found = [self._received(call, queue, each) for each in messages]
         return {"Messages": found} if found else {}
@@ -303,19 +303,19 @@ class Actions:
         return found
 
     async def _delete_message(self, call: Invocation) -> dict[str, Any]:
-        _raise_first(
-            await self._queues.delete_messages(self._queue(call), [call.parameters["ReceiptHandle"]])
-        )
+        handles = [call.parameters["ReceiptHandle"]]
+        _raise_first(await self._queues.delete_messages(self._queue(call), handles, caller=call.caller))
         return {}
 
     async def _delete_message_batch(self, call: Invocation) -> dict[str, Any]:
         queue, entries = self._queue(call), _entries(call)
-        results = await self._queues.delete_messages(queue, [entry["ReceiptHandle"] for entry in entries])
+        handles = [entry["ReceiptHandle"] for entry in entries]
+        results = await self._queues.delete_messages(queue, handles, caller=call.caller)
         return _batch_of(entries, results)
 
     async def _change_message_visibility(self, call: Invocation) -> dict[str, Any]:
         change = call.parameters["ReceiptHandle"], _visibility(call.parameters)
-        _raise_first(await self._queues.change_visibility(self._queue(call), [change]))
+        _raise_first(await self._queues.change_visibility(self._queue(call), [change], caller=call.caller))
         return {}
 
     async def _change_message_visibility_batch(self, call: Invocation) -> dict[str, Any]:
@@ -330,7 +330,7 @@ class Actions:
                 results.append(None)
             except QueueError as error:
                 results.append(without_traceback(error))
-        found = iter(await self._queues.change_visibility(queue, changes))
+        found = iter(await self._queues.change_visibility(queue, changes, caller=call.caller))
         return _batch_of(entries, [next(found) if each is None else each for each in results])
 
     # Message move tasks

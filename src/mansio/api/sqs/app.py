@@ -38,7 +38,7 @@ from mansio.api.sqs.queues.queue_errors import (
 from mansio.api.sqs.queues.queue_service import QueueService
 from mansio.api.sqs.shapes import REQUESTS, checked
 from mansio.api.sqs.signature import SignedRequest, check_signature, read_access_keys
-from mansio.broker.services.caller import Caller
+from mansio.broker.routing.caller import Caller
 from mansio.errors import MansioError, Unavailable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
 
-CLIENT_ID: Final = "mansio-sqs"
+SQS_CLIENT_ID: Final = "mansio-sqs"
 """Client id of requests without an access key."""
 
 TARGET_PREFIX: Final = "AmazonSQS."
@@ -149,7 +149,7 @@ class SqsEndpoint:
     ) -> dict[str, Any]:
         address = request.client
         caller = Caller(
-            client_id=access_key or CLIENT_ID,
+            client_id=access_key or SQS_CLIENT_ID,
             address="" if address is None else address.host,
         )
         base_url = f"{request.url.scheme}://{request.headers['host']}"

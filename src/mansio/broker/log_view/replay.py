@@ -39,7 +39,7 @@ SLICE_BYTES: Final = 256 << 10
 """Number of batches, of the records or ids in them, and of the decoded bytes, after which a slice of the event loop
 ends: about 1 ms."""
 
-RETRY_MS: Final = 10_000
+READ_RETRY_MS: Final = 10_000
 """Time after which a part of the log that could not be read is read again."""
 
 View = TypeVar("View", bound=LogView[Any])
@@ -208,7 +208,7 @@ class ViewReplay(Generic[View]):
                     break
         except (MansioError, OSError) as error:
             if not self._leave_out(error):
-                self._scheduler.call_later(RETRY_MS, self._read_slice)
+                self._scheduler.call_later(READ_RETRY_MS, self._read_slice)
                 return
         if self.applied_end < log.end_offset:
             self._scheduler.call_soon(self._read_slice)

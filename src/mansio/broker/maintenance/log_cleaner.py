@@ -19,7 +19,6 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.broker.features.holds.retention_holds import RetentionHoldHook
-from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import MansioError
 from mansio.logs import fields
@@ -32,6 +31,7 @@ from mansio.storage.compaction_run import (
     is_transient,
     plan_log_compaction,
 )
+from mansio.wire.field_values import READ_COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

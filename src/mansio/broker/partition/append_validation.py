@@ -31,7 +31,7 @@ from mansio.errors import (
 from mansio.ports import DESCRIPTOR_ERRNOS, DISK_FULL_ERRNOS
 from mansio.tracebacks import copied
 from mansio.wire.batch.compression import DECOMPRESSED_BYTES_MAX
-from mansio.wire.batch.inspection import InspectedBatch
+from mansio.wire.batch.inspection import REPORTED_RECORDS_MAX, InspectedBatch
 from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, TimestampType
 from mansio.wire.batch.record_reader import decompress_batch, read_records, scan_records
 
@@ -175,9 +175,6 @@ than 0.2 ms."""
 INLINE_RECORDS_MAX: Final = 1_000
 """Number of records up to which a batch is inspected on the event loop; it takes some milliseconds."""
 
-REPORTED_RECORDS_MAX = 1000
-"""Maximum number of record errors in one response."""
-
 REJECTED_DECODED_BYTES_MAX = 4 << 20
 """Decompressed size up to which a batch with invalid timestamps is decoded to find the invalid records."""
 
@@ -219,8 +216,8 @@ def check_record_count(name: str, header: BatchHeader) -> None:
     Raises `MessageTooLarge` for more than `DECODED_RECORDS_MAX`, after which clients send smaller batches."""
     if header.record_count > DECODED_RECORDS_MAX:
         raise MessageTooLarge(
-            f"{name}: a batch of {header.record_count} records; a topic that is compacted, or has delays, priorities or"
-            f" deduplication, accepts at most {DECODED_RECORDS_MAX}"
+            f"{name}: a batch of {header.record_count} records; a topic whose records are read on append accepts at"
+            f" most {DECODED_RECORDS_MAX}"
         )
 
 

@@ -170,8 +170,9 @@ class BatchProcessor:
     def __init__(self, background: Background) -> None:
         self.background = background
         """The thread, also for other work that decompresses much."""
-        self._queues: dict[Partition, deque[_QueuedAppend]] = {}
-        """Waiting batches. Between method calls the thread has the first batch of each queue, and no other."""
+        self.queues: dict[Partition, deque[_QueuedAppend]] = {}
+        """Waiting batches of clients; later ones of the partition must be appended after them. Between method calls the
+        thread has the first batch of each queue, and no other."""
         self._client_bytes: dict[Hashable, int] = {}
         self.queued_bytes = 0
         """Number of bytes of all waiting batches: for each the larger of its size as sent and decompressed."""
@@ -217,7 +218,7 @@ class BatchProcessor:
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
             outcome: AppendResult | MansioError | RebuildRequired | None = None
-            if not (was_tried or partition in self._queues or needs_thread(records, rules)):
+            if not (was_tried or partition in self.queues or needs_thread(records, rules)):
                 batch = records if target is None else _recompress_inline(records, target)
                 if batch is not None:
                     outcome = self._append(
@@ -260,12 +261,11 @@ class BatchProcessor:
         entry.records = bytes(records)
         if entry.result is not None:
             entry.result = entry.records
-        queue = self._queues.get(partition)
+        queue = self.queues.get(partition)
         if queue is not None:
             queue.append(entry)
         elif self._submit(partition, entry):
-            self._queues[partition] = deque((entry,))
-            partition.has_waiting_batches = True
+            self.queues[partition] = deque((entry,))
         else:
             self._complete(partition, entry)
 
@@ -375,7 +375,7 @@ class BatchProcessor:
 
     def _append_ready(self, partition: Partition) -> None:
         """Append the queued batches before the next one that needs the thread, and submit that one."""
-        queue = self._queues[partition]
+        queue = self.queues[partition]
         while queue:
             entry = queue[0]
             if entry.result is None and self._submit(partition, entry):
@@ -383,8 +383,7 @@ class BatchProcessor:
             if not self._complete(partition, entry):
                 return
             queue.popleft()
-        del self._queues[partition]
-        partition.has_waiting_batches = False
+        del self.queues[partition]
 
     def _complete(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Append a batch, unless its processing failed, and call its `on_appended`. Returns False if the batch was

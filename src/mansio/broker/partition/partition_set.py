@@ -314,8 +314,10 @@ class PartitionSet:
         """Make the partitions of an existing topic available to requests, or apply the topic's changed settings."""
         served = _IndexedTopic(topic, self.partitions_or_errors(topic))
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
-            if isinstance(partition, Partition) and not self._clustered:
-                partition.replica.leader_epoch = state.leader_epoch
+            if self._clustered or not isinstance(partition, Partition):
+                continue
+            if (progress := partition.leader_progress) is not None:
+                progress.continue_in_epoch(state.leader_epoch)
         self._apply_settings(served.partitions, self._settings_of(topic))
         self._index_topic(served)
 

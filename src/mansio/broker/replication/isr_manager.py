@@ -47,8 +47,8 @@ CHANGES_IN_FLIGHT_MAX: Final = 32
 """Maximum number of changes of different partitions in flight."""
 
 CHECK_INTERVAL_MS: Final = 500
-RETRY_MS: Final = 200
-CHANGE_BACKOFF: Final = Backoff(RETRY_MS, 2_000, jitter=0)
+ISR_RETRY_MS: Final = 200
+CHANGE_BACKOFF: Final = Backoff(ISR_RETRY_MS, 2_000, jitter=0)
 
 
 class _LeaderPartition:
@@ -274,7 +274,9 @@ class IsrManager:
                 return
             break
         await self._read_with_retries(entry)
-        await self._scheduler.sleep(RETRY_MS)  # whatever the reason, the metadata image has to catch up first
+        await self._scheduler.sleep(
+            ISR_RETRY_MS
+        )  # whatever the reason, the metadata image has to catch up first
 
     async def _read_with_retries(self, entry: _LeaderPartition) -> None:
         failures = 0

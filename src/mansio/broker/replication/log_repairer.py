@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CLIENT_ID: Final = "mansio-repair"
+REPAIR_CLIENT_ID: Final = "mansio-repair"
 FETCH_BYTES_MAX: Final = 1 << 20
 PARTITIONS_MAX: Final = 10_000
 """Maximum number of partitions whose damage is known."""
@@ -258,7 +258,7 @@ class LogRepairer:
             else:
                 del self._damaged[key]
                 partition.storage_health.record_repair(*key)
-        self._scheduler.call_soon(partition.on_verified)
+        self._scheduler.call_soon(partition.waits.wake_all)
 
     async def _attempt_repairs(self, partition: Partition, damage: _Damage, offsets: Sequence[int]) -> None:
         """Repair the damaged segments whose next attempt is due; update the failures in `damage`."""
@@ -380,7 +380,7 @@ class LogRepairer:
         request = encode_request(
             fetch.REPLICA_FETCH_VERSION,
             0,
-            CLIENT_ID,
+            REPAIR_CLIENT_ID,
             [(None, partition.topic_id.bytes, [wanted])],
             max_wait_ms=0,
             min_bytes=0,

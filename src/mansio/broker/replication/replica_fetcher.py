@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 FETCH_VERSION: Final = fetch.REPLICA_FETCH_VERSION
 """Version of Fetch requests between brokers."""
 
-CLIENT_ID: Final = "mansio-follower"
-CLIENT_ID_BYTES: Final = CLIENT_ID.encode()
+FOLLOWER_CLIENT_ID: Final = "mansio-follower"
+FOLLOWER_CLIENT_ID_BYTES: Final = FOLLOWER_CLIENT_ID.encode()
 FLUSH_WAIT_MS: Final = 20
 """Delay before a partition is tried again whose log is being flushed, which a truncation or a fetch has to wait for."""
 
@@ -302,7 +302,7 @@ class ReplicaFetcher:
             )
         if len(requested) <= fetch.ONE_BYTE_COUNT_MAX:
             return fetch.encode_replica_request(
-                CLIENT_ID_BYTES,
+                FOLLOWER_CLIENT_ID_BYTES,
                 topics,
                 max_wait_ms=wait_ms,
                 max_bytes=settings.response_bytes_max,
@@ -312,7 +312,7 @@ class ReplicaFetcher:
         return encode_request(
             FETCH_VERSION,
             0,
-            CLIENT_ID,
+            FOLLOWER_CLIENT_ID,
             [(None, topic_id, partitions) for topic_id, partitions in topics.items()],
             max_wait_ms=wait_ms,
             min_bytes=1,

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RETRY_MS = 1000
+STORAGE_RETRY_MS = 1000
 """Delay before opening or removing a topic is retried after a disk error, doubled each time; also the interval of the
 check for failed logs."""
-RETRY_MS_MAX = 60_000
-RETRY_BACKOFF = Backoff(RETRY_MS, RETRY_MS_MAX, jitter=0)
+STORAGE_RETRY_MS_MAX = 60_000
+RETRY_BACKOFF = Backoff(STORAGE_RETRY_MS, STORAGE_RETRY_MS_MAX, jitter=0)
 
 
 class ReplicaManager:
@@ -96,7 +96,7 @@ class ReplicaManager:
         for topic in self._state.topics.values():
             self._serve_and_apply(topic)
         self._scheduler.spawn(self._open_and_remove_topics(), name="open and close partitions")
-        self._scheduler.call_later(RETRY_MS, self._check_failures)
+        self._scheduler.call_later(STORAGE_RETRY_MS, self._check_failures)
 
     def stop(self) -> None:
         """Stop the task that opens and removes logs."""
@@ -240,7 +240,7 @@ class ReplicaManager:
             await self._on_topics_created(self._state.revision)
         except MansioError as error:
             logger.warning("metadata_revision_not_recorded", extra=fields(reason=error))
-            self._scheduler.call_later(RETRY_MS, self._retry_store_metadata_revision)
+            self._scheduler.call_later(STORAGE_RETRY_MS, self._retry_store_metadata_revision)
 
     def _retry_store_metadata_revision(self) -> None:
         self._has_created_topics = True
@@ -263,7 +263,7 @@ class ReplicaManager:
         failed += self._unopened_partitions()
         if failed:
             self._scheduler.spawn(self._resign_partitions(failed), name="give up failed partitions")
-        self._scheduler.call_later(RETRY_MS, self._check_failures)
+        self._scheduler.call_later(STORAGE_RETRY_MS, self._check_failures)
 
     def _unopened_partitions(self) -> Iterator[tuple[UUID, int]]:
         """Yield in-sync replicas of this broker that could not be opened at the last attempt because of the disk."""

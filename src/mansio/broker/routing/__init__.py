@@ -1,1 +1,1 @@
-"""Requests of a broker to the broker that is responsible for a key."""
+"""Requests of a broker to the broker that is responsible for a key, and the caller for which it sends them."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from mansio.config.config_def import ResourceType
 from mansio.config.item_limit import too_many_items
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 
 ENTRIES_MAX: Final = 250_000
 """Settings after which a describe request gets errors for its remaining resources; as many as 10,000 topics have."""
-
-
-class ResourceType(IntEnum):
-    """Kinds of resources that have settings, as Kafka numbers them."""
-
-    TOPIC = 2
-    BROKER = 4
-    GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -435,7 +435,7 @@ class ParkedFetch:
             for want in wanted:
                 partition = service._partitions.find(name, topic_id, want.index)
                 if self.is_by_follower:
-                    partition.park_follower(self.wake)
+                    partition.waits.park_follower(self.wake)
                 else:
                     partition.park(self.wake, self._request.isolation_level)
                 self._partitions[partition] = None
@@ -469,9 +469,9 @@ class ParkedFetch:
             self._timer = None
         for partition in self._partitions:
             if self.is_by_follower:
-                partition.unpark_follower(self.wake)
+                partition.waits.unpark_follower(self.wake)
             else:
-                partition.unpark(self.wake)
+                partition.waits.unpark(self.wake)
         self._partitions.clear()
         self._service.parked.pop(self, None)
 

@@ -44,6 +44,7 @@ from mansio.ports import complete
 from mansio.tracebacks import without_traceback
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import HEADER_BYTES, read_header
+from mansio.wire.field_values import ACKS_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
 
     TopicResults = tuple[str | None, bytes | None, list["BatchResult"]]
 
-ACKS_ALL: Final = -1
-ACKS_NONE: Final = 0
 
 TIMEOUT_CHECK_INTERVAL_MS: Final = 1000
 """Interval at which the listener must call `ProduceService.time_out_requests`."""
@@ -192,7 +191,7 @@ class ProduceService:
             if (
                 was_tried
                 or rules.compression is not None
-                or partition.has_waiting_batches
+                or partition in self._partitions.batch_processor.queues
                 or needs_thread(records, rules)
             ):
                 raise ProcessingRequired(partition, was_tried=was_tried)

@@ -20,8 +20,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
-from mansio.broker.services.caller import ANONYMOUS
-from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.config.topic_config import DEDUP_MS, DELAY_ENABLE, PRIORITY_ENABLE
 from mansio.errors import (
     DeduplicationNotEnabled,
@@ -42,13 +41,14 @@ from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, ID_BYTES_MAX
 from mansio.wire.batch.delay_headers import DELAY_HEADER, DELIVER_AT_HEADER
 from mansio.wire.batch.priority_header import PRIORITY_HEADER, PRIORITY_NAMES
 from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, build_value_only_batch
+from mansio.wire.field_values import ACKS_ALL, ACKS_NONE
 from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.produce import BatchResult, PendingProduce, ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.topics.topics import TopicService
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import Header
     from mansio.wire.batch.record_batch import NewRecord as BatchRecord
 
-RECORDS_MAX: Final = 10_000
+PUBLISHED_RECORDS_MAX: Final = 10_000
 """Maximum number of records in one call."""
 
 RECORD_OVERHEAD_BYTES_MAX: Final = 40
@@ -327,8 +327,8 @@ class PublishService:
         """
         if acks == ACKS_NONE or not -1 <= acks <= 1:
             raise InvalidRequiredAcks(f"acks={acks}: must be 1 or -1 (all)")
-        if len(records) > RECORDS_MAX:
-            raise InvalidRequest(f"{len(records)} records; at most {RECORDS_MAX} per call")
+        if len(records) > PUBLISHED_RECORDS_MAX:
+            raise InvalidRequest(f"{len(records)} records; at most {PUBLISHED_RECORDS_MAX} per call")
         found = self._topics.find(topic)
         if found.internal:
             raise InvalidTopic(f"{topic} is an internal topic; clients may not write to it")

@@ -23,7 +23,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL
+from mansio.broker.routing.caller import ANONYMOUS_PRINCIPAL
 from mansio.config.item_limit import too_many_items
 from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields

@@ -24,6 +24,13 @@ from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViola
 from mansio.host.item_turns import EVENT_LOOP_SLICE_S, ItemTurns
 from mansio.ports import complete, complete_with_error, yield_to_loop
 from mansio.tracebacks import without_traceback
+from mansio.wire.field_values import (
+    EARLIEST_LOCAL_TIMESTAMP,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,12 +39,6 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.ports import Clock, Promise, Scheduler
 
-LATEST_TIMESTAMP: Final = -1
-EARLIEST_TIMESTAMP: Final = -2
-MAX_TIMESTAMP: Final = -3
-EARLIEST_LOCAL_TIMESTAMP: Final = -4
-LATEST_TIERED_TIMESTAMP: Final = -5
-"""Values of `OffsetQuery.timestamp_ms` that stand for a position in the log, with Kafka's names and values."""
 
 TIMESTAMPS_INDEPENDENT_OF_LOG_END: Final = frozenset(
     (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP, LATEST_TIERED_TIMESTAMP)
@@ -350,7 +351,7 @@ class _CommitWait:
         finally:
             timer.cancel()
             for partition, wake in parked.items():
-                partition.unpark(wake)
+                partition.waits.unpark(wake)
 
     def _on_advanced(self, partition: Partition) -> None:
         end = self._behind.get(partition, 0)

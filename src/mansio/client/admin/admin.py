@@ -18,11 +18,9 @@ from mansio.client.admin.shares import ShareAdmin
 from mansio.client.admin.transactions import TransactionAdmin
 from mansio.client.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
+from mansio.config.config_def import Operation, ResourceType
 from mansio.errors import InvalidRequest, OffsetOutOfRange, TopicAlreadyExists
 from mansio.net.offsets import (
-    EARLIEST,
-    LATEST,
-    MAX_TIMESTAMP,
     CommittedOffset,
     ListedOffset,
     commit_offsets,
@@ -32,6 +30,7 @@ from mansio.net.offsets import (
 )
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,11 +40,6 @@ if TYPE_CHECKING:
     from mansio.net.metadata import Node, PartitionMetadata, TopicMetadata
 
 # Numbers of Kafka's protocol: resource types, operations on settings.
-TOPIC_RESOURCE = 2
-BROKER_RESOURCE = 4
-GROUP_RESOURCE = 32
-CONFIG_SET = 0
-CONFIG_DELETE = 1
 BROKER_DEFAULT_COUNT = -1
 """Number of partitions or replicas in a request that selects the broker's default."""
 ALL_RECORDS = -1
@@ -240,8 +234,8 @@ class Admin:
         )
         if not dry_run:
             return await delete_records(self._cluster, before_offsets, timeout_ms=timeout_ms)
-        starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
-        ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST))
+        starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST_TIMESTAMP))
+        ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST_TIMESTAMP))
         for partition, offset in before_offsets.items():
             if offset > ends[partition].offset:
                 raise OffsetOutOfRange(
@@ -300,7 +294,7 @@ class Admin:
     ) -> None:
         """Change settings of a topic atomically. The value None resets a setting to its default. Raises
         `InvalidConfig`."""
-        await self._alter_config(TOPIC_RESOURCE, name, changes, validate_only=validate_only)
+        await self._alter_config(ResourceType.TOPIC, name, changes, validate_only=validate_only)
 
     async def alter_broker_config(
         self, node_id: int | None, changes: Mapping[str, str | None], *, validate_only: bool = False
@@ -310,20 +304,24 @@ class Admin:
         The value None removes a setting. Raises `InvalidConfig`, also for a setting that is not dynamic.
         """
         name = "" if node_id is None else str(node_id)
-        await self._alter_config(BROKER_RESOURCE, name, changes, validate_only=validate_only)
+        await self._alter_config(ResourceType.BROKER, name, changes, validate_only=validate_only)
 
     async def alter_group_config(
         self, group: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
         """Change settings of a group atomically. The value None resets a setting to the broker's default. The group
         need not exist yet. Raises `InvalidConfig`."""
-        await self._alter_config(GROUP_RESOURCE, group, changes, validate_only=validate_only)
+        await self._alter_config(ResourceType.GROUP, group, changes, validate_only=validate_only)
 
     async def _alter_config(
         self, kind: int, name: str, changes: Mapping[str, str | None], *, validate_only: bool
     ) -> None:
         configs = [
-            {"name": key, "config_operation": CONFIG_DELETE if value is None else CONFIG_SET, "value": value}
+            {
+                "name": key,
+                "config_operation": Operation.DELETE if value is None else Operation.SET,
+                "value": value,
+            }
             for key, value in changes.items()
         ]
         resource = {"resource_type": kind, "resource_name": name, "configs": configs}
@@ -347,7 +345,7 @@ class Admin:
         `at` is "earliest" (log start offset), "latest" (log end offset), "max_timestamp" (record with the greatest
         timestamp), or a time (milliseconds since the Unix epoch, or a datetime): the first record at or after it.
         """
-        names = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": MAX_TIMESTAMP}
+        names = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
         timestamp = names[at] if isinstance(at, str) else milliseconds(at)
         return await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp))
 
@@ -360,8 +358,8 @@ class Admin:
         committed = await fetch_offsets(self._cluster, group)
         assigned = [p for member in (await self.describe_group(group)).members for p in member.partitions]
         partitions = sorted({*committed, *assigned})
-        starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
-        ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST))
+        starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST_TIMESTAMP))
+        ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST_TIMESTAMP))
         found = {}
         for partition in partitions:
             offset = committed[partition].offset if partition in committed else None
@@ -393,8 +391,8 @@ class Admin:
         else:
             committed = await fetch_offsets(self._cluster, group, partitions)
             offsets = {partition: entry.offset + shift for partition, entry in committed.items()}
-        starts = await list_offsets(self._cluster, dict.fromkeys(offsets, EARLIEST))
-        ends = await list_offsets(self._cluster, dict.fromkeys(offsets, LATEST))
+        starts = await list_offsets(self._cluster, dict.fromkeys(offsets, EARLIEST_TIMESTAMP))
+        ends = await list_offsets(self._cluster, dict.fromkeys(offsets, LATEST_TIMESTAMP))
         new = {p: min(max(offset, starts[p].offset), ends[p].offset) for p, offset in offsets.items()}
         if not dry_run:
             await commit_offsets(self._cluster, group, new)
@@ -467,7 +465,7 @@ def _check_item_errors(field_name: str) -> Any:
 
 
 def _resource_type(kind: str) -> int:
-    return {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": GROUP_RESOURCE}[kind]
+    return {"topic": ResourceType.TOPIC, "broker": ResourceType.BROKER, "group": ResourceType.GROUP}[kind]
 
 
 def _topic_description(view: TopicMetadata) -> TopicDescription:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from mansio.config.config_def import ResourceType
 from mansio.errors import MansioError, RequestTimedOut, UnknownTopicOrPartition
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.tracebacks import without_traceback
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 PARTITIONS_PER_PAGE: Final = 2000
 TOPICS_PER_REQUEST: Final = 200
-TOPIC_RESOURCE: Final = 2
 ELECTION_NOT_NEEDED: Final = 84
 MIN_IN_SYNC_REPLICAS_CONFIG: Final = "min.insync.replicas"
 ELECTION_TYPES: Final = {"preferred": 0, "unclean": 1}
@@ -280,7 +280,7 @@ class ClusterAdmin:
         for begin in range(0, len(topics), TOPICS_PER_REQUEST):
             resources = [
                 {
-                    "resource_type": TOPIC_RESOURCE,
+                    "resource_type": ResourceType.TOPIC,
                     "resource_name": name,
                     "configuration_keys": [MIN_IN_SYNC_REPLICAS_CONFIG],
                 }

@@ -24,7 +24,7 @@ from mansio.net.cluster import TRANSACTION_KEY_TYPE, group_by_topic
 from mansio.net.offsets import request_leaders
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS
+from mansio.wire.internal_records.transaction_records import HELD_TIMEOUT_MS, TRANSACTION_STATE_TOPIC
 from mansio.wire.query_transactional_ids import query_id_of
 from mansio.wire.topic_partition import TopicPartition
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
     from mansio.net.connection import BrokerConnection
 
-TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 HANGING_OPEN_MS_MIN: Final = 15 * 60_000
 """Default age from which a transaction counts as hanging: Kafka's default of `transaction.max.timeout.ms`, after which
 each transaction that its coordinator knows is aborted."""

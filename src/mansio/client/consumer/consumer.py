@@ -47,8 +47,9 @@ from mansio.errors import (
     UnknownTopicOrPartition,
     UnreadableRecords,
 )
-from mansio.net.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
+from mansio.net.offsets import commit_offsets, fetch_offsets
 from mansio.tracebacks import copied
+from mansio.wire.field_values import READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator

@@ -29,12 +29,13 @@ from mansio.errors import CorruptMessage, MansioError, OffsetOutOfRange, Unknown
 from mansio.net.cluster import group_by_topic
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
+from mansio.net.offsets import list_offsets
 from mansio.net.retry import DEFAULT_BACKOFF, client_error_for_code
 from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -524,7 +525,9 @@ class Fetcher:
             state.blocked_until = float("inf")
             return
         state.blocked_until = float("inf")
-        self._tasks.spawn(self._reset_fetch_offset(state, EARLIEST if policy == "earliest" else LATEST))
+        self._tasks.spawn(
+            self._reset_fetch_offset(state, EARLIEST_TIMESTAMP if policy == "earliest" else LATEST_TIMESTAMP)
+        )
 
     async def _reset_fetch_offset(self, state: PartitionState, timestamp: int) -> None:
         try:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.client.admin.groups import describe_group
 from mansio.client.group.classic_member import GroupOptions
+from mansio.config.config_def import Operation, ResourceType
 from mansio.errors import (
     FencedMemberEpoch,
     MansioError,
@@ -63,8 +64,6 @@ INSTANCE_RELEASE_WAIT_MS_MAX: Final = 65_000
 """How long a member waits until an earlier member with the same instance id is removed from the group: slightly longer
 than the longest session timeout."""
 SESSION_TIMEOUT_CONFIG: Final = "consumer.session.timeout.ms"
-GROUP_RESOURCE: Final = 32
-ALTER_CONFIG_SET: Final = 0
 _CHANNEL_NUMBERS = itertools.count()
 
 
@@ -400,7 +399,7 @@ class ConsumerMember:
         if self._options.session_timeout_ms == defaults.session_timeout_ms:
             return
         value = str(self._options.session_timeout_ms)
-        resource = {"resource_type": GROUP_RESOURCE, "resource_name": self.group}
+        resource = {"resource_type": ResourceType.GROUP, "resource_name": self.group}
         described = await self._cluster.request(
             ApiKey.DESCRIBE_CONFIGS,
             {
@@ -411,7 +410,7 @@ class ConsumerMember:
         )
         if any(entry.value == value for result in described.results for entry in result.configs or ()):
             return
-        change = {"name": SESSION_TIMEOUT_CONFIG, "config_operation": ALTER_CONFIG_SET, "value": value}
+        change = {"name": SESSION_TIMEOUT_CONFIG, "config_operation": Operation.SET, "value": value}
         answer = await self._cluster.request_controller(
             ApiKey.INCREMENTAL_ALTER_CONFIGS,
             {"resources": [{**resource, "configs": [change]}], "validate_only": False},

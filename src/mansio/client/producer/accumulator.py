@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from mansio.client.types import RecordMetadata
 from mansio.errors import InvalidRecord, MansioError
+from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -447,8 +448,8 @@ class PartitionQueue:
 def advance_sequence(sequence: int, count: int) -> int:
     """Return the sequence number `count` records after `sequence`. Sequence numbers have 31 bits and continue with 0
     after the highest one."""
-    return (sequence + count) & 0x7FFFFFFF
+    return (sequence + count) & SEQUENCE_MAX
 
 
 def _is_earlier_sequence(first: int, second: int) -> bool:
-    return 0 < (second - first) & 0x7FFFFFFF < 0x40000000
+    return 0 < (second - first) & SEQUENCE_MAX < 0x40000000

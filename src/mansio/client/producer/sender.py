@@ -53,6 +53,7 @@ from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult
 from mansio.wire.batch.compression import Codec
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,7 +74,6 @@ RESPONSE_WAIT_MS_MAX = 10.0
 that publish one record at a time half a round trip each, where the round trip is long."""
 EXPIRY_CHECK_INTERVAL_S = 0.5
 """Interval between checks for batches that are older than the delivery timeout."""
-PRODUCER_EPOCH_MAX = (1 << 15) - 1
 DUPLICATE_SEQUENCE_NUMBER = 46
 """Kafka error code of a batch that the broker has already stored."""
 RESULT_WITHOUT_RESPONSE = PartitionResult(-1)

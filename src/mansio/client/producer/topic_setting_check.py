@@ -12,6 +12,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from mansio.config.config_def import ResourceType
 from mansio.errors import MansioError
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
@@ -28,8 +29,6 @@ published in this time have no effect."""
 
 TOPICS_MAX: Final = 10_000
 """Number of topics whose setting is remembered."""
-
-_TOPIC_RESOURCE: Final = 2
 
 
 class TopicSettingCheck:
@@ -79,7 +78,7 @@ class TopicSettingCheck:
     async def _read_setting(self, topic: str) -> bool:
         now_s = time.monotonic()
         resource = {
-            "resource_type": _TOPIC_RESOURCE,
+            "resource_type": ResourceType.TOPIC,
             "resource_name": topic,
             "configuration_keys": [self._setting],
         }

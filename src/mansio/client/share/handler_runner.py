@@ -29,8 +29,10 @@ from collections.abc import Awaitable, Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from mansio.backoff import grown_delay
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.share.leased import ACCEPT, ACKNOWLEDGED, HELD, REJECT, RELEASE, Leased
+from mansio.config.config_def import Operation, ResourceType
 from mansio.errors import (
     GroupIdNotFound,
     InvalidConfig,
@@ -384,9 +386,6 @@ DELIVERY_COUNT_LIMIT_CONFIG: Final = "share.delivery.count.limit"
 RETRY_BACKOFF_MS_CONFIG: Final = "mansio.retry.backoff.ms"
 RETRY_BACKOFF_MULTIPLIER_CONFIG: Final = "mansio.retry.backoff.multiplier"
 RETRY_BACKOFF_MAX_MS_CONFIG: Final = "mansio.retry.backoff.max.ms"
-_GROUP_RESOURCE_TYPE: Final = 32
-_ALTER_CONFIG_SET: Final = 0
-"""Operation SET of IncrementalAlterConfigs."""
 
 
 class RetryPolicy(NamedTuple):
@@ -399,7 +398,7 @@ class RetryPolicy(NamedTuple):
 
     def delay_s(self, failures: int) -> float:
         """Return the backoff after the given number of failures (at least 1), in seconds."""
-        return float(min(self.backoff_s * self.multiplier ** min(failures - 1, 30), self.backoff_s_max))
+        return grown_delay(failures, self.backoff_s, self.backoff_s_max, self.multiplier)
 
 
 async def ensure_order(cluster: Cluster, group: str, mode: HandlerMode) -> None:
@@ -419,8 +418,8 @@ async def ensure_order(cluster: Cluster, group: str, mode: HandlerMode) -> None:
             f"group {group} is in use with {SHARE_ORDER_CONFIG}={found[SHARE_ORDER_CONFIG]}: "
             f"set it to {orders[0]} for ordered handling"
         )
-    change = {"name": SHARE_ORDER_CONFIG, "config_operation": _ALTER_CONFIG_SET, "value": orders[0]}
-    resource = {"resource_type": _GROUP_RESOURCE_TYPE, "resource_name": group, "configs": [change]}
+    change = {"name": SHARE_ORDER_CONFIG, "config_operation": Operation.SET, "value": orders[0]}
+    resource = {"resource_type": ResourceType.GROUP, "resource_name": group, "configs": [change]}
     fields = {"resources": [resource], "validate_only": False}
     await cluster.request_controller(ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check("responses"))
 
@@ -438,7 +437,7 @@ async def fetch_retry_policy(cluster: Cluster, group: str) -> RetryPolicy:
 
 
 async def _group_settings(cluster: Cluster, group: str) -> dict[str, str]:
-    resource = {"resource_type": _GROUP_RESOURCE_TYPE, "resource_name": group, "configuration_keys": None}
+    resource = {"resource_type": ResourceType.GROUP, "resource_name": group, "configuration_keys": None}
     fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
     answer = await cluster.request(ApiKey.DESCRIBE_CONFIGS, fields, check=_check("results"))
     return {entry.name: entry.value for entry in answer.results[0].configs if entry.value is not None}

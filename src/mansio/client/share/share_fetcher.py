@@ -43,6 +43,7 @@ from mansio.tracebacks import copied, without_traceback
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.field_values import FINAL_SHARE_SESSION_EPOCH, SHARE_SESSION_EPOCH_MAX
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -290,12 +291,6 @@ class ShareFetcher:
         await self._sessions.close()
 
 
-FINAL_EPOCH: Final = -1
-"""Share session epoch of a request that ends the session."""
-
-EPOCH_MAX: Final = 2**31 - 1
-
-
 class ShareSession:
     """Share session with one broker. `epoch`: epoch of the next request; 0 if that opens a new session."""
 
@@ -323,7 +318,7 @@ class ShareSession:
 
     def on_response(self) -> None:
         """Advance the epoch after a response without error, and end the backoff."""
-        self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
+        self.epoch = self.epoch + 1 if self.epoch < SHARE_SESSION_EPOCH_MAX else 1
         self.failure_count = 0
 
     def reset(self) -> None:
@@ -438,7 +433,7 @@ class ShareRequests:
 
     async def end(self, connection: BrokerConnection) -> None:
         """End the share session; the broker then releases the leases of the member."""
-        await self._acknowledge(connection, FINAL_EPOCH, {})
+        await self._acknowledge(connection, FINAL_SHARE_SESSION_EPOCH, {})
 
     async def _acknowledge(
         self, connection: BrokerConnection, epoch: int, acks: PendingAcks

@@ -14,24 +14,24 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import MansioError
 from mansio.logs import fields
-from mansio.net.offsets import EARLIEST, CommittedOffset, commit_offsets, fetch_offsets, list_offsets
-from mansio.net.retry import raise_for_code
+from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets, list_offsets
+from mansio.pipelines.group_listing import list_group_ids
 from mansio.pipelines.mirroring.offset_map import NO_OFFSET
 from mansio.pipelines.mirroring.state_topic import MirroredPartition
-from mansio.wire.api_versions import ApiKey
+from mansio.wire.field_values import EARLIEST_TIMESTAMP
 from mansio.wire.internal_records.hold_metadata import pipeline_name_of
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.net.cluster import Cluster
     from mansio.pipelines.mirroring.state_topic import PartitionState
     from mansio.spark.sync_client import SyncClient
+    from mansio.wire.codec.messages import Struct
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class GroupOffsets:
         if time.monotonic() - self._renewed_s >= RENEWAL_INTERVAL_S:
             self._committed.clear()
             self._renewed_s = time.monotonic()
-        for group in self._groups or self._source.run(_consumer_groups(self._source.cluster)):
+        for group in self._groups or self._source.run(list_group_ids(self._source.cluster, _is_translated)):
             found = self._source.run(fetch_offsets(self._source.cluster, group))
             wanted: dict[TopicPartition, CommittedOffset] = {}
             for (topic, partition), offset in found.items():
@@ -80,7 +80,7 @@ class GroupOffsets:
         unchanged: dict[TopicPartition, CommittedOffset] = {}
         try:
             run, cluster = self._target.run, self._target.cluster
-            starts = run(list_offsets(cluster, dict.fromkeys(wanted, EARLIEST)))
+            starts = run(list_offsets(cluster, dict.fromkeys(wanted, EARLIEST_TIMESTAMP)))
             before = run(fetch_offsets(cluster, group, wanted))
             for place, offset in wanted.items():
                 known = before[place].offset if place in before else NO_OFFSET
@@ -98,20 +98,8 @@ class GroupOffsets:
         return len(forward)
 
 
-async def _consumer_groups(cluster: Cluster) -> list[str]:
-    await cluster.retry(lambda: cluster.refresh_metadata(()))
-    names: set[str] = set()
-    for node_id in list(cluster.nodes):
-        answer: Any = await cluster.request(
-            ApiKey.LIST_GROUPS,
-            {"states_filter": [], "types_filter": []},
-            node_id=node_id,
-            check=lambda answer: raise_for_code(answer.error_code),
-        )
-        names.update(
-            group.group_id
-            for group in answer.groups
-            if pipeline_name_of(group.group_id) is None
-            and (getattr(group, "group_type", "") or "").lower() not in NOT_TRANSLATED_TYPES
-        )
-    return sorted(names)
+def _is_translated(group: Struct) -> bool:
+    return (
+        pipeline_name_of(group.group_id) is None
+        and (getattr(group, "group_type", "") or "").lower() not in NOT_TRANSLATED_TYPES
+    )

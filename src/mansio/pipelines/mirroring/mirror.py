@@ -42,7 +42,7 @@ from mansio.errors import (
     UnreadableRecords,
 )
 from mansio.logs import fields
-from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, commit_offsets, list_offsets
+from mansio.net.offsets import commit_offsets, list_offsets
 from mansio.pipelines.mirroring.group_offsets import GroupOffsets
 from mansio.pipelines.mirroring.offset_map import NO_OFFSET, Run, find_runs
 from mansio.pipelines.mirroring.passed_clusters import add_cluster, has_passed
@@ -73,6 +73,7 @@ from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
 from mansio.tracebacks import copied
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
@@ -447,9 +448,9 @@ class _Session:
         for copy in self._copies:
             copy.refresh(self._source, self._batch_bytes_max)
             places = copy.places()
-            starts = self._list(places, EARLIEST)
+            starts = self._list(places, EARLIEST_TIMESTAMP)
             is_first = self._job.starts_at_end and not any(place in self._states for place in places)
-            begin = self._list(places, LATEST) if is_first else starts
+            begin = self._list(places, LATEST_TIMESTAMP) if is_first else starts
             records = self._forget(copy, places)
             for place in places:
                 state = self._states.get(place)
@@ -502,7 +503,7 @@ class _Session:
         return {place: listed[_source_place(place)].offset for place in places}
 
     def _list_ends(self) -> None:
-        self._ends = self._list(list(self._states), LATEST)
+        self._ends = self._list(list(self._states), LATEST_TIMESTAMP)
 
     def _has_caught_up(self) -> bool:
         ends = self._run.ends or {}

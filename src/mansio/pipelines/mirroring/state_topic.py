@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from mansio.errors import ConcurrentTransactions, CorruptMessage
-from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
+from mansio.net.offsets import list_offsets
 from mansio.pipelines.mirroring.offset_map import NO_OFFSET, OffsetMap, Run
 from mansio.spark.arrow.decode import decode_batches
 from mansio.spark.source.fetch import fetch_range
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _encode(value: Any) -> bytes:
 def _records(client: SyncClient, view: TopicMetadata) -> Iterator[tuple[bytes, bytes | None]]:
     for partition in view.partitions:
         place = TopicPartition(view.name, partition.index)
-        start = client.run(list_offsets(client.cluster, {place: EARLIEST}))[place].offset
+        start = client.run(list_offsets(client.cluster, {place: EARLIEST_TIMESTAMP}))[place].offset
         end = _stable_end(client, place)
         if start >= end:
             continue
@@ -163,10 +164,10 @@ def _stable_end(client: SyncClient, place: TopicPartition) -> int:
     cluster = client.cluster
 
     async def wait() -> int:
-        end = (await list_offsets(cluster, {place: LATEST}))[place].offset
+        end = (await list_offsets(cluster, {place: LATEST_TIMESTAMP}))[place].offset
 
         async def check() -> int:
-            stable = await list_offsets(cluster, {place: LATEST}, isolation_level=READ_COMMITTED)
+            stable = await list_offsets(cluster, {place: LATEST_TIMESTAMP}, isolation_level=READ_COMMITTED)
             if stable[place].offset < end:
                 raise ConcurrentTransactions(
                     f"topic {place.topic}: a transaction of another mirror is open: try again when it has ended"

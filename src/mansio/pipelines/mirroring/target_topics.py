@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.config.config_def import Operation, ResourceType
 from mansio.errors import InvalidRequest, UnknownTopicOrPartition
 from mansio.net.retry import raise_for_code
 from mansio.pipelines.mirroring.state_topic import STATE_TOPIC_PREFIX
@@ -37,10 +38,8 @@ TIMESTAMP_TYPE_SETTING: Final = "message.timestamp.type"
 BATCH_BYTES_SETTING: Final = "max.message.bytes"
 MESSAGE_BYTES_ADDED: Final = 4_096
 """Added to the maximum batch size of the source, for the header of a copy."""
-TOPIC_RESOURCE_TYPE: Final = 2
 TOPIC_CONFIG_SOURCE: Final = 1
 """`config_source` of a setting that the topic has itself."""
-SET_OPERATION: Final = 0
 TIMEOUT_MS: Final = 30_000
 
 
@@ -95,7 +94,7 @@ def changed_settings(
 
 
 def _settings(client: SyncClient, topic: str) -> dict[str, tuple[str, bool]]:
-    resource = {"resource_type": TOPIC_RESOURCE_TYPE, "resource_name": topic, "configuration_keys": None}
+    resource = {"resource_type": ResourceType.TOPIC, "resource_name": topic, "configuration_keys": None}
     fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
     answer = client.run(
         client.cluster.request(
@@ -111,9 +110,9 @@ def _settings(client: SyncClient, topic: str) -> dict[str, tuple[str, bool]]:
 
 def _alter(client: SyncClient, topic: str, changes: Mapping[str, str]) -> None:
     configs = [
-        {"name": name, "config_operation": SET_OPERATION, "value": value} for name, value in changes.items()
+        {"name": name, "config_operation": Operation.SET, "value": value} for name, value in changes.items()
     ]
-    resource = {"resource_type": TOPIC_RESOURCE_TYPE, "resource_name": topic, "configs": configs}
+    resource = {"resource_type": ResourceType.TOPIC, "resource_name": topic, "configs": configs}
     client.run(
         client.cluster.request_controller(
             ApiKey.INCREMENTAL_ALTER_CONFIGS,

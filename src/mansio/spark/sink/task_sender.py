@@ -31,6 +31,7 @@ from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
 from mansio.wire.batch.compression import Codec
+from mansio.wire.field_values import ACKS_ALL
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     Batches = dict[TopicPartition, EncodedBatch]
     Results = Mapping[TopicPartition, produce.PartitionResult]
 
-ACKS_ALL = -1
 PRODUCE_CHANNEL = "produce spark"
 DELIVERY_TIMEOUT_MS = 120_000
 """Time for which a round is retried."""

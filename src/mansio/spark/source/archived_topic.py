@@ -27,7 +27,6 @@ from mansio.iceberg.archive.table_format import OFFSET_COLUMN
 from mansio.iceberg.archive.table_scan import Selection, selected_files
 from mansio.iceberg.archive.time_travel import is_archive_of
 from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import EARLIEST, LATEST
 from mansio.schemas.column_types import check_readable, conform
 from mansio.schemas.errors import UnsupportedSchema
 from mansio.schemas.formats import open_decoder
@@ -42,6 +41,7 @@ from mansio.spark.source.offsets import (
 )
 from mansio.spark.source.read_plan import OffsetRange, plan_ranges
 from mansio.spark.sync_client import sync_client
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,7 +114,7 @@ class TopicTableReader(DataSourceReader):
             if one.partition % partition.count != partition.index:
                 continue
             selection = Selection(partitions=frozenset((one.partition,)))
-            unarchived = {one.partition: OffsetRange(EARLIEST, LATEST)}
+            unarchived = {one.partition: OffsetRange(EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)}
             if table is not None:
                 unarchived = unarchived_ranges(table, options, selection)
                 for file in selected_files(table, selection):
@@ -201,7 +201,7 @@ def unarchived_ranges(
 ) -> dict[int, OffsetRange]:
     """Return the offsets to read from the log of each partition: from the end of the archive, or from a later start of
     the selection. A partition that was added since the last commit is read from its beginning; before the first commit,
-    all partitions are. An end of `LATEST` is resolved when the DataFrame is evaluated.
+    all partitions are. An end of `LATEST_TIMESTAMP` is resolved when the DataFrame is evaluated.
     """
     committed = table.last_commit()
     client = sync_client(options.bootstrap_servers)
@@ -224,14 +224,14 @@ def unarchived_ranges(
         wanted = selection.offset_range(one.partition)
         if wanted is None:
             continue
-        archive_end = EARLIEST if committed is None else committed.offsets.get(one.partition, 0)
+        archive_end = EARLIEST_TIMESTAMP if committed is None else committed.offsets.get(one.partition, 0)
         # Later records are not part of this read; if the archive ends beyond the log, the source reports it.
         begin = archive_end if wanted[0] == 0 else max(archive_end, min(wanted[0], latest[one]))
         since = latest[one] if first.get(one, 0) < 0 else min(first.get(one, 0), latest[one])
         # The timestamps of records in neither part are unknown, so the source reports that they are missing.
         is_deleted = 0 <= begin < earliest[one]
         start = begin if is_deleted or not since else max(begin, since)
-        end = wanted[1] if wanted[1] <= latest[one] else LATEST
-        if end == LATEST or start < end:
+        end = wanted[1] if wanted[1] <= latest[one] else LATEST_TIMESTAMP
+        if end == LATEST_TIMESTAMP or start < end:
             ranges[one.partition] = OffsetRange(start, end)
     return ranges

@@ -23,13 +23,14 @@ from mansio.errors import (
     UnreadableRecords,
 )
 from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import EARLIEST, READ_COMMITTED, STALE_METADATA_ERRORS, list_offsets
+from mansio.net.offsets import STALE_METADATA_ERRORS, list_offsets
 from mansio.net.retry import client_error_for_code
 from mansio.spark.source import data_loss
 from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, READ_COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -248,7 +249,7 @@ class _RangeFetcher:
 
     async def _out_of_range_error(self, offset: int) -> MansioError:
         """Return the error for an offset that is below or above the log."""
-        listed = await list_offsets(self._cluster, {self._partition: EARLIEST})
+        listed = await list_offsets(self._cluster, {self._partition: EARLIEST_TIMESTAMP})
         earliest = listed[self._partition].offset
         if earliest > offset:
             return data_loss.offset_deleted_error(self._partition, offset, earliest)

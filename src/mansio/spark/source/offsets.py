@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import ConfigError, DataLoss, UnknownTopicOrPartition
 from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
+from mansio.net.offsets import ListedOffset, list_offsets
 from mansio.spark.source import data_loss
 from mansio.spark.source.read_plan import OffsetRange
+from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -157,12 +158,12 @@ async def _subscribed_topics(sync_client: SyncClient, options: SourceOptions) ->
 
 def earliest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition]) -> Offsets:
     """Return the log start offset of each partition."""
-    return _list_offsets(sync_client, dict.fromkeys(partitions, EARLIEST), isolation=0)
+    return _list_offsets(sync_client, dict.fromkeys(partitions, EARLIEST_TIMESTAMP), isolation=0)
 
 
 def latest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition], isolation: int) -> Offsets:
     """Return the end offset of each partition: the last stable offset for read_committed, else the high watermark."""
-    return _list_offsets(sync_client, dict.fromkeys(partitions, LATEST), isolation=isolation)
+    return _list_offsets(sync_client, dict.fromkeys(partitions, LATEST_TIMESTAMP), isolation=isolation)
 
 
 def offsets_for_times(
@@ -248,7 +249,7 @@ def resolve_offsets(
             sync_client, options, position, f"{side}OffsetsByTimestamp", position.timestamps_ms, latest
         )
     if isinstance(position.offsets, int):
-        return dict(earliest if position.offsets == EARLIEST else latest)
+        return dict(earliest if position.offsets == EARLIEST_TIMESTAMP else latest)
     _check_partition_names(f"{side}Offsets", position.offsets, latest)
     return {
         partition: _limit_to_log(partition, position.offsets[partition], earliest, latest, options)
@@ -302,8 +303,8 @@ def _limit_to_log(
     options: SourceOptions,
 ) -> int:
     """Return an explicit offset, limited to the log of its partition."""
-    if wanted in (EARLIEST, LATEST):
-        return earliest[partition] if wanted == EARLIEST else latest[partition]
+    if wanted in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
+        return earliest[partition] if wanted == EARLIEST_TIMESTAMP else latest[partition]
     loss: DataLoss | None = None
     if wanted < earliest[partition]:
         loss = data_loss.offset_deleted_error(partition, wanted, earliest[partition])

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from mansio.errors import DataLoss, UnreadableRecords
-from mansio.net.offsets import READ_COMMITTED
 from mansio.spark.arrow.readable import ReadableRows, UnreadableRows
 from mansio.spark.arrow.schema import record_schema
 from mansio.spark.options import (
@@ -32,6 +31,7 @@ from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.spark.source.fetch import FetchedBatches, fetch_range
 from mansio.spark.sync_client import sync_client
 from mansio.spark.task_memory import keep_freed_memory
+from mansio.wire.field_values import READ_COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -25,22 +25,23 @@ from mansio.errors import (
     ShareSessionLimitReached,
     ShareSessionNotFound,
 )
+from mansio.wire.field_values import (
+    FINAL_SHARE_SESSION_EPOCH,
+    OPEN_SHARE_SESSION_EPOCH,
+    SHARE_SESSION_EPOCH_MAX,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.wire.topic_partition import TopicIdPartition
 
-OPEN_EPOCH: Final = 0
-FINAL_EPOCH: Final = -1
-"""Special values of the session epoch in a request: it opens a session, or ends the session."""
+
 PARTITIONS_MAX: Final = 20_000
 """Maximum number of partitions in a session."""
 ALL_PARTITIONS_MAX: Final = 1_000_000
 """Maximum number of partitions in all sessions together. A session may name partitions that do not exist, so their
 number needs a bound."""
-
-_EPOCH_MAX: Final = 2**31 - 1
 
 
 class ShareSession:
@@ -145,10 +146,10 @@ class ShareSessions:
         Raises `InvalidRequest` (a new session has nothing to acknowledge or forget), `ShareSessionNotFound`,
         `InvalidShareSessionEpoch`, `ShareSessionLimitReached`.
         """
-        if epoch == FINAL_EPOCH:
+        if epoch == FINAL_SHARE_SESSION_EPOCH:
             return self.end(group, member)
         add, forget = list(add), list(forget)
-        if epoch != OPEN_EPOCH:
+        if epoch != OPEN_SHARE_SESSION_EPOCH:
             session = self._find_session(group, member, epoch)
             new = session.missing(add)  # a request also names the partitions that it only acknowledges
             if new or forget:
@@ -177,9 +178,9 @@ class ShareSessions:
 
         Raises `ShareSessionNotFound`, `InvalidShareSessionEpoch` (also for epoch 0).
         """
-        if epoch == FINAL_EPOCH:
+        if epoch == FINAL_SHARE_SESSION_EPOCH:
             return self.end(group, member)
-        if epoch == OPEN_EPOCH:
+        if epoch == OPEN_SHARE_SESSION_EPOCH:
             raise InvalidShareSessionEpoch("a share session starts with a ShareFetch")
         session = self._find_session(group, member, epoch)
         self._advance_epoch(session, connection)
@@ -236,6 +237,6 @@ class ShareSessions:
 
     @staticmethod
     def _advance_epoch(session: ShareSession, connection: Any) -> None:
-        session.epoch = session.epoch + 1 if session.epoch < _EPOCH_MAX else 1
+        session.epoch = session.epoch + 1 if session.epoch < SHARE_SESSION_EPOCH_MAX else 1
         session.connection = connection
         session.replaces_older = False

@@ -35,6 +35,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.backoff import grown_delay
 from mansio.errors import InvalidRequest
 from mansio.state.share_partition.types import (
     ArchivingRange,
@@ -43,6 +44,7 @@ from mansio.state.share_partition.types import (
     Producer,
     RedrivenRanges,
 )
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,8 +60,6 @@ REPEAT_RECOGNITION_MS: Final = 12 * 60 * 60 * 1000
 
 TARGETS_MAX: Final = 8
 """Maximum number of target partitions whose next sequence a producer keeps."""
-EPOCH_MAX: Final = 32_767
-_SEQUENCE_MASK: Final = 2**31 - 1
 
 
 Reservations = list[tuple[int, int, DeadLetterReservation]]
@@ -120,7 +120,7 @@ class DeadLetterQueue:
         self._unreserved: deque[ArchivingRange] = deque()
         self._reserved: list[ArchivingRange] = []
         self._is_repeat = False
-        self._backoff_ms = RETRY_MS_MIN
+        self._failure_count = 0
 
     @property
     def waiting_record_count(self) -> int:
@@ -153,7 +153,7 @@ class DeadLetterQueue:
     @property
     def needs_producer(self) -> bool:
         """Whether a new producer id is needed before the next reservation or epoch."""
-        return self.producer is None or self.producer.epoch >= EPOCH_MAX
+        return self.producer is None or self.producer.epoch >= PRODUCER_EPOCH_MAX
 
     def peek(self, records_max: int) -> list[ArchivingRange]:
         """Return the next ranges without a reservation, at most `records_max` records, without removing them."""
@@ -197,7 +197,7 @@ class DeadLetterQueue:
                 sequence=sequence,
             )
             self._reserved.append(each._replace(reservation=reservation))
-            sequence = (sequence + each.last - each.first + 1) & _SEQUENCE_MASK
+            sequence = (sequence + each.last - each.first + 1) & SEQUENCE_MAX
         if not self._reserved or sequence == first:
             raise AssertionError("nothing to reserve")
         others = [each for each in producer.sequences if each[:2] != (topic_id, partition)]
@@ -236,10 +236,10 @@ class DeadLetterQueue:
     def _reserved_in_sequence_order(self) -> list[ArchivingRange]:
         """Return the reserved ranges in the order of their sequences, which wrap from 2**31 - 1 to 0."""
         base = self._reserved[0].reservation.sequence
-        ranges = sorted(self._reserved, key=lambda each: (each.reservation.sequence - base) & _SEQUENCE_MASK)
+        ranges = sorted(self._reserved, key=lambda each: (each.reservation.sequence - base) & SEQUENCE_MAX)
         for at in range(1, len(ranges)):
             before = ranges[at - 1]
-            after = (before.reservation.sequence + before.last - before.first + 1) & _SEQUENCE_MASK
+            after = (before.reservation.sequence + before.last - before.first + 1) & SEQUENCE_MAX
             if after != ranges[at].reservation.sequence:
                 return ranges[at:] + ranges[:at]
         return ranges
@@ -249,7 +249,7 @@ class DeadLetterQueue:
         archived, and then calls `mark_finished`."""
         self._check_phase(Phase.SENDING)
         self.phase = Phase.WRITTEN
-        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
+        self.retry_at_ms, self._failure_count = -math.inf, 0
         return self._reservations()
 
     def mark_finished(self) -> None:
@@ -262,13 +262,13 @@ class DeadLetterQueue:
         next attempt (steady clock, ms)."""
         self._check_phase(Phase.SENDING)
         self.phase, self._is_repeat = Phase.READY, True
-        self.retry_at_ms = now_ms + self._backoff_ms
-        self._backoff_ms = min(2 * self._backoff_ms, RETRY_MS_MAX)
+        self._failure_count += 1
+        self.retry_at_ms = now_ms + grown_delay(self._failure_count, RETRY_MS_MIN, RETRY_MS_MAX)
         return self.retry_at_ms
 
     def retry_now(self) -> None:
         """Allow the next attempt at once and reset the backoff."""
-        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
+        self.retry_at_ms, self._failure_count = -math.inf, 0
 
     def reserve_in_new_epoch(self, producer_id: int = -1) -> tuple[Producer, Reservations]:
         """Reserve the current batch again with a higher producer epoch, because the target has lost the state of the

@@ -32,6 +32,7 @@ from mansio.state.share_partition.types import (
     AcquiredRange,
     StateBatch,
 )
+from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -62,7 +63,6 @@ NOT_PENDING: Final = 0
 """Update token of a batch whose state is stored."""
 
 _HEAP_SPARE: Final = 64
-_SEQUENCE_MASK: Final = 2**31 - 1
 
 
 class InFlightBatch:
@@ -641,4 +641,4 @@ def shift_reservation(
     """Return the reservation of the record that is `records` records after the first one of the range."""
     if reservation is None or reservation.producer_id < 0 or not records:
         return reservation
-    return reservation._replace(sequence=(reservation.sequence + records) & _SEQUENCE_MASK)
+    return reservation._replace(sequence=(reservation.sequence + records) & SEQUENCE_MAX)

@@ -887,12 +887,14 @@ class SharePartition:
         """The in-flight batches; callers must not change them."""
         return self._in_flight.ranges
 
-    def counts(self, now_ms: float) -> ShareCounts:
+    def counts(self, now_ms: float, readable_end: int = 0) -> ShareCounts:
         """Count the records per state, and per member its leased records and the age of its oldest lease (time since
-        delivery or renewal).
+        delivery or renewal). `readable_end`: offset below which the group may read the log now, by default as far as
+        it was known before.
 
         The cost grows with the number of in-flight batches. Records of a pending update count in their new state.
         """
+        self.high_watermark = max(self.high_watermark, readable_end)
         archiving = withheld = in_backoff = 0
         lock_ms = self.settings.lock_ms
         held: dict[str, tuple[int, float]] = {}

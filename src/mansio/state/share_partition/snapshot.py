@@ -37,13 +37,13 @@ from mansio.state.share_partition.types import (
     StateBatch,
     Update,
 )
+from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from mansio.state.share_partition.share_index import OwnOffsets
     from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, RedrivenRanges
 
 
-SEQUENCE_MASK: Final = 0x7FFFFFFF
 _DEFAULT_STATE: Final = StateBatch(0, 0, AVAILABLE, 0)[2:]
 
 
@@ -247,7 +247,7 @@ def _reservation_at(change: StateBatch, offset: int) -> DeadLetterReservation | 
     reservation = change.reservation
     if reservation is None or reservation.producer_id < 0:
         return reservation
-    return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MASK)
+    return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MAX)
 
 
 def _merge_adjacent(changes: list[StateBatch]) -> list[StateBatch]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.backoff import grown_delay
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -52,9 +54,6 @@ first."""
 NUMBER_MAX: Final = 127
 """Maximum number of a share partition, which is stored in seven bits."""
 
-_BACKOFF_EXPONENT_MAX: Final = 64
-"""Largest exponent of `Backoff.multiplier`, which keeps the power finite."""
-
 
 class ShareKey(NamedTuple):
     """Identifier of a share partition: group id, the 16 bytes of the topic id, partition index, and its number among
@@ -87,8 +86,7 @@ class Backoff(NamedTuple):
         """
         if requested_ms >= 0:
             return min(requested_ms, REQUESTED_DELAY_MS_MAX)
-        grown = self.base_ms * max(self.multiplier, 1.0) ** min(max(attempts - 1, 0), _BACKOFF_EXPONENT_MAX)
-        delay = min(grown, float(self.max_ms))
+        delay = grown_delay(attempts, self.base_ms, self.max_ms, max(self.multiplier, 1.0))
         delay += delay * self.jitter * (2 * random_fraction - 1)
         return max(0, min(round(delay), self.max_ms))
 

@@ -41,6 +41,7 @@ from mansio.errors import (
     ProducerFenced,
     TransactionAbortable,
 )
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 NO_ID: Final = -1
 NO_EPOCH: Final = -1
-EPOCH_MAX: Final = 2**15 - 1
-"""Highest epoch. Only markers have it: the epoch before it is the last one that a producer gets."""
 
 NO_TIME: Final = -1
 
@@ -123,12 +122,12 @@ class Transaction(NamedTuple):
     @property
     def is_epoch_exhausted(self) -> bool:
         """Whether the next bump of the epoch needs a new producer id."""
-        return self.current_producer[1] >= EPOCH_MAX - 1
+        return self.current_producer[1] >= PRODUCER_EPOCH_MAX - 1
 
     @property
     def lacks_producer_id(self) -> bool:
         """Whether the transition needed a new producer id and got none: it must not be stored."""
-        needs_next = self.producer_epoch == EPOCH_MAX and self.client_version >= BUMPING_VERSION
+        needs_next = self.producer_epoch == PRODUCER_EPOCH_MAX and self.client_version >= BUMPING_VERSION
         return self.producer_id == NO_ID or (needs_next and self.next_producer_id == NO_ID)
 
     @property
@@ -191,7 +190,7 @@ def initialize(
 
 def _is_beyond_last_epoch(known: Transaction) -> bool:
     """Whether the epoch is the one that only markers have: a fenced transaction with the last epoch was aborted."""
-    return known.current_producer[1] == EPOCH_MAX
+    return known.current_producer[1] == PRODUCER_EPOCH_MAX
 
 
 def _is_repeated(known: Transaction, producer_id: int, producer_epoch: int) -> bool:
@@ -365,7 +364,7 @@ def _fence(known: Transaction, now_ms: int, *, may_repeat: bool) -> Transaction:
         state=TransactionState.PREPARE_ABORT,
         updated_ms=now_ms,
         held_ms=NO_TIME,
-        producer_epoch=min(known.producer_epoch + 1, EPOCH_MAX),
+        producer_epoch=min(known.producer_epoch + 1, PRODUCER_EPOCH_MAX),
         last_producer_epoch=known.producer_epoch if may_repeat else NO_EPOCH,
         client_version=0,
     )

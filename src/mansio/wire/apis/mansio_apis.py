@@ -455,7 +455,7 @@ class AlterSchedulesResponse(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveRecordsRequest(_Flexible):
     """Request of the broker `node_id` for available records of the partitions of `topics` that the receiver leads,
-    leased to `member_id`, a new id. `client_id`: of the client, for quotas; `records_max`: 0 to lease none, but to wait
+    leased to `member_id`, a new id. `records_max`: 0 to lease none, but to wait
     for at most `wait_ms` until one may be available; `bytes_max`: of stored batches; `lease_ms`: duration of the
     leases, -1 for the group's."""
 
@@ -463,7 +463,6 @@ class ReceiveRecordsRequest(_Flexible):
     broker_epoch: int = field(metadata=_INT64)
     group_id: str = field(metadata=_TEXT)
     member_id: str = field(metadata=_TEXT)
-    client_id: str = field(metadata=_TEXT)
     topics: tuple[str, ...] = field(metadata=_TEXT)
     records_max: int = field(metadata=_INT32)
     bytes_max: int = field(metadata=_INT32)
@@ -636,8 +635,8 @@ class AuthenticateBrokerResponse(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardRequestRequest(_Flexible):
     """Request. `node_id`, `broker_epoch`: of the broker that forwards. `is_own`: whether the request is that broker's
-    own and not a client's; `client_address`: of the client. `request`: the request of the client without its length,
-    whose header has the client id."""
+    own, which clients may not send; `client_address`: of the client for which it is made, "" for none. `request`: the
+    request without its length, whose header has the client id."""
 
     node_id: int = field(metadata=_INT32)
     broker_epoch: int = field(metadata=_INT64)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.tracebacks import copied
+from mansio.wire.batch.inspection import REPORTED_RECORDS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +26,8 @@ ID_BYTES_MAX: Final = 128
 KEY_BYTES: Final = 16
 """Size of the key of an id."""
 
-RECORDS_MAX: Final = 10_000
+DEDUP_BATCH_RECORDS_MAX: Final = 10_000
 """Maximum number of records in a batch with ids: the ids are compared with the window on the event loop."""
-
-REPORTED_RECORDS_MAX: Final = 1000
-"""Maximum number of record errors in one response."""
 
 DEDUP_ID_NAME: Final = DEDUP_ID_HEADER.encode()
 
@@ -51,13 +49,13 @@ def read_ids(inspected: InspectedBatch, name: str) -> IdentifiedBatch | None:
     """Return the ids of a producer's batch; None if none of its records has one. `name` of the partition is for errors.
 
     Raises `InvalidRecord` with the indexes of the records whose ids are invalid, `MessageTooLarge` for more than
-    `RECORDS_MAX` records or too many headers."""
+    `DEDUP_BATCH_RECORDS_MAX` records or too many headers."""
     header, data = inspected.header, inspected.data
     if DEDUP_ID_NAME not in data:
         return None
-    if header.record_count > RECORDS_MAX:
+    if header.record_count > DEDUP_BATCH_RECORDS_MAX:
         raise MessageTooLarge(
-            f"{name}: a batch of {header.record_count} records; with ids it may have {RECORDS_MAX}"
+            f"{name}: a batch of {header.record_count} records; with ids it may have {DEDUP_BATCH_RECORDS_MAX}"
         )
     bounds = inspected.bounds
     if bounds[-1] != len(data):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord, MessageTooLarge
 from mansio.tracebacks import copied
+from mansio.wire.batch.inspection import REPORTED_RECORDS_MAX
 from mansio.wire.batch.record_batch import TimestampType
 from mansio.wire.batch.record_reader import read_records
 
@@ -33,11 +34,8 @@ NOT_DELAYED_MS: Final = -1
 DELAY_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
 """Maximum time from the acceptance of a record until it is due."""
 
-RECORDS_MAX: Final = 10_000
+DELAYED_BATCH_RECORDS_MAX: Final = 10_000
 """Maximum number of records in a batch with delayed records, which become pending in one step of the event loop."""
-
-REPORTED_RECORDS_MAX: Final = 1000
-"""Maximum number of record errors in one response."""
 
 _DELIVER_AT_NAME: Final = DELIVER_AT_HEADER.encode()
 _DELAY_NAME: Final = DELAY_HEADER.encode()
@@ -62,14 +60,15 @@ def read_delays(inspected: InspectedBatch, name: str, now_ms: int) -> DelayedBat
 
     `name` of the partition is for errors, `now_ms` is the leader's time. A due time in the past is possible. All
     records are decoded if a header may be there, so that they can be decoded again later. Raises `InvalidRecord` with
-    the indexes of the invalid records, `MessageTooLarge` for more than `RECORDS_MAX` records or too many
+    the indexes of the invalid records, `MessageTooLarge` for more than `DELAYED_BATCH_RECORDS_MAX` records or too many
     headers."""
     header, data = inspected.header, inspected.data
     if _DELIVER_AT_NAME not in data and _DELAY_NAME not in data:
         return None
-    if header.record_count > RECORDS_MAX:
+    if header.record_count > DELAYED_BATCH_RECORDS_MAX:
         raise MessageTooLarge(
-            f"{name}: a batch of {header.record_count} records; with delayed records it may have {RECORDS_MAX}"
+            f"{name}: a batch of {header.record_count} records; with delayed records it may have"
+            f" {DELAYED_BATCH_RECORDS_MAX}"
         )
     bounds = inspected.bounds
     inspected.check_header_count(name)

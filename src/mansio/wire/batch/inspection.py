@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.wire.batch.record_batch import varint
 from mansio.wire.batch.record_reader import check_header_count, decompress_batch, header_bounds, record_bounds
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     FoundHeader = tuple[int, bytes | None]
     """Index of a record in its batch, and the value of a header."""
+
+
+REPORTED_RECORDS_MAX: Final = 1000
+"""Maximum number of record errors in one response."""
 
 
 class InspectedBatch:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord
 from mansio.tracebacks import copied
+from mansio.wire.batch.inspection import REPORTED_RECORDS_MAX
 from mansio.wire.batch.record_batch import read_varint, varint
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ PRIORITIES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 """All priorities, the highest first."""
 
 PRIORITY_NAMES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
-
-REPORTED_RECORDS_MAX: Final = 1000
-"""Maximum number of record errors in one response."""
 
 PRIORITY_NAME: Final = PRIORITY_HEADER.encode()
 _NAME_AND_LENGTH: Final = varint(len(PRIORITY_NAME)) + PRIORITY_NAME

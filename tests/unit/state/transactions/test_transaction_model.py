@@ -20,6 +20,7 @@ from mansio.errors import (
 )
 from mansio.state.transactions import transaction as machine
 from mansio.state.transactions.transaction import Transaction, TransactionState
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 from support.tiers import examples
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class TransactionModel(RuleBasedStateMachine):
         return self.new_ids
 
     @initialize(
-        epoch=st.sampled_from([0, machine.EPOCH_MAX - 6, machine.EPOCH_MAX - 2, machine.EPOCH_MAX - 1])
+        epoch=st.sampled_from([0, PRODUCER_EPOCH_MAX - 6, PRODUCER_EPOCH_MAX - 2, PRODUCER_EPOCH_MAX - 1])
     )
     def begin_at(self, epoch: int) -> None:
         if epoch:
@@ -245,7 +246,7 @@ class TransactionModel(RuleBasedStateMachine):
 
     def _given_once(self, identity: tuple[int, int]) -> None:
         assert identity not in self.given, "two producers, or two transactions, have the same epoch"
-        assert identity[1] < machine.EPOCH_MAX
+        assert identity[1] < PRODUCER_EPOCH_MAX
         self.given.add(identity)
 
     @precondition(lambda self: self.model.owner is not None and self.model.owner.last_end is not None)
@@ -324,7 +325,7 @@ class TransactionModel(RuleBasedStateMachine):
             self.model.is_held = False
         assert self.known.is_held == self.model.is_held
         assert not self.known.lacks_producer_id
-        assert self.known.producer_epoch <= machine.EPOCH_MAX
+        assert self.known.producer_epoch <= PRODUCER_EPOCH_MAX
         assert (self.known.state is State.ONGOING) == (self.model.phase == "open")
         assert self.known.is_prepared == (self.model.phase == "deciding")
         if self.model.phase == "deciding":
@@ -338,7 +339,7 @@ TestTransactionModel = TransactionModel.TestCase
 
 
 def test_nothing_is_aborted_without_the_producer_id_that_an_exhausted_epoch_needs() -> None:
-    last_epoch = machine.EPOCH_MAX - 1
+    last_epoch = PRODUCER_EPOCH_MAX - 1
     found = machine.end(
         Transaction(42, last_epoch, 1000, client_version=2),
         42,

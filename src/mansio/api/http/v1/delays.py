@@ -23,7 +23,7 @@ from mansio.api.http.v1.values import (
 )
 
 if TYPE_CHECKING:
-    from mansio.client.admin.delays import ChangedRecords, PendingRecord, RecordId
+    from mansio.client.admin.delays import PendingRecord, RecordId
 
 IDS_MAX: Final = 1_000
 TIMES_MAX: Final = 100
@@ -77,12 +77,19 @@ class NewTime(Body):
     deliver_at: str | None = None
 
 
-class Changed(Body):
+def _id_text(record: RecordId) -> str:
+    return f"{record.partition}:{record.id}"
+
+
+PendingId = Annotated[str, BeforeValidator(_id_text)]
+
+
+class Changed(Result):
     """`unknown`: it is not known whether the change will have an effect."""
 
-    changed: list[str]
-    not_pending: list[str]
-    unknown: list[str]
+    changed: list[PendingId]
+    not_pending: list[PendingId]
+    unknown: list[PendingId]
 
 
 class NewSchedule(Body):
@@ -142,7 +149,7 @@ async def list_pending(call: Call) -> dict[str, Any]:
 
 
 def _pending(record: PendingRecord) -> dict[str, Any]:
-    return {
+    return {  # no model: a record has only the members of its kind of key and value
         "id": f"{record.partition}:{record.id}",
         "due": format_time(record.due),
         "timestamp_ms": record.timestamp_ms,
@@ -154,17 +161,19 @@ def _pending(record: PendingRecord) -> dict[str, Any]:
     }
 
 
-async def cancel(call: Call) -> dict[str, Any]:
-    return _changed(await call.client.admin.delays.cancel(check_topic_name(call.topic), _ids(call.body.ids)))
+async def cancel(call: Call) -> Changed:
+    return Changed.model_validate(
+        await call.client.admin.delays.cancel(check_topic_name(call.topic), _ids(call.body.ids))
+    )
 
 
-async def deliver_now(call: Call) -> dict[str, Any]:
-    return _changed(
+async def deliver_now(call: Call) -> Changed:
+    return Changed.model_validate(
         await call.client.admin.delays.deliver_now(check_topic_name(call.topic), _ids(call.body.ids))
     )
 
 
-async def reschedule(call: Call) -> dict[str, Any]:
+async def reschedule(call: Call) -> Changed:
     body: NewTime = call.body
     if (body.delay_ms is None) == (body.deliver_at is None):
         raise InvalidField("/delay_ms", "give delay_ms or deliver_at")
@@ -174,7 +183,7 @@ async def reschedule(call: Call) -> dict[str, Any]:
         found = await call.client.admin.delays.reschedule(
             check_topic_name(call.topic), _ids(body.ids), delay=delay, at=at
         )
-    return _changed(found)
+    return Changed.model_validate(found)
 
 
 def _ids(ids: list[str]) -> list[tuple[int, int]]:
@@ -185,17 +194,6 @@ def _ids(ids: list[str]) -> list[tuple[int, int]]:
             raise InvalidField(f"/ids/{position}", "this is not the id of a pending record")
         found.append((int(partition), int(number)))
     return found
-
-
-def _changed(found: ChangedRecords) -> dict[str, Any]:
-    def texts(ids: tuple[RecordId, ...]) -> list[str]:
-        return [f"{each.partition}:{each.id}" for each in ids]
-
-    return {
-        "changed": texts(found.changed),
-        "not_pending": texts(found.not_pending),
-        "unknown": texts(found.unknown),
-    }
 
 
 # Schedules

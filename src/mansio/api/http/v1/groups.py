@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -11,14 +12,25 @@ from mansio.api.asgi.problems import InvalidField
 from mansio.api.http.v1.arguments import checked
 from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
 from mansio.api.http.v1.times import parse_time
-from mansio.api.http.v1.topics import CURSOR_HELP, Configs, Cursor, Limit, decode_cursor, encode_cursor
+from mansio.api.http.v1.topics import (
+    CURSOR_HELP,
+    Configs,
+    Cursor,
+    Limit,
+    changed_settings,
+    decode_cursor,
+    encode_cursor,
+)
 from mansio.api.routing.group_offsets import reset_group_offsets
 from mansio.broker.coordinator.group.group_inspection import SHARE
 from mansio.errors import GroupIdNotFound, UnknownTopicOrPartition
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mansio.client.admin.shares import ShareLeases
+    from mansio.net.redrive import RedriveResult
 
 REDRIVEN_MAX: Final = 10_000
 RANGES_MAX: Final = 1_000
@@ -62,7 +74,7 @@ class GroupChanges(Body):
     config: Configs
 
 
-class GroupConfig(Body):
+class GroupConfig(Result):
     """The settings of a group that differ from their defaults."""
 
     config: dict[str, str | None]
@@ -118,7 +130,7 @@ class Redrive(Body):
     max_records: Annotated[int, Field(ge=1, le=REDRIVEN_MAX)] = 500
 
 
-class Redriven(Body):
+class Redriven(Result):
     """`dead`: the dead letters that remain."""
 
     redrive_id: str
@@ -164,13 +176,13 @@ async def describe(call: Call) -> GroupState:
     )
 
 
-async def get_config(call: Call) -> dict[str, Any]:
+async def get_config(call: Call) -> GroupConfig:
     with checked("group"):
         config = await call.client.admin.describe_config(call.path("group"), kind="group")
-    return {"config": {entry.name: entry.value for entry in config.values() if not entry.is_default}}
+    return GroupConfig(config=changed_settings(config))
 
 
-async def alter(call: Call) -> dict[str, Any]:
+async def alter(call: Call) -> GroupConfig:
     await call.client.admin.alter_group_config(call.path("group"), call.body.config)
     return await get_config(call)
 
@@ -179,7 +191,7 @@ async def delete(call: Call) -> None:
     await call.client.admin.delete_group(call.path("group"))
 
 
-async def get_offsets(call: Call) -> dict[str, Any]:
+async def get_offsets(call: Call) -> GroupOffsets:
     group = call.path("group")
     if await _type_of(call, group) == SHARE:
         shares = await call.client.admin.shares.offsets(group)
@@ -187,15 +199,10 @@ async def get_offsets(call: Call) -> dict[str, Any]:
     else:
         lags = await call.client.admin.group_lag(group)
         rows = [(each, one.committed_offset, one.lag) for each, one in lags.items()]  # type: ignore[misc]
-    return {
-        "offsets": [
-            {"topic": each.topic, "partition": each.partition, "offset": offset, "lag": lag}
-            for each, offset, lag in sorted(rows)
-        ]
-    }
+    return _group_offsets(rows)
 
 
-async def reset_offsets(call: Call) -> dict[str, Any]:
+async def reset_offsets(call: Call) -> GroupOffsets:
     body: ResetOffsets = call.body
     if sum(each is not None for each in (body.to, body.offset, body.time, body.shift)) != 1:
         raise InvalidField("/to", "give one of to, offset, time and shift")
@@ -206,12 +213,17 @@ async def reset_offsets(call: Call) -> dict[str, Any]:
         found = await reset_group_offsets(
             call.client, call.path("group"), body.topics, to=to, shift=body.shift, dry_run=body.dry_run
         )
-    return {
-        "offsets": [
-            {"topic": each.topic, "partition": each.partition, "offset": offset, "lag": None}
-            for each, offset in sorted(found.items())
+    return _group_offsets((each, offset, None) for each, offset in found.items())
+
+
+def _group_offsets(rows: Iterable[tuple[TopicPartition, int | None, int | None]]) -> GroupOffsets:
+    """Return offsets and lag by partition, in the order of the partitions."""
+    return GroupOffsets(
+        offsets=[
+            GroupOffset(topic=each.topic, partition=each.partition, offset=offset, lag=lag)
+            for each, offset, lag in sorted(rows, key=itemgetter(0))
         ]
-    }
+    )
 
 
 async def leases(call: Call) -> dict[str, Any]:
@@ -245,7 +257,7 @@ async def _partitions(call: Call, topic: str, partition: int | None) -> list[Top
     return [TopicPartition(topic, each) for each in partitions]
 
 
-async def redrive(call: Call) -> dict[str, Any]:
+async def redrive(call: Call) -> Redriven:
     body: Redrive = call.body
     if body.offsets is not None:
         for number, (first, last) in enumerate(body.offsets):
@@ -254,7 +266,7 @@ async def redrive(call: Call) -> dict[str, Any]:
         if body.partition is None:
             raise InvalidField("/partition", "offsets need a partition")
     redrive_id = body.redrive_id or secrets.token_hex(8)
-    total = {"redriven": 0, "repeated": 0, "deleted": 0, "dead": 0}
+    results: list[RedriveResult] = []
     for partition in await _partitions(call, body.topic, body.partition):
         try:
             found = await call.client.admin.shares.redrive(
@@ -268,8 +280,14 @@ async def redrive(call: Call) -> dict[str, Any]:
             if body.partition is not None:
                 raise
             continue  # the group has read nothing of this partition
-        total = {name: count + getattr(found, name) for name, count in total.items()}
-    return {"redrive_id": redrive_id, **total}
+        results.append(found)
+    return Redriven(
+        redrive_id=redrive_id,
+        redriven=sum(one.redriven for one in results),
+        repeated=sum(one.repeated for one in results),
+        deleted=sum(one.deleted for one in results),
+        dead=sum(one.dead for one in results),
+    )
 
 
 OPERATIONS: Final = (

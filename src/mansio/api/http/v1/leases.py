@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mansio.api.asgi.problems import error_value
 from mansio.api.http.v1.answers import records_answer
-from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
 from mansio.api.http.v1.values import Record, ValueFormat  # noqa: TC001  # pydantic reads the types
 from mansio.broker.services.share_groups.leases import (
     ACKNOWLEDGEMENTS_MAX,
@@ -30,7 +30,7 @@ from mansio.tracebacks import copied
 if TYPE_CHECKING:
     from mansio.broker.coordinator.share.received_records import ReceivedRecord
 
-RECORDS_MAX: Final = 1_000
+LEASED_RECORDS_MAX: Final = 1_000
 TOPICS_MAX: Final = 100
 WAIT_MS_MAX: Final = 30_000
 BYTES_MAX: Final = 4 << 20
@@ -42,7 +42,7 @@ Receipts = Annotated[
 
 class Receive(Body):
     topics: Annotated[list[str], Field(min_length=1, max_length=TOPICS_MAX)]
-    max_records: Annotated[int, Field(ge=1, le=RECORDS_MAX)] = 1
+    max_records: Annotated[int, Field(ge=1, le=LEASED_RECORDS_MAX)] = 1
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = Field(
         0, description="Wait for a record, if there is none."
     )
@@ -84,7 +84,7 @@ class Extend(Body):
     )
 
 
-class Acknowledged(Body):
+class Acknowledged(Result):
     """`errors`: the receipts that had no effect, by position."""
 
     acknowledged: int
@@ -112,7 +112,7 @@ async def receive(call: Call) -> Response:
             return Response(status_code=499)  # its client is gone
         result = work.result()
         if disconnected.done():
-            await leases.release(group, result.member_id)
+            await leases.release(group, result.member_id, caller=call.caller)
             return Response(status_code=499)
     finally:
         work.cancel()
@@ -140,31 +140,31 @@ async def receive(call: Call) -> Response:
 
 async def _acknowledge(
     call: Call, receipts: list[str], kind: int, delay_ms: int | None = None, reason: str = ""
-) -> dict[str, Any]:
+) -> Acknowledged:
     acknowledgements = [
         Acknowledgement(receipt, kind, -1 if delay_ms is None else delay_ms, reason) for receipt in receipts
     ]
-    results = await call.services.leases.acknowledge(call.path("group"), acknowledgements)
+    results = await call.services.leases.acknowledge(call.path("group"), acknowledgements, caller=call.caller)
     failed = [(position, error) for position, error in enumerate(results) if error is not None]
     if failed and len(receipts) == 1:
         raise copied(failed[0][1])
     errors = [{"position": position, **error_value(error)} for position, error in failed]
-    return {"acknowledged": len(receipts) - len(failed), "errors": errors}
+    return Acknowledged(acknowledged=len(receipts) - len(failed), errors=errors)
 
 
-async def ack(call: Call) -> dict[str, Any]:
+async def ack(call: Call) -> Acknowledged:
     return await _acknowledge(call, call.body.receipts, ACCEPT)
 
 
-async def retry(call: Call) -> dict[str, Any]:
+async def retry(call: Call) -> Acknowledged:
     return await _acknowledge(call, call.body.receipts, RELEASE, call.body.delay_ms)
 
 
-async def reject(call: Call) -> dict[str, Any]:
+async def reject(call: Call) -> Acknowledged:
     return await _acknowledge(call, call.body.receipts, REJECT, reason=call.body.reason)
 
 
-async def extend(call: Call) -> dict[str, Any]:
+async def extend(call: Call) -> Acknowledged:
     return await _acknowledge(call, call.body.receipts, RENEW, call.body.lease_ms)
 
 

@@ -21,7 +21,7 @@ from mansio.api.asgi.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys
 from mansio.api.asgi.problems import InvalidField, from_validation, http_problem, problem
 from mansio.api.asgi.request_guard import check_form_body, check_host_and_origin
 from mansio.api.request_budget import RequestBudget
-from mansio.broker.services.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
+from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
 from mansio.wire.topic_partition import TopicPartition
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CLIENT_ID: Final = "mansio-http"
+HTTP_CLIENT_ID: Final = "mansio-http"
 """Client id of requests without the headers `Mansio-Client-Id` and `User-Agent`."""
 
 CLIENT_ID_HEADER: Final = "mansio-client-id"
@@ -131,7 +131,7 @@ class Call:
         headers = self.request.headers
         client_id = headers.get(CLIENT_ID_HEADER)
         if client_id is None:
-            client_id = headers.get("user-agent", CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
+            client_id = headers.get("user-agent", HTTP_CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
         check_client_id(client_id)
         return Caller(client_id=client_id, address="" if address is None else address.host)
 

@@ -10,12 +10,12 @@ from typing_extensions import TypedDict
 
 from mansio.api.asgi.json_bodies import ElementReader, check_keys
 from mansio.api.asgi.problems import InvalidField, error_value
-from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
 from mansio.api.http.v1.times import parse_duration_ms, parse_time_ms
 from mansio.api.http.v1.values import Headers, decode_headers, decode_key, decode_value, encode_text
 from mansio.api.routing.publishing import publish_records
 from mansio.broker.services.publish_records import (
-    RECORDS_MAX,
+    PUBLISHED_RECORDS_MAX,
     RecordToPublish,
     ValuesToPublish,
     joined_records,
@@ -63,13 +63,13 @@ class NewRecord(TypedDict, total=False):
 
 
 class NewRecords(Body):
-    records: Annotated[list[NewRecord], Field(min_length=1, max_length=RECORDS_MAX)]
+    records: Annotated[list[NewRecord], Field(min_length=1, max_length=PUBLISHED_RECORDS_MAX)]
 
 
 _PIECE: Final = TypeAdapter(list[NewRecord])
 
 
-class Published(Body):
+class Published(Result):
     """Where a record is stored. Of a delayed record, `offset` is its id while it is pending."""
 
     partition: int
@@ -93,7 +93,7 @@ class PublishResults(Body):
     failed: int
 
 
-async def publish_one(call: Call) -> dict[str, Any]:
+async def publish_one(call: Call) -> Published:
     query: RawParameters = call.query
     headers = call.request.headers
     delay, at = headers.get("mansio-delay"), headers.get("mansio-deliver-at")
@@ -111,7 +111,7 @@ async def publish_one(call: Call) -> dict[str, Any]:
     ((_, _, result),) = await _publish(call, [record])
     if result.error is not None:
         raise copied(result.error)
-    return {"partition": result.partition, "offset": result.offset, "timestamp_ms": result.timestamp_ms}
+    return Published.model_validate(result)
 
 
 async def publish_many(call: Call) -> dict[str, Any]:
@@ -141,7 +141,9 @@ async def _large_records(call: Call) -> Sequence[RecordToPublish]:
     first = 0
     async with budget.turns as turns:
         with budget.parsed(len(call.data)):
-            async for piece in ElementReader(call.data, "records", turns).pieces(_PIECE, RECORDS_MAX):
+            async for piece in ElementReader(call.data, "records", turns).pieces(
+                _PIECE, PUBLISHED_RECORDS_MAX
+            ):
                 values = _values(piece) if key is None else None
                 found.append(
                     [_new_record(record, number, key) for number, record in enumerate(piece, first)]
@@ -169,7 +171,7 @@ def _values(records: list[NewRecord]) -> list[bytes] | None:
 
 def _results(ranges: Sequence[PublishedRange]) -> dict[str, Any]:
     """Return the results of records. Raises the error of a single record."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []  # no models: a result has only the members of its kind
     failed = 0
     for _, count, one in ranges:
         if one.error is not None:

@@ -18,7 +18,7 @@ from mansio.api.record_pieces import PIECE_BYTES, content_bytes
 from mansio.api.request_budget import TooManyRequests
 from mansio.api.routing.read_records import (
     BYTES_MAX,
-    RECORDS_MAX,
+    READ_RECORDS_MAX,
     WAIT_MS_MAX,
     consume_on_threads,
     read_records,
@@ -50,7 +50,7 @@ class ReadParameters(Body):
         None, description="Read from the first record at or after this RFC 3339 time on."
     )
     from_: Literal["earliest", "latest"] = Field("earliest", alias="from")
-    limit: Annotated[int, Field(ge=1, le=RECORDS_MAX)] = 100
+    limit: Annotated[int, Field(ge=1, le=READ_RECORDS_MAX)] = 100
     max_bytes: Annotated[int, Field(ge=1, le=BYTES_MAX)] = Field(
         1 << 20, description="Bound of keys and values; one record is returned in any case."
     )

@@ -7,15 +7,17 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mansio.api.asgi.problems import InvalidField
-from mansio.api.http.v1.operation import Body, Call, Operation, check_topic_name
+from mansio.api.http.v1.operation import Body, Call, Operation, Result, check_topic_name
 from mansio.tracebacks import copied
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from mansio.client.admin.admin import TopicDescription
+    from collections.abc import Mapping
+
+    from mansio.client.admin.admin import ConfigEntry, TopicDescription
 
 PARTITIONS_MAX: Final = 100_000
 PAGE_MAX: Final = 1_000
@@ -47,18 +49,18 @@ class TopicChanges(Body):
     config: Configs = Field(default_factory=dict, description="null: the default again.")
 
 
-class TopicSummary(Body):
+class TopicSummary(Result):
     name: str
-    partitions: int
+    partitions: Annotated[int, BeforeValidator(len)]
     is_internal: bool
 
 
-class TopicPage(Body):
+class TopicPage(Result):
     topics: list[TopicSummary]
     next_cursor: str | None
 
 
-class PartitionState(Body):
+class PartitionState(Result):
     partition: int
     leader: int
     replicas: list[int]
@@ -67,7 +69,7 @@ class PartitionState(Body):
     end_offset: int | None
 
 
-class TopicState(Body):
+class TopicState(Result):
     """`config`: the settings that differ from their defaults."""
 
     name: str
@@ -92,22 +94,17 @@ def decode_cursor(cursor: str | None) -> str:
         raise InvalidField("cursor", "this is not a cursor of this list") from error
 
 
-async def list_topics(call: Call) -> dict[str, Any]:
+async def list_topics(call: Call) -> TopicPage:
     query: TopicParameters = call.query
     after = decode_cursor(query.cursor)
     topics = await call.client.admin.describe_topics(include_internal=query.include_internal)
     found = sorted((each for each in topics if each.name > after), key=lambda each: each.name)
     page = found[: query.limit]
-    return {
-        "topics": [
-            {"name": each.name, "partitions": len(each.partitions), "is_internal": each.is_internal}
-            for each in page
-        ],
-        "next_cursor": encode_cursor(page[-1].name) if len(found) > len(page) else None,
-    }
+    next_cursor = encode_cursor(page[-1].name) if len(found) > len(page) else None
+    return TopicPage.model_validate({"topics": page, "next_cursor": next_cursor})
 
 
-async def create(call: Call) -> dict[str, Any]:
+async def create(call: Call) -> TopicState:
     body: NewTopic = call.body
     await call.client.admin.create_topic(
         body.name,
@@ -118,11 +115,11 @@ async def create(call: Call) -> dict[str, Any]:
     return await _describe(call, body.name)
 
 
-async def describe(call: Call) -> dict[str, Any]:
+async def describe(call: Call) -> TopicState:
     return await _describe(call, check_topic_name(call.topic))
 
 
-async def _describe(call: Call, name: str) -> dict[str, Any]:
+async def _describe(call: Call, name: str) -> TopicState:
     admin = call.client.admin
     found: TopicDescription = await admin.describe_topic(name)
     partitions = [TopicPartition(name, each.index) for each in found.partitions]
@@ -134,23 +131,28 @@ async def _describe(call: Call, name: str) -> dict[str, Any]:
     )
     if isinstance(config, BaseException):
         raise copied(config)
-    return {
-        "name": name,
-        "id": found.topic_id.hex(),
-        "is_internal": found.is_internal,
-        "partitions": [
-            {
-                "partition": each.index,
-                "leader": each.leader,
-                "replicas": each.replicas,
-                "in_sync_replicas": each.in_sync_replicas,
-                "start_offset": _offset(starts, TopicPartition(name, each.index)),
-                "end_offset": _offset(ends, TopicPartition(name, each.index)),
-            }
-            for each in found.partitions
+    return TopicState(
+        name=name,
+        id=found.topic_id.hex(),
+        is_internal=found.is_internal,
+        partitions=[
+            PartitionState(
+                partition=each.index,
+                leader=each.leader,
+                replicas=list(each.replicas),
+                in_sync_replicas=list(each.in_sync_replicas),
+                start_offset=_offset(starts, partition),
+                end_offset=_offset(ends, partition),
+            )
+            for partition, each in zip(partitions, found.partitions, strict=True)
         ],
-        "config": {entry.name: entry.value for entry in config.values() if not entry.is_default},
-    }
+        config=changed_settings(config),
+    )
+
+
+def changed_settings(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
+    """Return the settings that differ from their defaults."""
+    return {entry.name: entry.value for entry in entries.values() if not entry.is_default}
 
 
 def _offset(listed: Any, partition: Any) -> int | None:
@@ -158,7 +160,7 @@ def _offset(listed: Any, partition: Any) -> int | None:
     return None if isinstance(listed, BaseException) or partition not in listed else listed[partition].offset
 
 
-async def alter(call: Call) -> dict[str, Any]:
+async def alter(call: Call) -> TopicState:
     body: TopicChanges = call.body
     admin, name = call.client.admin, check_topic_name(call.topic)
     if body.config:

@@ -20,17 +20,12 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from mansio.broker.services.produce import (
-    ACKS_ALL,
-    ACKS_NONE,
-    BatchResult,
-    PendingAppend,
-    ProcessingRequired,
-)
+from mansio.broker.services.produce import BatchResult, PendingAppend, ProcessingRequired
 from mansio.errors import InvalidRequiredAcks, MansioError
 from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
+from mansio.wire.field_values import ACKS_ALL, ACKS_NONE
 from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:

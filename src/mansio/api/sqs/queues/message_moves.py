@@ -25,7 +25,7 @@ from mansio.tracebacks import copied
 if TYPE_CHECKING:
     from mansio.api.sqs.queues.messages import Message
     from mansio.api.sqs.queues.queue_service import Queue, QueueService
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
 
 TASKS_MAX: Final = 100
 RATE_MAX: Final = 500
@@ -165,5 +165,5 @@ class MessageMover:
             (result,) = await self._queues.send(destination, [new], caller=task.caller)
             if isinstance(result, MansioError):
                 raise copied(result)
-            await self._queues.delete_messages(source, [message.receipt_handle])
+            await self._queues.delete_messages(source, [message.receipt_handle], caller=task.caller)
             task.moved += 1

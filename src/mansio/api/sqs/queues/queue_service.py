@@ -41,7 +41,7 @@ from mansio.api.sqs.queues.queue_errors import (
     QueueNameExists,
     ReceiptHandleIsInvalid,
 )
-from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.share_groups.leases import Acknowledgement, Receipt
 from mansio.config.share_group_config import DELIVERY_COUNT_MAX
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
     from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.caller import Caller
     from mansio.client.admin.admin import Admin
     from mansio.metadata.model import Topic
 
@@ -202,7 +202,7 @@ class QueueService:
             return await self._existing(await self._created(name), attributes, caller)
         await self._configure(name, wanted, caller)
         queue = self.find(name)
-        await self._services.leases.register(queue.group, [name])
+        await self._services.leases.register(queue.group, [name], caller=caller)
         if self.dead_letter_sources(queue):  # one with this name was deleted
             await self._accept_dead_letters(name, caller)
         return self.find(name)
@@ -446,11 +446,11 @@ class QueueService:
             )
             if result.errors and not result.records:
                 raise next(iter(result.errors.values()))
-            found = await self._drop_expired(queue, result)
+            found = await self._drop_expired(queue, result, caller)
             if found or not result.records or left_ms <= 0:
                 return result.member_id, found
 
-    async def _drop_expired(self, queue: Queue, result: ReceiveResult) -> list[Message]:
+    async def _drop_expired(self, queue: Queue, result: ReceiveResult, caller: Caller) -> list[Message]:
         """Return the messages of a result, without those that are older than the retention period."""
         now_ms = self._services.clock.wall_ms()
         oldest_ms = now_ms - queue.attributes.retention_s * 1000
@@ -464,7 +464,7 @@ class QueueService:
                 found.append(message_of(record, receipt))
                 self._note_receive(record, now_ms)
         if expired:
-            await self._services.leases.acknowledge(queue.group, expired)
+            await self._services.leases.acknowledge(queue.group, expired, caller=caller)
         return found
 
     def _note_receive(self, record: ReceivedRecord, now_ms: int) -> None:
@@ -480,16 +480,19 @@ class QueueService:
         known = self._first_receives.get((queue.topic.topic_id.bytes, receipt.partition, receipt.offset))
         return self._services.clock.wall_ms() if known is None else known
 
-    async def release(self, queue: Queue, member_id: str) -> None:
+    async def release(self, queue: Queue, member_id: str, *, caller: Caller) -> None:
         """Release messages that did not reach their client; the receive does not count."""
-        await self._services.leases.release(queue.group, member_id)
+        await self._services.leases.release(queue.group, member_id, caller=caller)
 
-    async def delete_messages(self, queue: Queue, handles: Sequence[str]) -> list[MansioError | None]:
+    async def delete_messages(
+        self, queue: Queue, handles: Sequence[str], *, caller: Caller
+    ) -> list[MansioError | None]:
         """Delete received messages; return an error or None for each.
 
         A message of a standard queue that was deleted already, or whose visibility timeout has ended, is no error: as
         in SQS it may be received again. Of a FIFO queue it is one."""
-        results = await self._acknowledge(queue, [Acknowledgement(handle, ACCEPT) for handle in handles])
+        acknowledgements = [Acknowledgement(handle, ACCEPT) for handle in handles]
+        results = await self._acknowledge(queue, acknowledgements, caller)
         for position, error in enumerate(results):
             if isinstance(error, InvalidRecordState):
                 results[position] = (
@@ -503,7 +506,7 @@ class QueueService:
         return results
 
     async def change_visibility(
-        self, queue: Queue, changes: Sequence[tuple[str, int]]
+        self, queue: Queue, changes: Sequence[tuple[str, int]], *, caller: Caller
     ) -> list[MansioError | None]:
         """Change the visibility timeout of received messages: (receipt handle, seconds from now). Return an error or
         None for each. 0: the message can be received again at once."""
@@ -513,7 +516,7 @@ class QueueService:
             else Acknowledgement(handle, RENEW, seconds * 1000)
             for handle, seconds in changes
         ]
-        results = await self._acknowledge(queue, acknowledgements)
+        results = await self._acknowledge(queue, acknowledgements, caller)
         for position, error in enumerate(results):
             if isinstance(error, InvalidRecordState):
                 results[position] = MessageNotInflight(
@@ -523,7 +526,7 @@ class QueueService:
         return results
 
     async def _acknowledge(
-        self, queue: Queue, acknowledgements: Sequence[Acknowledgement]
+        self, queue: Queue, acknowledgements: Sequence[Acknowledgement], caller: Caller
     ) -> list[MansioError | None]:
         results: list[MansioError | None] = []
         topic_id = queue.topic.topic_id.bytes
@@ -538,7 +541,7 @@ class QueueService:
                 results.append(None)
             else:
                 results.append(ReceiptHandleIsInvalid("The input receipt handle is invalid."))
-        found = iter(await self._services.leases.acknowledge(queue.group, own))
+        found = iter(await self._services.leases.acknowledge(queue.group, own, caller=caller))
         return [next(found) if each is None else each for each in results]
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import ArchivingRange
     from mansio.wire.batch.record_batch import Header, NewRecord
 
-RECORDS_MAX: Final = 500
+COPIES_MAX: Final = 500
 """Maximum number of records in one batch of a dead-letter topic."""
 
 ADDED_HEADERS_BYTES_MAX: Final = 1024

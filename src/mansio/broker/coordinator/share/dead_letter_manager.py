@@ -28,6 +28,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
+from mansio.backoff import grown_delay
 from mansio.broker.coordinator.share import dead_letter_copies as copying
 from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
 from mansio.config.topic_names import unified_name
@@ -121,12 +122,12 @@ class DeadLetterTask:
 
     `has_ended`: this broker does not lead the share partition any more. `last_error`: message of the error with which
     the last attempt failed, "" after a successful one. `linger_until_ms`: time of the steady clock before which the
-    next batch begins only if it is full.
+    next batch begins only if it is full. `failure_count`: consecutive failures before a batch was reserved.
     """
 
     __slots__ = (
         "_wake",
-        "backoff_ms",
+        "failure_count",
         "has_ended",
         "is_lingering",
         "is_working",
@@ -146,7 +147,7 @@ class DeadLetterTask:
         self.last_error = ""
         self.is_working = False
         self.is_lingering = False
-        self.backoff_ms = RETRY_MS_MIN
+        self.failure_count = 0
         self.linger_until_ms = -math.inf
         self._wake: Promise[None] | None = None
 
@@ -167,7 +168,7 @@ class DeadLetterTask:
 
     def retry_now(self) -> None:
         """End the backoff and reset it to the minimum, because the cause of the failure may be removed."""
-        self.backoff_ms = RETRY_MS_MIN
+        self.failure_count = 0
         self.queue.retry_now()
         self.wake()
 
@@ -228,7 +229,7 @@ class DeadLetterWriter:
         if queue.needs_producer:
             queue.set_producer(await self._new_producer_id())
         task.ensure_not_ended()
-        copies = self._read(task, queue.peek(copying.RECORDS_MAX), target.bytes_max)
+        copies = self._read(task, queue.peek(copying.COPIES_MAX), target.bytes_max)
         await self._reserve(task, queue.reserve(target.topic_id, target.partition, len(copies)))
         return copies
 
@@ -387,7 +388,7 @@ class DeadLetterManager:
     def _add(self, task: DeadLetterTask, ranges: Sequence[ArchivingRange]) -> None:
         for archiving_range in ranges:
             task.queue.add(archiving_range)
-        if task.is_lingering and task.queue.unreserved_record_count >= copying.RECORDS_MAX:
+        if task.is_lingering and task.queue.unreserved_record_count >= copying.COPIES_MAX:
             task.wake()
         if ranges and not task.is_working and not self._closed:
             task.is_working = True
@@ -469,7 +470,7 @@ class DeadLetterManager:
             await task.back_off(self._scheduler, queue.retry_at_ms - self._now_ms())
         elif not queue.needs_reservation:
             return False
-        elif queue.unreserved_record_count < copying.RECORDS_MAX:
+        elif queue.unreserved_record_count < copying.COPIES_MAX:
             task.is_lingering = True
             await task.back_off(self._scheduler, task.linger_until_ms - self._now_ms())
             task.is_lingering = False
@@ -480,10 +481,11 @@ class DeadLetterManager:
                 return False  # the state could not be stored: it is loaded again, and resumed then
             self._writer.record_failure(task, error)
             if queue.phase is Phase.OPEN:
-                await task.back_off(self._scheduler, task.backoff_ms)
-                task.backoff_ms = min(2 * task.backoff_ms, RETRY_MS_MAX)
+                task.failure_count += 1
+                delay_ms = grown_delay(task.failure_count, RETRY_MS_MIN, RETRY_MS_MAX)
+                await task.back_off(self._scheduler, delay_ms)
         else:
-            task.backoff_ms = RETRY_MS_MIN
+            task.failure_count = 0
         return True
 
     async def _write_in_turn(self, task: DeadLetterTask) -> None:

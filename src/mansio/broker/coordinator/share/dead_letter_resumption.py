@@ -13,6 +13,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from mansio.broker.coordinator.share.dead_letter_topics import DEAD_LETTERS_CLIENT_ID
+from mansio.broker.routing.routes import available_leader
 from mansio.errors import MansioError
 from mansio.host.gather_results import gather_results
 from mansio.wire.api_versions import ApiKey
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from mansio.ports import Peers, Scheduler
     from mansio.state.share_partition.types import ShareKey
 
-CLIENT_ID: Final = "mansio-dead-letters"
-REQUEST_TIMEOUT_MS: Final = 5_000
+RESUMPTION_TIMEOUT_MS: Final = 5_000
 
 
 class DeadLetterResumption:
@@ -62,7 +63,7 @@ class DeadLetterResumption:
             for (leader, group), found in self._group_by_leader(keys).items():
                 if leader == self._node_id:
                     self._load_locally(found)
-                elif leader in self._state.brokers:
+                else:
                     requests.append(self._send_describe_leases(leader, group, found))
             await gather_results(self._scheduler, requests, name="resume dead letters")
         finally:
@@ -72,8 +73,11 @@ class DeadLetterResumption:
         found: dict[tuple[int, str], list[ShareKey]] = defaultdict(list)
         for key in keys:
             topic = self._state.topics_by_id.get(UUID(bytes=key.topic_id))
-            if topic is not None and key.partition < len(topic.partitions):
-                found[topic.partitions[key.partition].leader, key.group].append(key)
+            if topic is None or key.partition >= len(topic.partitions):
+                continue
+            leader = available_leader(self._state, topic.partitions[key.partition])
+            if leader is not None:
+                found[leader.node_id, key.group].append(key)
         return found
 
     def _load_locally(self, keys: Sequence[ShareKey]) -> None:
@@ -94,5 +98,5 @@ class DeadLetterResumption:
             ],
             "ranges_max": 0,
         }
-        request = messages.encode_request(ApiKey.DESCRIBE_LEASES, 0, 0, CLIENT_ID, fields)
-        await self._peers.send(leader, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        request = messages.encode_request(ApiKey.DESCRIBE_LEASES, 0, 0, DEAD_LETTERS_CLIENT_ID, fields)
+        await self._peers.send(leader, request, timeout_ms=RESUMPTION_TIMEOUT_MS)

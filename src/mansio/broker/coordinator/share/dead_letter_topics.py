@@ -37,6 +37,7 @@ from mansio.ports import complete, complete_with_error, result_within
 from mansio.tracebacks import copied, result_of
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.field_values import ACKS_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,10 +58,9 @@ ADDED_HEADERS_RESERVE_BYTES: Final = 64 * 1024
 """`max.message.bytes` of a dead-letter topic that the broker creates exceeds that of the source topic by this."""
 
 WRITE_TIMEOUT_MS: Final = 10_000
-ACKS_ALL: Final = -1
 PRODUCE_VERSION: Final = 13
 DUPLICATE_SEQUENCE: Final = 46
-CLIENT_ID: Final = "mansio-dead-letters"
+DEAD_LETTERS_CLIENT_ID: Final = "mansio-dead-letters"
 
 CLOCK_SKEW_MS_MAX: Final = 60 * 60 * 1000
 """Assumed upper bound of the difference between the clocks of two brokers."""
@@ -210,7 +210,9 @@ class DeadLetterTopics:
             return
         topics = [(None, target.topic_id, [(target.partition, data)])]
         request = b"".join(
-            produce.encode_request(PRODUCE_VERSION, 0, CLIENT_ID, ACKS_ALL, WRITE_TIMEOUT_MS, topics)
+            produce.encode_request(
+                PRODUCE_VERSION, 0, DEAD_LETTERS_CLIENT_ID, ACKS_ALL, WRITE_TIMEOUT_MS, topics
+            )
         )
         answer = await self._send(leader, request)
         response = produce.decode_response(PRODUCE_VERSION, answer)
@@ -277,7 +279,7 @@ class DeadLetterTopics:
             request = fetch.encode_request(
                 FETCH_VERSION,
                 0,
-                CLIENT_ID,
+                DEAD_LETTERS_CLIENT_ID,
                 [(None, target.topic_id, [fetch_partition])],
                 max_wait_ms=0,
                 min_bytes=0,

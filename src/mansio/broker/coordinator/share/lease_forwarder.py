@@ -2,7 +2,8 @@
 of protocols in which every broker answers.
 
 Requests with small responses and those for records use the connections of two request classes. A wait for records
-leases none, so all callers that wait for the same share one request.
+leases none, so all callers that wait for the same share one request, which is this broker's own. All others are
+forwarded with the id and the address of their caller.
 
 Invariants:
 * A request is sent once, to one broker, which does not forward it.
@@ -33,15 +34,17 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import acknowledge_records
 from mansio.wire.apis.acknowledge_records import AcknowledgeBatch
 from mansio.wire.codec import messages
+from mansio.wire.framing import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from mansio.broker.routing.caller import Caller
     from mansio.metadata.image import MetadataImage
-    from mansio.ports import Peers, Promise, Scheduler
+    from mansio.ports import ForwardingPeers, Promise, Scheduler
     from mansio.state.share_partition.types import AcknowledgementBatch
 
-CLIENT_ID: Final = "mansio-forwarded"
+FORWARDING_CLIENT_ID: Final = "mansio-forwarded"
 
 WAITS_MAX: Final = 192
 """Maximum number of requests in progress to each broker that wait for records."""
@@ -52,7 +55,7 @@ WOKEN_MAX: Final = 4
 WAIT_MS: Final = 5_000
 """Duration of such a request."""
 
-REQUEST_TIMEOUT_MS: Final = 10_000
+FORWARDING_TIMEOUT_MS: Final = 10_000
 """Time after which a request that does not wait for records has failed."""
 
 TopicIndex = tuple[str, int]
@@ -71,8 +74,8 @@ class LeaseForwarder:
         node_id: int,
         broker_epoch: Callable[[], int],
         state: MetadataImage,
-        peers: Peers,
-        data_peers: Peers,
+        peers: ForwardingPeers,
+        data_peers: ForwardingPeers,
         scheduler: Scheduler,
     ) -> None:
         """`peers`: connections to other brokers for small responses; `data_peers`: for responses with records."""
@@ -104,12 +107,10 @@ class LeaseForwarder:
         topic = self._state.topics_by_id.get(UUID(bytes=topic_id))
         if topic is None or index >= len(topic.partitions):
             return None  # this broker knows the right error
-        leader = topic.partitions[index].leader
-        if leader == self.node_id:
-            return None
-        if leader not in self._state.brokers:
+        leader = available_leader(self._state, topic.partitions[index])
+        if leader is None:
             raise LeaderNotAvailable(f"{topic.name}-{index} has no leader")
-        return leader
+        return None if leader.node_id == self.node_id else leader.node_id
 
     @property
     def other_brokers(self) -> list[int]:
@@ -128,7 +129,7 @@ class LeaseForwarder:
         max_records: int,
         max_bytes: int,
         lease_ms: int,
-        client_id: str,
+        caller: Caller,
         timeout_ms: float,
     ) -> ReceiveResult:
         """Lease available records of partitions that a broker leads, as `ReceiveService.receive_records` does there.
@@ -137,14 +138,15 @@ class LeaseForwarder:
         fields = {
             "group_id": group_id,
             "member_id": member_id,
-            "client_id": client_id,
             "topics": list(topics),
             "records_max": max_records,
             "bytes_max": max_bytes,
             "wait_ms": 0,
             "lease_ms": lease_ms,
         }
-        response = await self._send(node_id, ApiKey.RECEIVE_RECORDS, fields, timeout_ms, self._data_peers)
+        response = await self._send(
+            node_id, ApiKey.RECEIVE_RECORDS, fields, timeout_ms, caller, self._data_peers
+        )
         records: list[ReceivedRecord] = []
         errors: dict[TopicIndex, MansioError] = {}
         for part in response.partitions:
@@ -197,7 +199,6 @@ class LeaseForwarder:
         fields = {
             "group_id": group_id,
             "member_id": "",
-            "client_id": "",
             "topics": sorted(topics),
             "records_max": 0,
             "bytes_max": 0,
@@ -207,7 +208,7 @@ class LeaseForwarder:
         try:
             while callers:
                 response = await self._send(
-                    node_id, ApiKey.RECEIVE_RECORDS, fields, WAIT_MS + REQUEST_TIMEOUT_MS
+                    node_id, ApiKey.RECEIVE_RECORDS, fields, WAIT_MS + FORWARDING_TIMEOUT_MS, None
                 )
                 woken = callers[:WOKEN_MAX] if response.is_available else callers[:]
                 del callers[: len(woken)]
@@ -222,16 +223,16 @@ class LeaseForwarder:
                     promise, copied(error) if error else Unavailable("the wait for records was interrupted")
                 )
 
-    async def release(self, node_id: int, group_id: str, member_id: str) -> None:
+    async def release(self, node_id: int, group_id: str, member_id: str, caller: Caller) -> None:
         """Release all leases of a member on a broker. Raises `ConnectionLost`."""
         fields = {"group_id": group_id, "member_id": member_id}
-        await self._send(node_id, ApiKey.RELEASE_LEASES, fields, REQUEST_TIMEOUT_MS)
+        await self._send(node_id, ApiKey.RELEASE_LEASES, fields, FORWARDING_TIMEOUT_MS, caller)
 
-    async def register(self, node_id: int, group_id: str, topics: Collection[str]) -> None:
+    async def register(self, node_id: int, group_id: str, topics: Collection[str], caller: Caller) -> None:
         """Create a share group at its coordinator, as `LeaseService.register` does there. Raises its errors and
         `ConnectionLost`."""
         fields = {"group_id": group_id, "topics": list(topics)}
-        await self._send(node_id, ApiKey.REGISTER_SHARE_GROUP, fields, REQUEST_TIMEOUT_MS)
+        await self._send(node_id, ApiKey.REGISTER_SHARE_GROUP, fields, FORWARDING_TIMEOUT_MS, caller)
 
     async def acknowledge(
         self,
@@ -241,6 +242,7 @@ class LeaseForwarder:
         topic_id: bytes,
         index: int,
         batches: Sequence[AcknowledgementBatch],
+        caller: Caller,
     ) -> MansioError | None:
         """Acknowledge records of one partition that a broker leads; return the error of the partition, None if all were
         acknowledged. Raises `ConnectionLost` if it is unknown whether they were."""
@@ -251,9 +253,9 @@ class LeaseForwarder:
             for each in batches
         ]
         request = acknowledge_records.encode_request(
-            0, CLIENT_ID, group_id, member_id, [(topic_id, [(index, encoded)])]
+            0, caller.client_id, group_id, member_id, [(topic_id, [(index, encoded)])]
         )
-        answer = await self._exchange(node_id, request, REQUEST_TIMEOUT_MS)
+        answer = await self._exchange(node_id, request, FORWARDING_TIMEOUT_MS, caller, is_own=False)
         response = acknowledge_records.decode_response(answer)
         if response.error_code:
             return error_for_code(response.error_code, response.error_message or "")
@@ -266,24 +268,43 @@ class LeaseForwarder:
         key: ApiKey,
         fields: dict[str, Any],
         timeout_ms: float,
-        peers: Peers | None = None,
+        caller: Caller | None,
+        peers: ForwardingPeers | None = None,
     ) -> Any:
-        """Return the response to a request; raise its error."""
+        """Return the response to a request for `caller`, None for this broker; raise its error."""
         sender = {"node_id": self.node_id, "broker_epoch": self._broker_epoch()}
-        request = messages.encode_request(key, 0, 0, CLIENT_ID, sender | fields)
-        answer = await self._exchange(node_id, request, timeout_ms, peers)
+        client_id = FORWARDING_CLIENT_ID if caller is None else caller.client_id
+        request = messages.encode_request(key, 0, 0, client_id, sender | fields)
+        answer = await self._exchange(node_id, request, timeout_ms, caller, peers, is_own=True)
         _, response = messages.decode_response_frame(key, 0, answer)
         if response.error_code:
             raise error_for_code(response.error_code, response.error_message or "")
         return response
 
     async def _exchange(
-        self, node_id: int, request: bytes, timeout_ms: float, peers: Peers | None = None
+        self,
+        node_id: int,
+        request: bytes,
+        timeout_ms: float,
+        caller: Caller | None,
+        peers: ForwardingPeers | None = None,
+        *,
+        is_own: bool,
     ) -> bytes:
-        """Return the answer of a broker. Raises `BrokerUnreachable` if nothing was sent, `ConnectionLost` if there is
-        no answer."""
+        """Return the answer of a broker. `is_own`: whether clients may not send the request. Raises `BrokerUnreachable`
+        if nothing was sent, `ConnectionLost` if there is no answer."""
+        peers = peers or self._peers
         try:
-            return await (peers or self._peers).send(node_id, request, timeout_ms=timeout_ms)
+            if caller is None:
+                return await peers.send(node_id, request, timeout_ms=timeout_ms)
+            answer = await peers.forward(
+                node_id,
+                request[LENGTH_BYTES:],
+                client_address=caller.address,
+                is_own=is_own,
+                timeout_ms=timeout_ms,
+            )
+            return answer.response
         except BrokerUnreachable as error:
             raise BrokerUnreachable(
                 f"broker {node_id}, which leads the partition, cannot be reached; nothing was changed "

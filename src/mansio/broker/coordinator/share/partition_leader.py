@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
-from mansio.broker.partition.partition import READ_COMMITTED, READ_UNCOMMITTED
 from mansio.errors import (
     UNREADABLE_CONTENT,
     CoordinatorLoadInProgress,
@@ -48,6 +47,7 @@ from mansio.tracebacks import copied, without_traceback
 from mansio.wire.batch.isolation_filter import aborted_batches
 from mansio.wire.batch.record_batch import check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_keys
+from mansio.wire.field_values import READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -476,8 +476,7 @@ class SharePartitionLeader:
         loaded."""
         machine = self.ready_state_machine() or self.state_machine
         end = self.partition.readable_end(_isolation_level(machine.settings))
-        machine.high_watermark = max(machine.high_watermark, end)
-        return machine.counts(self.now_ms())
+        return machine.counts(self.now_ms(), end)
 
     def _readable_end(self, settings: ShareSettings) -> int:
         """Return the offset below which records can be leased: committed, covered by the index, and without records of

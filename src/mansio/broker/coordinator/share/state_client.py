@@ -294,12 +294,12 @@ class SharePersister(Protocol):
         """Return epochs and progress of the state, from which the lag is computed; None if there is no state."""
 
 
-REQUEST_TIMEOUT_MS: Final = 5000
+STATE_TIMEOUT_MS: Final = 5000
 ENTRIES_PER_REQUEST_MAX: Final = 500
 RANGES_PER_REQUEST_MAX: Final = 20_000
 """Maximum number of offset ranges in one request. A range takes about 60 bytes. One larger entry is sent alone."""
 
-CLIENT_ID: Final = "mansio-share-state"
+STATE_CLIENT_ID: Final = "mansio-share-state"
 
 _ERRORS: Final[dict[int, type[MansioError]]] = {
     error.kafka_code: error
@@ -393,8 +393,8 @@ class _StateQueue(CombiningQueue[_QueuedEntry, StateResult]):
 
     async def request(self, items: Sequence[_QueuedEntry]) -> list[StateResult]:
         api_key, state_requests = items[0].api_key, [each.state_request for each in items]
-        request = encode_request(api_key, self._sender(), state_requests, CLIENT_ID)
-        answer = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        request = encode_request(api_key, self._sender(), state_requests, STATE_CLIENT_ID)
+        answer = await self._peers.send(self._node_id, request, timeout_ms=STATE_TIMEOUT_MS)
         return decode_response(api_key, answer)
 
 

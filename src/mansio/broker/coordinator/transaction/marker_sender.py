@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLIENT_ID: Final = "mansio-transactions"
+MARKERS_CLIENT_ID: Final = "mansio-transactions"
 WRITE_TXN_MARKERS_VERSION: Final = 2
 PLAIN_VERSION: Final = 1
 """Transaction version in which the epoch stays the same."""
 TRANSACTION_COORDINATOR_FENCED: Final = 52
 """Kafka's error code."""
 
-REQUEST_TIMEOUT_MS: Final = 30_000
+MARKERS_TIMEOUT_MS: Final = 30_000
 MARKERS_PER_REQUEST_MAX: Final = 1_000
 RETRY_BACKOFF: Final = Backoff(20, 1_000, jitter=0)
 """Pauses between two attempts for the partitions of a transaction."""
@@ -220,10 +220,10 @@ class _BrokerQueue(CombiningQueue[_Waiting, Outcomes]):
             ApiKey.WRITE_TXN_MARKERS,
             WRITE_TXN_MARKERS_VERSION,
             0,
-            CLIENT_ID,
+            MARKERS_CLIENT_ID,
             {"markers": [_marker_fields(each.marker, each.partitions) for each in items]},
         )
-        frame = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        frame = await self._peers.send(self._node_id, request, timeout_ms=MARKERS_TIMEOUT_MS)
         _, response = messages.decode_response_frame(
             ApiKey.WRITE_TXN_MARKERS, WRITE_TXN_MARKERS_VERSION, frame
         )

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from mansio.state.transactions.batch_decision import TaskTransaction
     from mansio.state.transactions.transaction import Transaction
 
-CLIENT_ID: Final = "mansio-batch-commits"
+BATCH_END_CLIENT_ID: Final = "mansio-batch-commits"
 PREPARE_TRANSACTION_VERSION: Final = 0
 END_TXN_VERSION: Final = 5
-REQUEST_TIMEOUT_MS: Final = 5_000
+BATCH_END_TIMEOUT_MS: Final = 5_000
 
 
 class LocalTransactions(Protocol):
@@ -76,9 +76,9 @@ class RoutedEnder:
 
     async def _request(self, node_id: int, key: ApiKey, version: int, asked: dict[str, Any]) -> None:
         assert self._peers is not None
-        request = messages.encode_request(key, version, 0, CLIENT_ID, asked)
+        request = messages.encode_request(key, version, 0, BATCH_END_CLIENT_ID, asked)
         try:
-            frame = await self._peers.send(node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+            frame = await self._peers.send(node_id, request, timeout_ms=BATCH_END_TIMEOUT_MS)
             _, response = messages.decode_response_frame(key, version, frame)
         except (MansioError, WireError) as error:
             raise CoordinatorNotAvailable(f"the coordinator did not answer: {error}") from error

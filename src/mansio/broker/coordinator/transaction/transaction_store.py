@@ -20,13 +20,8 @@ from mansio.broker.routing.routes import partition_for
 from mansio.errors import CorruptLog
 from mansio.logs import fields
 from mansio.ports import complete
-from mansio.state.transactions.transaction import (
-    EPOCH_MAX,
-    NO_EPOCH,
-    NO_ID,
-    Transaction,
-    TransactionState,
-)
+from mansio.state.transactions.transaction import NO_EPOCH, NO_ID, Transaction, TransactionState
+from mansio.wire.field_values import PRODUCER_EPOCH_MAX
 from mansio.wire.internal_records.batch_decision_records import decode_decision_key
 from mansio.wire.internal_records.transaction_records import (
     HELD_TIMEOUT_MS,
@@ -263,4 +258,4 @@ def _as_not_kept(stored: Transaction, next_producer_epoch: int) -> Transaction:
         return stored
     if stored.next_producer_id == stored.producer_id:
         return stored._replace(next_producer_id=NO_ID, producer_epoch=next_producer_epoch)
-    return stored._replace(next_producer_id=NO_ID, producer_epoch=EPOCH_MAX, client_version=0)
+    return stored._replace(next_producer_id=NO_ID, producer_epoch=PRODUCER_EPOCH_MAX, client_version=0)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from mansio.ports import Peers, Scheduler
     from mansio.wire.topic_partition import PartitionKey
 
-CLIENT_ID: Final = "mansio-transaction-verifier"
+VERIFICATION_CLIENT_ID: Final = "mansio-transaction-verifier"
 ADD_PARTITIONS_VERSION: Final = 5
-REQUEST_TIMEOUT_MS: Final = 5_000
+VERIFICATION_TIMEOUT_MS: Final = 5_000
 TRANSACTIONS_PER_REQUEST_MAX: Final = 1_000
 
 Outcomes = list["MansioError | None"]
@@ -139,10 +139,10 @@ class _BrokerQueue(CombiningQueue[_Asked, Outcomes]):
             ApiKey.ADD_PARTITIONS_TO_TXN,
             ADD_PARTITIONS_VERSION,
             0,
-            CLIENT_ID,
+            VERIFICATION_CLIENT_ID,
             {"transactions": [_transaction_fields(each) for each in items]},
         )
-        frame = await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        frame = await self._peers.send(self._node_id, request, timeout_ms=VERIFICATION_TIMEOUT_MS)
         _, response = messages.decode_response_frame(
             ApiKey.ADD_PARTITIONS_TO_TXN, ADD_PARTITIONS_VERSION, frame
         )

@@ -26,6 +26,7 @@ from mansio.wire.batch.control_records import (
 )
 from mansio.wire.batch.dedup_header import KEY_BYTES
 from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 VALUE_VERSION: Final = 1
-SEQUENCE_MAX: Final = 2**31 - 1
 
 _IDS_HEAD: Final = struct.Struct(">BIqI")  # version, number of ids, time of acceptance, CRC of the next batch
 _COPIED_HEAD: Final = struct.Struct(">BIqq")  # version, number of ids, first copy, latest time

@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.features.deduplication.dedup_control_records import (
-    SEQUENCE_MAX,
     AcceptedIds,
     CopiedIds,
     encode_copied_ids,
@@ -39,6 +38,7 @@ from mansio.wire.batch.dedup_header import DEDUP_ID_NAME, read_ids
 from mansio.wire.batch.inspection import InspectedBatch
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.field_values import SEQUENCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

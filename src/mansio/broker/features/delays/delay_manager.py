@@ -120,7 +120,6 @@ class DelayManager(AppendFeature):
 
     __slots__ = (
         "_delivered_end",
-        "_due_at_once",
         "_on_due_changed",
         "_stored_records",
         "has_fired",
@@ -145,8 +144,6 @@ class DelayManager(AppendFeature):
         self.schedules = ScheduleManager(partition, replay, on_due_changed)
         self._stored_records = stored
         self._on_due_changed = on_due_changed
-        self._due_at_once: list[PendingRecord] = []
-        """Records that were due when they were accepted, until the append of their batch returns."""
         self.has_fired = False
         """Whether the last slice was one of firings, whose duration says nothing about delayed records."""
         self._delivered_end = 0
@@ -196,30 +193,23 @@ class DelayManager(AppendFeature):
         next."""
         view, bounds = self.view, delays.bounds
         now_ms = self.partition.clock.wall_ms()
-        add = view.pending.add
-        due: list[PendingRecord] = []
+        records: list[PendingRecord] = []
         for index, due_ms in enumerate(delays.due_ms):
             begin = bounds[index]
             record = PendingRecord(due_ms, base_offset + index, base_offset, begin, bounds[index + 1] - begin)
-            if due_ms > now_ms:
-                add(record)
-            else:
-                due.append(record)
-        if due:
+            records.append(record)
+        if view.accept(records, now_ms):
             header = delays.header
             self._stored_records.add(
                 base_offset, StoredRecords(header.codec, base_timestamp_ms(header), delays.data)
             )
-            self._due_at_once = due
-            view.has_taken_records = True
         self._on_due_changed()
 
     def following(self) -> Following | None:
         """Return the delivery of the records that were due when they were accepted."""
-        due, self._due_at_once = self._due_at_once, []
+        due = self.view.take_due_at_once()
         if not due:
             return None
-        self.view.has_taken_records = False
         return self._delivery(due, self.partition.clock.wall_ms(), self._on_due_changed)
 
     # Delivery
@@ -243,7 +233,7 @@ class DelayManager(AppendFeature):
             self._delivered_end = self.partition.end_offset
             return count
         limit_ms = now_ms if schedule_ms is None else min(now_ms, schedule_ms)
-        due = view.pending.take_due(limit_ms, records_max, bytes_max)
+        due = view.take_due(limit_ms, records_max, bytes_max)
         if due and (delivery := self._delivery(due, now_ms)) is not None:
             self.partition.append_following(delivery)
         return len(due)
@@ -279,32 +269,25 @@ class DelayManager(AppendFeature):
             crc = read_header(batch).crc
             control = encode_delivered(ids, crc)
         except BaseException:
-            self._put_back(due, ids)
+            self.view.put_back(due, ids)
             raise
 
         def done(end_offset: int) -> None:
             self._delivered_end = end_offset
 
         def failed() -> None:
-            self._put_back(due, ids)
+            self.view.put_back(due, ids)
             if on_failed is not None:
                 on_failed()
 
         known: Contents = {self.view: self.view.delivery((), crc)}
         return Following((control, batch), (known, None), done, failed)
 
-    def _put_back(self, due: Sequence[PendingRecord], ids: Iterable[int]) -> None:
-        """Add records to the view again that were not delivered. `ids`: of those that are not postponed."""
-        pending, known = self.view.pending, {*ids}
-        for record in due:
-            if record.id in known or pending.find(record.id) is None:
-                pending.replace(record)
-
     def _postpone(self, record: PendingRecord, now_ms: int, error: MansioError) -> None:
         """Keep a record that cannot be read, and go on with the others. It is tried again, because the log may be
         repaired from a replica."""
         self.partition.report_damage(record.location, error)
-        self.view.pending.postpone(record, now_ms + UNREADABLE_RETRY_MS)
+        self.view.postpone(record, now_ms + UNREADABLE_RETRY_MS)
 
     # Changes of pending records
 
@@ -317,12 +300,7 @@ class DelayManager(AppendFeature):
         if not found:
             return [], 0
         known = [record.id for record in found]
-
-        def apply(_: int) -> None:
-            for record_id in known:
-                self.view.pending.remove(record_id)
-
-        end_offset = self._append_control(encode_cancelled(known), apply)
+        end_offset = self._append_control(encode_cancelled(known), self.view.cancellation(known))
         self._on_due_changed()
         return known, end_offset
 
@@ -332,12 +310,9 @@ class DelayManager(AppendFeature):
         if not found:
             return [], 0
         known = [record.id for record in found]
-
-        def apply(_: int) -> None:
-            for record in found:
-                self.view.pending.replace(record._replace(due_ms=due_ms))
-
-        end_offset = self._append_control(encode_moved(known, [due_ms] * len(known)), apply)
+        moved_ms = [due_ms] * len(known)
+        apply = self.view.move(known, moved_ms)
+        end_offset = self._append_control(encode_moved(known, moved_ms), apply)
         self._on_due_changed()
         return known, end_offset
 
@@ -360,7 +335,7 @@ class DelayManager(AppendFeature):
         found = [record for record_id in dict.fromkeys(ids) if (record := find(record_id)) is not None]
         return [record for record in found if record.due_ms != NOT_DELAYED_MS]
 
-    def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
+    def _append_control(self, control: bytes, apply: Callable[[int], object]) -> int:
         return self.partition.append_unchanged((control,), ({self.view: apply},))
 
     # Retention
@@ -400,14 +375,7 @@ class DelayManager(AppendFeature):
         if not copied:
             return None
         batch = build_batch(contents)
-        bounds = record_bounds(_decode(batch).data, len(contents))
-
-        def apply(base_offset: int) -> None:
-            for index, record in enumerate(copied):
-                begin = bounds[index]
-                moved = record._replace(location=base_offset, position=begin, size=bounds[index + 1] - begin)
-                self.view.pending.replace(moved)
-
+        apply = self.view.copies(copied, record_bounds(_decode(batch).data, len(contents)))
         control = encode_copied([record.id for record in copied], [record.due_ms for record in copied], batch)
         return Following((control,), ({self.view: apply},))
 

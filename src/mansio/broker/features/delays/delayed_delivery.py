@@ -8,7 +8,7 @@ Invariants:
 * The timer is only a hint: whether a record is due is decided by the wall clock, so a clock that is set back delays
   records. A clock that was set, forward or back, is noticed after at most `TIMER_MS_MAX`.
 * A partition whose deliveries are not committed gets at most `UNCOMMITTED_RECORDS_MAX` more.
-* A partition that this broker does not lead, or whose log rejects appends, is tried again after `RETRY_MS`.
+* A partition that this broker does not lead, or whose log rejects appends, is tried again after `DELIVERY_RETRY_MS`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLICE_RECORDS_MAX: Final = 1024
 SLICE_BYTES_MAX: Final = 256 << 10
 
 TIMER_MS_MAX: Final = 10_000
-RETRY_MS: Final = 1_000
+DELIVERY_RETRY_MS: Final = 1_000
 
 OUTDATED_ENTRIES_MAX: Final = 64
 
@@ -118,12 +118,13 @@ class DelayedDelivery:
         self._wake_at(manager, self._clock.wall_ms() + wait_ms)
 
     def _on_clock_set_back(self, now_ms: int) -> None:
-        """Look at every partition again that would wait for what was `RETRY_MS` from a time that will not be soon."""
+        """Look at every partition again that would wait for what was `DELIVERY_RETRY_MS` from a time that will not be
+        soon."""
         for manager in self._due:
             manager.schedules.retry_soon()
         for manager, wall_ms in self._wake_ms.items():
             manager.schedules.retry_soon()
-            self._wake_ms[manager] = min(wall_ms, now_ms + RETRY_MS)
+            self._wake_ms[manager] = min(wall_ms, now_ms + DELIVERY_RETRY_MS)
         self._rebuild_queue()
 
     def _rebuild_queue(self) -> None:
@@ -167,10 +168,10 @@ class DelayedDelivery:
                 self._deliver(manager)
             except MansioError as error:
                 self._log_failure(manager, error)
-                self._retry(manager, RETRY_MS)
+                self._retry(manager, DELIVERY_RETRY_MS)
             except Exception as error:  # noqa: BLE001  # a defect must not stop the deliveries of other partitions
                 self._log_failure(manager, error)
-                self._retry(manager, RETRY_MS)
+                self._retry(manager, DELIVERY_RETRY_MS)
         self._is_running = bool(self._due)
         if self._is_running:
             self._scheduler.call_soon(self._run_slice)
@@ -180,7 +181,7 @@ class DelayedDelivery:
         if partition.closed:
             return
         if not partition.is_leader or not manager.replay.is_complete or partition.log.failure is not None:
-            self._retry(manager, RETRY_MS)
+            self._retry(manager, DELIVERY_RETRY_MS)
             return
         if manager.uncommitted_end - partition.high_watermark > UNCOMMITTED_RECORDS_MAX and (
             not partition.when_committed(manager.uncommitted_end, partial(self._on_committed, manager))
@@ -208,7 +209,7 @@ class DelayedDelivery:
             self._slice_records = min(SLICE_RECORDS_MAX, self._slice_records * 5 // 4)
 
     def _on_committed(self, manager: DelayManager, error: MansioError | None) -> None:
-        self._retry(manager, 0 if error is None else RETRY_MS)
+        self._retry(manager, 0 if error is None else DELIVERY_RETRY_MS)
 
     def _log_failure(self, manager: DelayManager, error: Exception) -> None:
         partition = manager.partition

@@ -8,6 +8,8 @@ Invariants:
 * Retention keeps each control batch that contains a pending record or a schedule.
 * Delivered records are removed from the view, and firings applied to it, only when the batch that contains them is in
   the log: see DELIVERED and FIRED. No snapshot is taken between the two batches.
+* Only the view adds and removes records and schedules. Control batches have the same effect on a leader, which appends
+  them with their contents, as on a follower, which decodes them.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ from mansio.wire.batch.record_reader import decompress_batch, record_bounds
 from mansio.wire.batch.schedule_control_records import ScheduleControlType, decode_schedule_control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from uuid import UUID
 
     from mansio.broker.features.delays.delay_control_records import DelayControlRecord
     from mansio.broker.features.delays.pending_records import FrozenRecords
     from mansio.broker.features.delays.schedules import FrozenSchedules
     from mansio.storage.log import Log
     from mansio.wire.batch.record_batch import BatchHeader
-    from mansio.wire.batch.schedule_control_records import Firing, ScheduleControlRecord
+    from mansio.wire.batch.schedule_control_records import Firing, Schedule, ScheduleControlRecord
 
     ApplyAt = Callable[[int], object]
     """Applies a control batch, given its base offset."""
@@ -54,11 +57,11 @@ class DelayedRecords(LogView["ApplyAt"]):
     """The pending records and schedules of a partition."""
 
     __slots__ = (
+        "_due_at_once",
         "_expected",
         "_log",
         "_on_due_changed",
         "_on_truncated",
-        "has_taken_records",
         "pending",
         "schedules",
     )
@@ -76,8 +79,8 @@ class DelayedRecords(LogView["ApplyAt"]):
         self._on_truncated = on_truncated
         self._expected: tuple[int, int, Callable[[], object]] | None = None
         """Offset and CRC of the second batch of a delivery or of firings, and what applies them if it follows."""
-        self.has_taken_records = False
-        """Whether accepted records are not in the view, because their delivery is appended next."""
+        self._due_at_once: list[PendingRecord] = []
+        """Accepted records that are not pending, because their delivery is appended next."""
         self.pending = PendingRecords()
         self.schedules = Schedules()
 
@@ -94,6 +97,8 @@ class DelayedRecords(LogView["ApplyAt"]):
             return schedule_ms if record_ms is None else record_ms
         return min(record_ms, schedule_ms)
 
+    # Contents of control batches
+
     def delivery(self, ids: Sequence[int], batch_crc: int) -> ApplyAt:
         """Return the content of a control batch DELIVERED: the records are removed when the batch with this CRC, which
         contains them, follows."""
@@ -108,6 +113,88 @@ class DelayedRecords(LogView["ApplyAt"]):
             self._expected = (base_offset + 1, batch_crc, on_second)
 
         return apply
+
+    def cancellation(self, ids: Sequence[int]) -> ApplyAt:
+        """Return the content of a control batch CANCELLED."""
+
+        def apply(_: int) -> None:
+            for record_id in ids:
+                self.pending.remove(record_id)
+
+        return apply
+
+    def move(self, ids: Sequence[int], due_ms: Sequence[int]) -> ApplyAt:
+        """Return the content of a control batch MOVED: each of the records that is still pending gets its due time."""
+
+        def apply(_: int) -> None:
+            for record_id, moved_ms in zip(ids, due_ms, strict=True):
+                if (found := self.pending.find(record_id)) is not None:
+                    self.pending.replace(found._replace(due_ms=moved_ms))
+
+        return apply
+
+    def copies(self, records: Sequence[PendingRecord], bounds: Sequence[int]) -> ApplyAt:
+        """Return the content of a control batch COPIED. `bounds`: of the copies in the decoded batch."""
+
+        def apply(base_offset: int) -> None:
+            for record, begin, end in zip(records, bounds, bounds[1:], strict=False):
+                self.pending.replace(record._replace(location=base_offset, position=begin, size=end - begin))
+
+        return apply
+
+    def definition(self, schedules: Sequence[Schedule]) -> ApplyAt:
+        """Return the content of a control batch SCHEDULED."""
+
+        def apply(base_offset: int) -> None:
+            for schedule in schedules:
+                self.schedules.put(schedule, base_offset)
+
+        return apply
+
+    def deletion(self, schedule_ids: Sequence[UUID]) -> ApplyAt:
+        """Return the content of a control batch UNSCHEDULED."""
+
+        def apply(_: int) -> None:
+            for schedule_id in schedule_ids:
+                self.schedules.remove(schedule_id)
+
+        return apply
+
+    # Delivery by the leader
+
+    def accept(self, records: Iterable[PendingRecord], now_ms: int) -> bool:
+        """Add accepted records, but for those that are due already. Return whether there are any: the caller has to
+        take and deliver them (`take_due_at_once`)."""
+        add = self.pending.add
+        due: list[PendingRecord] = []
+        for record in records:
+            if record.due_ms > now_ms:
+                add(record)
+            else:
+                due.append(record)
+        if due:
+            self._due_at_once = due
+        return bool(due)
+
+    def take_due_at_once(self) -> list[PendingRecord]:
+        """Remove and return the records that were due when they were accepted."""
+        due, self._due_at_once = self._due_at_once, []
+        return due
+
+    def take_due(self, now_ms: int, records_max: int, bytes_max: int) -> list[PendingRecord]:
+        """Remove and return the earliest records that are due, as `PendingRecords.take_due`."""
+        return self.pending.take_due(now_ms, records_max, bytes_max)
+
+    def postpone(self, record: PendingRecord, until_ms: int) -> None:
+        """Add a record again that was taken; it is due at this time."""
+        self.pending.postpone(record, until_ms)
+
+    def put_back(self, due: Sequence[PendingRecord], ids: Iterable[int]) -> None:
+        """Add records again that were taken and not delivered. `ids`: of those that are not postponed."""
+        pending, known = self.pending, {*ids}
+        for record in due:
+            if record.id in known or pending.find(record.id) is None:
+                pending.replace(record)
 
     # Application of the log
 
@@ -137,26 +224,18 @@ class DelayedRecords(LogView["ApplyAt"]):
             change(record)
 
     def _apply_delays(self, control: DelayControlRecord, base_offset: int) -> None:
-        pending = self.pending
         if control.type is DelayControlType.DELIVERED:
             self.delivery(control.ids, control.crc)(base_offset)
         elif control.type is DelayControlType.CANCELLED:
-            for record_id in control.ids:
-                pending.remove(record_id)
+            self.cancellation(control.ids)(base_offset)
         else:
-            for record_id, due_ms in zip(control.ids, control.due_ms, strict=True):
-                found = pending.find(record_id)
-                if found is not None:
-                    pending.replace(found._replace(due_ms=due_ms))
+            self.move(control.ids, control.due_ms)(base_offset)
 
     def _apply_schedules(self, control: ScheduleControlRecord, base_offset: int) -> None:
-        schedules = self.schedules
         if control.type is ScheduleControlType.FIRED:
             self.firing(control.firings, control.crc)(base_offset)
-        for schedule_id in control.ids:
-            schedules.remove(schedule_id)
-        for schedule in control.schedules:
-            schedules.put(schedule, base_offset)
+        self.deletion(control.ids)(base_offset)
+        self.definition(control.schedules)(base_offset)
 
     def skip_to(self, offset: int) -> None:
         del offset
@@ -185,7 +264,7 @@ class DelayedRecords(LogView["ApplyAt"]):
 
     @property
     def is_whole(self) -> bool:
-        return self._expected is None and not self.has_taken_records
+        return self._expected is None and not self._due_at_once
 
     def begin(self) -> tuple[int, bool]:
         """Nothing is pending below the start of the log. With a snapshot, `DelayFeature.is_stored` is true for the

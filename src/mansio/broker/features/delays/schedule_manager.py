@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 import logging
 import shlex
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.features.delays.recurrence import Recurrence, next_step
@@ -79,7 +78,7 @@ RESERVED_HEADERS: Final = frozenset(
     {SCHEDULE_HEADER, FIRING_HEADER, DUE_HEADER, DELAY_HEADER, DELIVER_AT_HEADER}
 )
 
-RETRY_MS: Final = 10_000
+SCHEDULE_RETRY_MS: Final = 10_000
 """Time after which a schedule whose next due time cannot be computed is tried again."""
 
 COPIED_BYTES_MAX: Final = 512 << 10
@@ -176,10 +175,7 @@ class ScheduleManager:
     def delete(self, name: str) -> tuple[Schedule, int]:
         """Delete a schedule. Results and errors as of `pause`."""
         schedule = self._find(name)
-
-        def apply(_: int) -> None:
-            self._view.schedules.remove(schedule.id)
-
+        apply = self._view.deletion([schedule.id])
         end_offset = self._append_control(encode_unscheduled([schedule.id]), apply)
         self._errors.pop(schedule.id, None)
         return schedule, end_offset
@@ -219,13 +215,9 @@ class ScheduleManager:
         return schedule, end_offset
 
     def _append_states(self, schedules: Sequence[Schedule]) -> int:
-        return self._append_control(encode_scheduled(schedules), partial(self._put, schedules))
+        return self._append_control(encode_scheduled(schedules), self._view.definition(schedules))
 
-    def _put(self, schedules: Sequence[Schedule], base_offset: int) -> None:
-        for schedule in schedules:
-            self._view.schedules.put(schedule, base_offset)
-
-    def _append_control(self, control: bytes, apply: Callable[[int], None]) -> int:
+    def _append_control(self, control: bytes, apply: Callable[[int], object]) -> int:
         return self._partition.append_unchanged((control,), ({self._view: apply},))
 
     def _find(self, name: str) -> Schedule:
@@ -309,7 +301,7 @@ class ScheduleManager:
     def _postpone(self, schedule: Schedule, now_ms: int, error: MansioError) -> None:
         """Try a schedule again later whose next due time cannot be computed on this broker."""
         partition = self._partition
-        self._view.schedules.postpone(schedule.id, now_ms + RETRY_MS)
+        self._view.schedules.postpone(schedule.id, now_ms + SCHEDULE_RETRY_MS)
         found = (schedule.next_due_ms, error.message)
         if self._errors.get(schedule.id) != found:
             self._errors[schedule.id] = found
@@ -324,8 +316,8 @@ class ScheduleManager:
             )
 
     def retry_soon(self) -> None:
-        """Try schedules that cannot fire again after `RETRY_MS`, because the wall clock was set back."""
-        self._view.schedules.limit_postponed(self._partition.clock.wall_ms() + RETRY_MS)
+        """Try schedules that cannot fire again after `SCHEDULE_RETRY_MS`, because the wall clock was set back."""
+        self._view.schedules.limit_postponed(self._partition.clock.wall_ms() + SCHEDULE_RETRY_MS)
 
     # Retention
 
@@ -341,7 +333,7 @@ class ScheduleManager:
             if copied and size > COPIED_BYTES_MAX:
                 break
             copied.append(schedule)
-        return Following((encode_scheduled(copied),), ({self._view: partial(self._put, copied)},))
+        return Following((encode_scheduled(copied),), ({self._view: self._view.definition(copied)},))
 
 
 def not_enabled_error(topic: str) -> DelaysNotEnabled:

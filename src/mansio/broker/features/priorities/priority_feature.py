@@ -32,6 +32,6 @@ class PriorityFeature(PartitionFeature):
         remove_snapshots_above(log.end_offset, self._ports.disk, log.directory, PriorityView.suffix)
 
     def attach(self, partition: Partition, *, is_new: bool) -> Attached:
-        view = PriorityView(partition.log, is_new=is_new, on_complete=partition.wake_readers)
+        view = PriorityView(partition.log, is_new=is_new, on_complete=partition.waits.wake_all)
         replay = self._ports.replay(partition, view)
         return Attached(view, replay, appends=PriorityReader(view))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.coordinator.share.lease_forwarder import REQUEST_TIMEOUT_MS
+from mansio.broker.coordinator.share.lease_forwarder import FORWARDING_TIMEOUT_MS
 from mansio.broker.coordinator.share.received_records import ReceiveResult
 from mansio.errors import BrokerUnreachable, ConnectionLost, LeaderNotAvailable, MansioError
 from mansio.ports import Backoff, complete
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder, TopicIndex
     from mansio.broker.coordinator.share.received_records import ReceivedRecord
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.ports import Clock, Promise, Random, Scheduler
 
-RETRY_MS: Final = 50
+ROUND_RETRY_MS: Final = 50
 """Time between two rounds if there is nothing to wait for: a leader has failed, or what was available is not any
 more."""
 
-ROUND_BACKOFF: Final = Backoff(RETRY_MS, 1_000, jitter=0)
+ROUND_BACKOFF: Final = Backoff(ROUND_RETRY_MS, 1_000, jitter=0)
 """Times between rounds while this goes on."""
 
 REQUEST_MS_MIN: Final = 2_000
@@ -115,7 +115,7 @@ class ClusterReceive:
                     is_promised = False
                 else:
                     is_promised = await self._wait(leaders, left_ms)
-                    if self._clock.monotonic() - now > RETRY_MS / 1000:
+                    if self._clock.monotonic() - now > ROUND_RETRY_MS / 1000:
                         retries = 0
                     else:
                         is_promised = True  # an empty round after this one is followed by a pause
@@ -151,7 +151,7 @@ class ClusterReceive:
         if self._records:
             return min(FURTHER_MS_MAX, max(self._lock_ms / 4, FURTHER_MS_MIN))
         left_ms = (deadline - self._clock.monotonic()) * 1000
-        return min(max(left_ms, REQUEST_MS_MIN), REQUEST_TIMEOUT_MS)
+        return min(max(left_ms, REQUEST_MS_MIN), FORWARDING_TIMEOUT_MS)
 
     def _order(self, leaders: Mapping[int, list[TopicIndex]]) -> list[int]:
         """Return the leaders in the order of their partitions, beginning with a random partition."""
@@ -226,7 +226,7 @@ class ClusterReceive:
                 max_records=records_left,
                 max_bytes=bytes_left,
                 lease_ms=request.lease_ms,
-                client_id=request.caller.client_id,
+                caller=request.caller,
                 timeout_ms=timeout_ms,
             )
         except BrokerUnreachable:
@@ -249,12 +249,12 @@ class ClusterReceive:
             self._scheduler.spawn(self._release_at(node_id), name="release leases")
 
     async def _release_at(self, node_id: int) -> None:
-        group_id = self._request.group_id
+        group_id, caller = self._request.group_id, self._request.caller
         try:
             if node_id == self._forwarder.node_id:
                 await self._receive.release(group_id, self._member_id)
             else:
-                await self._forwarder.release(node_id, group_id, self._member_id)
+                await self._forwarder.release(node_id, group_id, self._member_id, caller)
                 self._lost.discard(node_id)
         except MansioError:
             return  # the leases expire

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
-from mansio.broker.services.caller import ANONYMOUS
 from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
-from mansio.broker.services.share_groups.receive_records import BYTES_MAX, RECORDS_MAX
+from mansio.broker.services.share_groups.receive_records import BYTES_MAX, RECEIVED_RECORDS_MAX
 from mansio.broker.services.share_groups.share import PartitionAcknowledgements
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
     from mansio.broker.coordinator.share.lease_forwarder import LeaseForwarder
     from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.share_groups.receive_records import ReceiveService
     from mansio.broker.services.share_groups.share import ShareService
@@ -184,13 +183,13 @@ class LeaseService:
         max_wait_ms: int,
         max_bytes: int = BYTES_MAX,
         lease_ms: int = -1,
-        caller: Caller = ANONYMOUS,
+        caller: Caller,
     ) -> ReceiveResult:
         """Lease records, as `ReceiveService.receive_records` does. `lease_ms`: 0 to 12 h, -1 for the group's.
 
         Raises `GroupIdNotFound` also if the id is that of a group of another type."""
         self.check(group_id, lease_ms)
-        await self.register(group_id, topics)
+        await self.register(group_id, topics, caller=caller)
         if self._forwarder is None:
             return await self._receive.receive_records(
                 group_id,
@@ -205,7 +204,12 @@ class LeaseService:
             raise InvalidRequest("max_records and max_bytes must be at least 1")
         one = ClusterReceive(
             ReceiveRequest(
-                group_id, topics, min(max_records, RECORDS_MAX), min(max_bytes, BYTES_MAX), lease_ms, caller
+                group_id,
+                topics,
+                min(max_records, RECEIVED_RECORDS_MAX),
+                min(max_bytes, BYTES_MAX),
+                lease_ms,
+                caller,
             ),
             receive=self._receive,
             forwarder=self._forwarder,
@@ -222,7 +226,7 @@ class LeaseService:
             raise InvalidRequest(f"lease_ms: 0 to {LEASE_MS_MAX} (12 hours)")
         check_group_id(group_id)
 
-    async def register(self, group_id: str, topics: Collection[str]) -> None:
+    async def register(self, group_id: str, topics: Collection[str], *, caller: Caller) -> None:
         """Create a share group that does not exist, and record that it has state of these topics, so that it can be
         listed and reset, and its state is deleted with it. Does nothing while the coordinator of the group is not
         available: a later call repeats it. Raises `UnknownTopicOrPartition`, and `GroupIdNotFound` if the id is that of
@@ -236,7 +240,7 @@ class LeaseService:
             try:
                 coordinator = await self._groups.find_coordinator(group_id)
                 if coordinator is not None:
-                    await self._forwarder.register(coordinator.node_id, group_id, topics)
+                    await self._forwarder.register(coordinator.node_id, group_id, topics, caller)
                     self._registered |= dict.fromkeys(keys, now + REGISTERED_MS / 1000)
                     while len(self._registered) > REGISTERED_MAX:
                         self._registered.popitem(last=False)
@@ -297,19 +301,19 @@ class LeaseService:
             result.member_id, record.topic_id, record.partition, record.offset, record.delivery_count
         ).encode()
 
-    async def release(self, group_id: str, member_id: str) -> None:
+    async def release(self, group_id: str, member_id: str, *, caller: Caller) -> None:
         """Release the leases of a result whose records did not reach the client; the deliveries are not counted. Those
         of a broker that cannot be reached expire."""
         works = [self._receive.release(group_id, member_id)]
         if self._forwarder is not None:
             works += [
-                self._forwarder.release(node_id, group_id, member_id)
+                self._forwarder.release(node_id, group_id, member_id, caller)
                 for node_id in self._forwarder.other_brokers
             ]
         await gather_results(self._scheduler, works, name="release leases")
 
     async def acknowledge(
-        self, group_id: str, acknowledgements: Sequence[Acknowledgement]
+        self, group_id: str, acknowledgements: Sequence[Acknowledgement], *, caller: Caller
     ) -> list[MansioError | None]:
         """Acknowledge leased records; return an error or None for each, in the order of `acknowledgements`.
 
@@ -329,7 +333,7 @@ class LeaseService:
 
         async def store() -> None:
             try:
-                await self._apply(group_id, acknowledgements, results)
+                await self._apply(group_id, acknowledgements, results, caller)
             finally:
                 for each in receipts:
                     del self._storing[each]
@@ -353,6 +357,7 @@ class LeaseService:
         group_id: str,
         acknowledgements: Sequence[Acknowledgement],
         results: list[MansioError | None],
+        caller: Caller,
     ) -> None:
         """Apply acknowledgements and set their results. Of several with one receipt only the first has an effect."""
         known: set[str] = set()
@@ -371,7 +376,10 @@ class LeaseService:
                 continue
             key = receipt.member_id, receipt.topic_id, receipt.partition
             by_partition[key].append((receipt, acknowledgement, position))
-        works = [self._acknowledge_partition(group_id, members, results) for members in by_partition.values()]
+        works = [
+            self._acknowledge_partition(group_id, members, results, caller)
+            for members in by_partition.values()
+        ]
         for raised in await gather_results(self._scheduler, works, name="acknowledge records"):
             if raised is not None:
                 raise copied(raised)
@@ -381,18 +389,19 @@ class LeaseService:
         group_id: str,
         group: list[tuple[Receipt, Acknowledgement, int]],
         results: list[MansioError | None],
+        caller: Caller,
     ) -> None:
         """Acknowledge records that one member has leased of one partition. The share partition takes the
         acknowledgements of a request all or none; if it refuses them, each is sent alone."""
         group.sort(key=lambda each: each[0].offset)
-        error = await self._acknowledge(group_id, group)
+        error = await self._acknowledge(group_id, group, caller)
         if len(group) == 1 or not isinstance(error, InvalidRecordState | InvalidRequest):
             for _, _, position in group:
                 results[position] = error
             return
 
         async def acknowledge_one(each: tuple[Receipt, Acknowledgement, int]) -> None:
-            results[each[2]] = await self._acknowledge(group_id, [each])
+            results[each[2]] = await self._acknowledge(group_id, [each], caller)
 
         at_once = len(group) if self._forwarder is None else FORWARDED_AT_ONCE_MAX
         for begin in range(0, len(group), at_once):
@@ -402,7 +411,7 @@ class LeaseService:
                     raise copied(raised)
 
     async def _acknowledge(
-        self, group_id: str, group: Sequence[tuple[Receipt, Acknowledgement, int]]
+        self, group_id: str, group: Sequence[tuple[Receipt, Acknowledgement, int]], caller: Caller
     ) -> MansioError | None:
         receipt = group[0][0]
         if self._forwarder is not None:
@@ -416,6 +425,7 @@ class LeaseService:
                         receipt.topic_id,
                         receipt.partition,
                         _merge(group),
+                        caller,
                     )
             except Unavailable as error:
                 return without_traceback(error)

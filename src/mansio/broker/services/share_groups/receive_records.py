@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.dead_letter_copies import REASON_UNREADABLE
 from mansio.broker.coordinator.share.received_records import ReceivedRecord, ReceiveResult
-from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.routing.caller import ANONYMOUS
 from mansio.broker.services.share_groups.share import (
     PARTITIONS_MAX,
     PartitionAcknowledgements,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.caller import Caller
+    from mansio.broker.routing.caller import Caller
     from mansio.broker.services.fetch import FetchCounters
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.share_groups.share import ReceivedPartition, ShareService
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.topic_partition import TopicIdPartition
 
-RECORDS_MAX: Final = 10_000
+RECEIVED_RECORDS_MAX: Final = 10_000
 """Maximum number of records in one call."""
 
 BYTES_MAX: Final = 8 << 20
@@ -170,7 +170,7 @@ class ReceiveService:
             partitions=lambda: led,
             is_connected=lambda: not promise.done(),
             is_active=lambda: not promise.done(),
-            max_records=min(max_records, RECORDS_MAX),
+            max_records=min(max_records, RECEIVED_RECORDS_MAX),
             max_bytes=min(max_bytes, BYTES_MAX),
             max_wait_ms=int(caller.timeout_ms(max_wait_ms, self._clock.monotonic())),
             strict=True,

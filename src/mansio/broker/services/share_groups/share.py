@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.partition_leader import AcquiredRecords, SharePartitionLeader
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.coordinator.share.share_partitions import LeaseRange, SharePartitions
-    from mansio.broker.partition.partition import Partition
     from mansio.broker.services.quotas import QuotaService
     from mansio.config.settings import Settings
     from mansio.ports import Clock, Promise, Scheduler
@@ -554,10 +553,11 @@ class ReceiveOperation:
                 shares = manager.find(self._group_id, place)
             except MansioError:
                 continue  # `run` tries this share partition again after the timeout
-            waited: tuple[Partition | SharePartitionLeader, ...] = (shares.partition, *shares.leaders)
-            for each in waited:
-                each.park(self._wake)
-                unpark.append(each.unpark)
+            shares.partition.park(self._wake)
+            unpark.append(shares.partition.waits.unpark)
+            for leader in shares.leaders:
+                leader.park(self._wake)
+                unpark.append(leader.unpark)
         timer = scheduler.call_later(timeout_ms, self._wake)
         manager.parked[self] = None
         try:

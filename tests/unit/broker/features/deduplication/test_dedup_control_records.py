@@ -97,7 +97,7 @@ def test_invalid_ids_are_reported_by_their_records() -> None:
 
 
 def test_too_many_records_with_ids_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup_header, "RECORDS_MAX", 2)
+    monkeypatch.setattr(dedup_header, "DEDUP_BATCH_RECORDS_MAX", 2)
     assert read_ids(InspectedBatch(build_batch([record(b"")] * 3), (DEDUP_ID_NAME,)), "t-0") is None
     with pytest.raises(MessageTooLarge):
         read_ids(

@@ -18,6 +18,7 @@ from mansio.wire.batch.dedup_header import DEDUP_ID_HEADER, key_of
 from mansio.wire.batch.record_batch import build_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 from support.partition_bench import WINDOW_MS, deduplicated
+from support.tiers import repetitions
 from unit.broker.features.deduplication.test_deduplication_replicas import replicate
 from unit.broker.test_batch_processing import ManualThread
 
@@ -165,7 +166,9 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(15), pytest.param(range(15, 300), marks=pytest.mark.full)], ids=["few", "many"]
+    "seeds",
+    [range(15), pytest.param(range(15, repetitions(100, 300)), marks=pytest.mark.full)],
+    ids=["few", "many"],
 )
 def test_no_id_is_stored_twice_and_none_is_lost_while_the_thread_has_batches(
     seeds: range, monkeypatch: pytest.MonkeyPatch

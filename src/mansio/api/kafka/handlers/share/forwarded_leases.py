@@ -1,8 +1,9 @@
 """ReceiveRecords (20109), ReleaseLeases (20110) and RegisterShareGroup (20111), which brokers send for clients that may
 ask any broker. Their fields are defined in `mansio.wire.apis.mansio_apis`.
 
-Behavior: only an authenticated broker of the cluster may send them. ReceiveRecords leases the available records of the
-partitions that this broker leads, or, for 0 records, waits until one may be available.
+Behavior: only an authenticated broker of the cluster may send them, in a ForwardRequest with the address of the client.
+ReceiveRecords leases the available records of the partitions that this broker leads, or, for 0 records, waits until one
+may be available: many clients share such a wait, so it comes without a ForwardRequest.
 Not obvious: the member id of a receive is chosen by the sender, so that its client gets records of several brokers as
 those of one member, and so that a receive without an answer can be released.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.services.caller import Caller
+from mansio.broker.routing.caller import Caller
 
 if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_context import RequestContext
@@ -38,7 +39,7 @@ async def receive_records(
         max_bytes=request.bytes_max,
         lease_ms=request.lease_ms,
         member_id=request.member_id,
-        caller=Caller(client_id=request.client_id, address=context.client_host),
+        caller=Caller(client_id=context.client_id or "", address=context.client_host),
     )
     partitions: dict[tuple[str, int], dict[str, Any]] = {}
     for record in result.records:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from mansio.broker.routing.routes import available_leader
 from mansio.broker.services.share_groups.share import (
     PartitionAcknowledgements,
     ReceiveOperation,
@@ -30,13 +31,13 @@ from mansio.errors import (
     MansioError,
     NotLeaderOrFollower,
 )
-from mansio.state.share_group.share_sessions import FINAL_EPOCH, OPEN_EPOCH
 from mansio.state.share_partition.types import AcknowledgementBatch
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge as acknowledge_wire
 from mansio.wire.apis import share_fetch as wire
 from mansio.wire.apis.share_acknowledge import AckResult, Endpoint, ShareAcknowledgeResponse
 from mansio.wire.apis.share_fetch import RECORD_LIMIT, SharePartitionData
+from mansio.wire.field_values import FINAL_SHARE_SESSION_EPOCH, OPEN_SHARE_SESSION_EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -171,11 +172,11 @@ class _ShareFetch:
             raise InvalidRequest("max_records and max_bytes must not be negative")
         if request.acquire_mode not in (wire.BATCH_OPTIMIZED, RECORD_LIMIT):
             raise InvalidRequest(f"unknown acquire mode {request.acquire_mode}")
-        if request.session_epoch == FINAL_EPOCH:
+        if request.session_epoch == FINAL_SHARE_SESSION_EPOCH:
             if request.forgotten_topics:
                 raise InvalidRequest("the request that ends a session cannot forget partitions")
             return False
-        if request.session_epoch == OPEN_EPOCH and parts:
+        if request.session_epoch == OPEN_SHARE_SESSION_EPOCH and parts:
             raise InvalidRequest("a new share session has nothing to acknowledge")
         return wants_records and not request.is_renew_ack
 
@@ -291,7 +292,7 @@ class LeaderHints:
         if topic is None or not 0 <= index < len(topic.partitions):
             return -1, -1
         partition = topic.partitions[index]
-        broker = state.brokers.get(partition.leader)
+        broker = available_leader(state, partition)
         if broker is None:
             return -1, -1
         if broker.node_id not in self._endpoints:
