@@ -13,7 +13,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve quick test full flaky check lint format hooks dist bench bench-peers bench-spark nightly clean \
+.PHONY: help setup demo serve quick test full flaky check lint format hooks dist image bench bench-peers bench-spark nightly clean \
 	nightly-flaky nightly-tests nightly-simulated nightly-spark nightly-spark-versions nightly-soak nightly-suites nightly-pythons \
 	nightly-peers
 
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
 	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-flaky, -tests, -simulated, -spark, -spark-versions, -soak, -suites, -pythons, -peers"
 	@echo "make dist      the wheel and the source distribution of this version, in dist/"
+	@echo "make image     container images of this version, in dist/ (Debian; ten minutes); ARGS='--flavour broker --architecture amd64'"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
 
@@ -61,6 +62,11 @@ $(VENV)/.dev: $(VENV)/.runtime
 # Which ones is said above, in this file.
 .tools/.unpacked: tools/debian_tools.sh Makefile
 	@tools/debian_tools.sh $(DEBIAN_TOOLS)
+	@mkdir -p .tools && touch $@
+
+# What unpacks, inspects and runs the container image in `make full`.
+.tools/.image: tools/debian_tools.sh Makefile
+	@tools/debian_tools.sh mmdebstrap umoci skopeo bubblewrap:bwrap || true
 	@mkdir -p .tools && touch $@
 
 # Spark and what goes with it, about 90 s; a file of its own does it, so that it can also run beside something else.
@@ -136,6 +142,9 @@ dist: $(VENV)/.build
 	@tools/dist.sh dist
 	@ls -l dist
 
+image: $(VENV)/.build
+	@$(BIN)/python -m tools.image $(ARGS) dist
+
 PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
 # Unit tests do not wait: more workers than processors would only repeat the imports.
@@ -171,7 +180,7 @@ test: setup
 	$(END_RUN) end --checks=$$failed $(OUTCOMES)-tests:$$tests $(OUTCOMES)-spark:$$sparks
 
 # The Spark tests run after the others: all of them together would slow both down.
-full: setup $(VENV)/.engines
+full: setup $(VENV)/.engines .tools/.image
 	@rm -f $(OUTCOMES)-*; failed=0; tests=0; sparks=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
 	$(PYTEST) --tier full $(RECORDED)-tests $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) || tests=$$?; \
@@ -211,7 +220,7 @@ nightly-soak: NIGHTLY := -n0 -s tests/nightly/soak
 
 NIGHT_TESTS := nightly-tests nightly-simulated nightly-spark nightly-soak
 
-$(NIGHT_TESTS): setup $(VENV)/.engines
+$(NIGHT_TESTS): setup $(VENV)/.engines .tools/.image
 	@mkdir -p .nightly; failed=0; \
 	$(NIGHT) $(NIGHTLY) $(ARGS) || failed=1; \
 	PYTHONPATH=tests $(BIN)/python -m support.nightly_counts; \

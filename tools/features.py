@@ -118,7 +118,7 @@ PARTLY = {
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, dlq, delayed, schedule, quota, pipeline, "
     "config, data, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",
-    "A9": "a systemd unit; a container file that has not been built yet; no Helm chart",
+    "A9": "a systemd unit; container images, which are not run by Docker or Podman in the tests; no Helm chart",
 }
 """Rows of which only a part holds today, and which part."""
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Entry point of deploy/container/spark.Containerfile. Spark on Kubernetes starts a container with `driver ARGUMENTS...` or
+# Entry point of the image with Spark (tools/image.py). Spark on Kubernetes starts a container with `driver ARGUMENTS...` or
 # `executor`, and passes the rest in environment variables. Any other command is started as it is.
 set -eu
 

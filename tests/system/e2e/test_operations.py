@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UNIT = ROOT / "deploy/systemd/mansio.service"
-CONTAINER = ROOT / "deploy/container/Containerfile"
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) .+")
 
 
@@ -343,34 +342,6 @@ def test_unit_is_confined_and_runs_a_command_that_exists() -> None:
     assert all(flag in help_text for flag in command if flag.startswith("--"))
 
 
-def test_container_file_names_settings_and_paths_that_exist() -> None:
-    text = CONTAINER.read_text()
-    sent = (ROOT / ".dockerignore").read_text().splitlines()
-    for name in re.findall(r"MANSIO_([A-Z_]+)=", text):
-        assert name.lower() in SPECIFICATIONS, name
-    for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
-        *sources, _ = line.split()
-        assert all((ROOT / source).exists() for source in sources), line
-        assert all(f"!{source}" in sent for source in sources), (
-            "all else stays out of what is sent to be built"
-        )
-    stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    assert len(stages) == 2
-    assert all(re.fullmatch(r"python:3\.\d+-slim", stage) for stage in stages), (
-        "no registry, a slim base by name"
-    )
-    last = text.rpartition("\nFROM ")[2]
-    for needed in (
-        "USER 10001",
-        "HEALTHCHECK",
-        "VOLUME /data",
-        "STOPSIGNAL SIGTERM",
-        'ENTRYPOINT ["mansio"]',
-    ):
-        assert needed in last
-    assert "/health/live" in last
-
-
 def test_compose_file_is_sound_and_names_settings_that_exist() -> None:
     import yaml
 
@@ -378,30 +349,7 @@ def test_compose_file_is_sound_and_names_settings_that_exist() -> None:
     mansio = services["mansio"]
     assert all(name.removeprefix("MANSIO_").lower() in SPECIFICATIONS for name in mansio["environment"])
     assert all(port.startswith("127.0.0.1:") for port in mansio["ports"]), "nothing listens beyond loopback"
-    folder = ROOT / "deploy/container" / mansio["build"]["context"]
-    assert (folder / mansio["build"]["dockerfile"]).exists()
-
-
-def test_health_check_of_the_container_distinguishes_alive_from_dead(served_broker: ServedBroker) -> None:
-    (command,) = re.findall(r'\["python", "-c", "(.+)"\]', CONTAINER.read_text())
-    code = command.replace("http://127.0.0.1:9080", served_broker.http_url)
-
-    def check() -> int:
-        return subprocess.run(
-            [*_python(), "-c", code],
-            capture_output=True,
-            timeout=scaled(60),
-            check=False,
-            env=dict(os.environ),
-        ).returncode
-
-    assert check() == 0
-    served_broker.kill()
-    assert check() != 0
-
-
-def _python() -> list[str]:
-    return _mansio()[:1]
+    assert mansio["image"] == "mansio:${MANSIO_VERSION}"
 
 
 def _mansio() -> list[str]:
