@@ -243,7 +243,7 @@ class Build:
         machine = PLATFORMS[architecture]
         platforms = [f"manylinux2014_{machine}"]
         platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(LIBC_MINOR_MAX, 16, -1)]
-        wheels = self._work / "wheels"
+        wheels = self._work / f"wheels-{kind.extras}"
         wheels.mkdir(exist_ok=True)
         constraints = [
             "--disable-pip-version-check",
@@ -264,9 +264,10 @@ class Build:
                 requirement,
             )
         options: list[str | Path] = [*constraints, "--root-user-action=ignore", "--no-compile"]
-        options += ["--target", packages, "--only-binary", ":all:", "--find-links", wheels]
+        options += ["--target", packages, "--only-binary", ":all:"]
         options += [f"--platform={each}" for each in platforms]
-        python.run(Path(pip.__file__).parent, "install", *options, f"{self._wheel}[{kind.extras}]")
+        requirements: list[str | Path] = [*wheels.glob("*.whl"), f"{self._wheel}[{kind.extras}]"]
+        python.run(Path(pip.__file__).parent, "install", *options, *requirements)
         for path in packages.glob("bin/*"):
             path.unlink()
         destination = f"/usr/local/lib/python{python.version}/dist-packages"

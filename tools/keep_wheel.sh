@@ -16,5 +16,5 @@ built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
 tools/dist.sh "$built"
 mkdir -p tests/fixtures/wheels
-cp "$built"/mansio-"$version"-py3-none-any.whl tests/fixtures/wheels/
+cp "$built"/mansio_mq-"$version"-py3-none-any.whl tests/fixtures/wheels/
 ls -l tests/fixtures/wheels

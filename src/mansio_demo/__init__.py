@@ -45,8 +45,8 @@ def chapters(
 ) -> None:
     """Demonstrations: each starts its own broker and removes its files.
 
-    Without a command all run in turn: `broker`, `delivery` and, if `mansio[spark]` is installed, `pipeline`. A table of
-    what was proved ends each run. The exit code is 0 only if everything holds.
+    Without a command all run in turn: `broker`, `delivery` and, if `mansio-mq[spark]` is installed, `pipeline`. A table
+    of what was proved ends each run. The exit code is 0 only if everything holds.
     """
     if context.invoked_subcommand is not None:
         return
@@ -58,7 +58,7 @@ def chapters(
     missing = _missing_for_spark() if spark else ""
     if missing:
         print_line(console, missing, "not installed: the pipeline chapter is left out")
-        print_line(console, "", f"pip install 'mansio[spark,java]': {SPARK_DOWNLOAD}")
+        print_line(console, "", f"pip install 'mansio-mq[spark,java]': {SPARK_DOWNLOAD}")
     proofs = run(run_broker_demo(count))
     proofs += run(run_delivery_demo())
     if spark and not missing:
@@ -109,7 +109,7 @@ def pipeline(
     table; those of December are in the log only. Then retention is set to 1 ms: the log deletes archived records and
     retains the others. One read over table and log computes the mean departure delay by carrier and month, which is
     compared with the source data; a deleted day is replayed. The exit code is 0 only if every number is correct. Takes
-    one or two minutes; needs `mansio[spark]` and Java (or `mansio[java]`).
+    one or two minutes; needs `mansio-mq[spark]` and Java (or `mansio-mq[java]`).
     """
     _require_spark()
     from mansio_demo.pipeline_demo import run_demo

@@ -60,7 +60,7 @@ def test_command_without_its_extra_is_one_line_with_the_remedy(extra: str, tmp_p
     found = run(COMMAND, [modules.get(package, package)], arguments, tmp_path)
     required = [DISTRIBUTION_NAMES.get(module, module) for module in EXTRAS[extra]]
     assert found[0] == 1
-    assert re.fullmatch(rf"mansio: .*\bnot installed: pip install 'mansio\[{extra}\]'", found[1]), found
+    assert re.fullmatch(rf"mansio: .*\bnot installed: pip install 'mansio-mq\[{extra}\]'", found[1]), found
     assert package in required
     assert package in found[1]
 
@@ -86,14 +86,14 @@ def test_library_without_its_extra_raises_an_error_with_the_remedy(
     code_, output = run(BLOCKED + code, EXTRAS[extra], [], tmp_path)
     assert code_ == 1
     assert output.splitlines()[-1].startswith("mansio.errors.MissingExtra: ")
-    assert output.endswith(f"not installed: pip install 'mansio[{extra}]'")
+    assert output.endswith(f"not installed: pip install 'mansio-mq[{extra}]'")
 
 
 def test_name_without_its_extra_is_an_import_error_for_programs_that_do_without(tmp_path: Path) -> None:
     code = "try:\n    from mansio.spark import archive\nexcept ImportError as error:\n    print(error)\n"
     code_, output = run(BLOCKED + code, EXTRAS["spark"], [], tmp_path)
     assert code_ == 0
-    assert output.endswith("not installed: pip install 'mansio[spark]'")
+    assert output.endswith("not installed: pip install 'mansio-mq[spark]'")
 
 
 def test_pipeline_demo_without_its_extra_ends_before_anything_is_started(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_pipeline_demo_without_its_extra_ends_before_anything_is_started(tmp_pat
     code += "b.BrokerProcess.__init__ = start\nfrom mansio.cli.main import main\nmain()\n"
     code_, output = run(BLOCKED + code, EXTRAS["spark"], ["demo", "pipeline"], tmp_path)
     assert (code_, output.count("\n")) == (1, 0)
-    assert output.endswith("not installed: pip install 'mansio[spark]'")
+    assert output.endswith("not installed: pip install 'mansio-mq[spark]'")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def test_missing_java_names_its_extra(tmp_path: Path) -> None:
     code = "import os; os.environ.pop('JAVA_HOME', None); os.environ['PATH'] = ''\n"
     code += "from mansio.spark.session.java import find_java; find_java()"
     _, output = run(BLOCKED + code, EXTRAS["java"], [], tmp_path)
-    assert output.endswith("let pip bring it with `pip install 'mansio[java]'`")
+    assert output.endswith("let pip bring it with `pip install 'mansio-mq[java]'`")
 
 
 def test_broker_client_and_commands_import_without_any_extra(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_extras_of_the_project_bring_what_the_errors_say() -> None:
         extra: {re.split(r"[\[<>=!~; ]", one, maxsplit=1)[0] for one in requirements}
         for extra, requirements in declared.items()
     }
-    assert declared["all"] == [f"mansio[{','.join(EXTRAS)}]"]
+    assert declared["all"] == [f"mansio-mq[{','.join(EXTRAS)}]"]
     for extra, modules in EXTRAS.items():
         assert {DISTRIBUTION_NAMES.get(module, module) for module in modules} <= packages[extra]
     assert set(declared) == {*EXTRAS, "all"}

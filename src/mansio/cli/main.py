@@ -62,9 +62,12 @@ app.add_typer(mansio_demo.app, name="demo")
 def _print_version(wanted: bool) -> None:
     if wanted:
         from mansio.cli.support.build_commit import build_commit  # not needed by any command
+        from mansio.host.other_distributions import other_distributions, remedy
 
         commit = build_commit()
         typer.echo(f"mansio {__version__} ({commit})" if commit else f"mansio {__version__}")
+        if others := other_distributions():
+            typer.echo(f"mansio: {remedy(others)}", err=True)
         raise typer.Exit
 
 

@@ -1,6 +1,6 @@
 """Optional dependencies: the modules that each extra of the distribution installs, and the error when one is missing.
 
->>> require_extra("iceberg")    # raises MissingExtra: pyiceberg is not installed: pip install 'mansio[iceberg]'
+>>> require_extra("iceberg")    # raises MissingExtra: pyiceberg is not installed: pip install 'mansio-mq[iceberg]'
 
 Invariants:
 * `EXTRAS` agrees with `[project.optional-dependencies]` of pyproject.toml.
@@ -26,7 +26,7 @@ EXTRAS: Final = {
     "celery": ("celery",),
     "testing": ("pytest",),
 }
-"""The modules that each extra of `pip install 'mansio[EXTRA]'` installs. The extra `all`, not listed, installs all."""
+"""The modules that `pip install 'mansio-mq[EXTRA]'` installs, by extra. The extra `all`, not listed, installs all."""
 DISTRIBUTION_NAMES: Final = {
     "grpc": "grpcio",
     "grpc_health.v1": "grpcio-health-checking",
@@ -48,7 +48,7 @@ def missing_extra(extra: str, modules: tuple[str, ...] = ()) -> MissingExtra:
     installs them."""
     names = [DISTRIBUTION_NAMES.get(module, module) for module in modules or EXTRAS[extra]]
     verb = "is" if len(names) == 1 else "are"
-    return MissingExtra(f"{', '.join(names)} {verb} not installed: pip install 'mansio[{extra}]'")
+    return MissingExtra(f"{', '.join(names)} {verb} not installed: pip install 'mansio-mq[{extra}]'")
 
 
 def missing_modules(extra: str) -> tuple[str, ...]:

