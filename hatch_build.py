@@ -1,4 +1,4 @@
-"""Build hook: writes the commit into the distributions, for `mansio --version`.
+"""Build hooks: the commit in the distributions, for `mansio --version`, and the owner in their metadata.
 
 The source distribution is built in a checkout. The wheel is built from the source distribution, which has the file.
 """
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 FILE = "src/mansio/commit.txt"
 READER = "src/mansio/cli/support/build_commit.py"
+OWNER = "tools/owner.py"
 
 
 class CommitHook(BuildHookInterface):  # type: ignore[type-arg]  # its parameter is a class of hatchling
@@ -35,3 +37,11 @@ class CommitHook(BuildHookInterface):  # type: ignore[type-arg]  # its parameter
         """Called after a build."""
         if (written := getattr(self, "_written", None)) is not None:
             written.unlink()
+
+
+class OwnerHook(MetadataHookInterface):
+    """Adds what only the owner knows, as far as tools/owner.toml has it."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Called with the metadata of pyproject.toml."""
+        metadata.update(runpy.run_path(str(Path(self.root, OWNER)))["read"]().metadata())

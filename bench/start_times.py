@@ -4,7 +4,7 @@
 
 COMMIT is the one before the last by default. Both trees run with this interpreter and its packages, in turn, after one
 run each that compiles them. Printed are medians of user and system time in milliseconds; what the interpreter itself
-takes is included, and printed.
+takes is included, and printed. The exit code is 1 where a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -68,10 +68,15 @@ def main() -> None:
                     if number:  # the first round compiles
                         times.setdefault((case, tree), []).append(took)
     print(f"{'':16}{chosen.commit:>14}{'this tree':>14}{'change':>10}{'limit':>10}   processor time, ms")
+    above = []
     for case in CASES:
         before, now = (statistics.median(times[case, tree]) for tree in trees)
         limit = f"{LIMITS_MS[case]:.0f}" if case in LIMITS_MS else "-"
         print(f"{case:16}{before:14.0f}{now:14.0f}{now - before:+10.0f}{limit:>10}")
+        if now > LIMITS_MS.get(case, now):
+            above.append(case)
+    if above:
+        sys.exit(f"above the limit: {', '.join(above)}")
 
 
 if __name__ == "__main__":

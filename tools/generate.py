@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import compatibility, features, file_map, share_states
+from tools import compatibility, features, file_map, owner, share_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,10 @@ def _delivery() -> str:
     document = (ROOT / "docs/DELIVERY.md").read_text()
     document = between_markers(document, "record states", share_states.record_states())
     return between_markers(document, "group settings", share_states.group_settings())
+
+
+def _security() -> str:
+    return between_markers((ROOT / "SECURITY.md").read_text(), "contact", owner.read().contact())
 
 
 def _command_line() -> str:
@@ -69,6 +73,7 @@ def _settings(make: str) -> Callable[[], str]:
 def documents() -> dict[str, Callable[[], str]]:
     """Path below the root -> what makes the whole content of that file."""
     found = {
+        "SECURITY.md": _security,
         "docs/ARCHITECTURE.md": _architecture,
         "config.example.yaml": _settings("render_example"),
         "docs/CLI.md": _command_line,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+from tools import install_lines
 
 import mansio
 from mansio.host.extras import EXTRAS
-from support.environments import Environment
+from support.environments import Environment, run
 from support.paths import ROOT
 from support.smoke import check_installation
 
@@ -36,6 +39,37 @@ def test_wheel_serves_publishes_and_receives_outside_the_repository(
     code = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
     code += "import mansio, mansio.spark; print(len([getattr(mansio, name) for name in mansio.__all__]))"
     assert int(environment.run("python", "-c", code)) == len(mansio.__all__)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", ["README.md", "docs/QUICKSTART.md"])
+def test_the_install_lines_for_a_package_index_find_the_distribution_by_name(
+    tmp_path: Path, distributions: Distributions, page: str
+) -> None:
+    """A folder of wheels stands for the index; the dependencies are those of the test run."""
+    copy = tmp_path / page
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text((ROOT / page).read_text())
+    (tmp_path / "docs").mkdir(exist_ok=True)
+    if page != "README.md":
+        (tmp_path / "README.md").touch()
+    install_lines.switch(tmp_path)
+    blocks = re.findall(r"```sh\n(.*?)```", copy.read_text(), re.DOTALL)
+    (block,) = (block for block in blocks if "pip install 'mansio-mq'\n" in block)
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    variables = {
+        "PIP_FIND_LINKS": str(distributions.wheel.parent),
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "HOME": str(place),
+        "PYTHONPATH": "",
+    }
+    version = f"PYTHONPATH='{sysconfig.get_path('purelib')}' mansio --version"
+    output = run(["sh", "-ec", f"{block}\n{version}"], place=place, environment=variables, seconds=120)
+    assert mansio.__version__ in output.splitlines()[-1]
+    assert list(place.glob(".venv/lib/python*/site-packages/mansio/__init__.py"))
 
 
 @pytest.mark.full

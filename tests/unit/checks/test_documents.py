@@ -29,7 +29,8 @@ PLACEHOLDER = re.compile(r"[A-Z]{3,}")
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    top = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))
+    return [*top, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def missing_files(page: Path, text: str) -> Iterator[str]:
