@@ -246,14 +246,14 @@ nightly-suites: setup
 
 # Unit and component tests with each supported Python that is installed (PATH, pyenv, uv), without make, Java or etcd. The
 # newest one is taken from a newer Debian if the machine has none; `run` is the program that makes it visible, or empty.
-# Then its wheel test runs here, too: the one of nightly-tests does not see it.
+# Then its wheel test runs here, too: the one of nightly-tests does not see it. In CI a Python that is missing is a failure.
 PYTHONS := 3.11 3.12 3.13 3.14
 nightly-pythons:
 	@failed=0; \
 	for version in $(PYTHONS); do \
 		run=; wheel=:; directory=.nightly/python-$$version; \
 		if ! python=$$(sh tools/find_python.sh $$version); then \
-			[ $$version = 3.14 ] && run=$$(tools/debian_python.sh $$version) || continue; \
+			[ $$version = 3.14 ] && run=$$(tools/debian_python.sh $$version) || { [ -z "$$CI" ] || failed=1; continue; }; \
 			python=/usr/bin/python$$version; \
 			wheel="$$run $$directory/bin/python -m pytest --tier nightly -n0 tests/nightly/release -k $$version"; \
 		fi; \
