@@ -13,7 +13,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve quick test full flaky check lint format hooks dist image bench bench-peers bench-spark nightly clean \
+.PHONY: help setup demo serve quick test full coverage flaky check lint format hooks dist image bench bench-peers bench-spark nightly clean \
 	nightly-flaky nightly-tests nightly-simulated nightly-spark nightly-spark-versions nightly-soak nightly-suites nightly-pythons \
 	nightly-peers
 
@@ -24,6 +24,7 @@ help:
 	@echo "make test      checks and the tests of every change (six minutes on two cores); ARGS='-k retention'"
 	@echo "make full      checks and all tests except those of nightly (half an hour)"
 	@echo "make flaky     the tests that CI had to repeat in its last 20 runs; ARGS='--repaired TEST': one less"
+	@echo "make coverage  statements and branches that unit and component tests run (a quarter of an hour)"
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make hooks     let git check the subjects of commits"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
@@ -192,6 +193,19 @@ full: setup $(VENV)/.engines .tools/.image
 flaky: $(VENV)/.dev
 	@$(END_RUN) flaky $(ARGS)
 
+$(VENV)/.coverage: $(VENV)/.dev
+	@$(INSTALL) --group coverage
+	@touch $@
+
+# Tests that measure costs would measure those of coverage.py. `make format` puts the figure into CONTRIBUTING.md.
+coverage: $(VENV)/.coverage $(VENV)/.spark
+	@rm -rf .coverage && mkdir .coverage
+	@$(BIN)/python -m coverage run -m pytest $(IN_PARALLEL) -m "not spark" --ignore-glob "*_costs.py" tests/unit tests/component $(ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage json --quiet -o .coverage/report.json
+	@$(BIN)/python -m coverage report --show-missing --skip-covered >.coverage/report.txt
+	@$(BIN)/python -m tools.coverage_figure .coverage/report.json
+
 # Fuzzing guided by coverage; a Python without a wheel for it goes without.
 $(VENV)/.fuzz: $(VENV)/.dev
 	@$(INSTALL) --only-binary atheris --group fuzz || echo "No Atheris for this Python: plain mutations instead"
@@ -284,5 +298,5 @@ bench-spark: $(VENV)/.dev $(VENV)/.spark
 	@$(BIN)/python -m bench.spark $(ARGS)
 
 clean:
-	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist bench/results
+	rm -rf $(VENV) .tools .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist bench/results
 	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

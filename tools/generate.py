@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import compatibility, features, file_map, owner, share_states
+from tools import compatibility, coverage_figure, features, file_map, owner, share_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,10 @@ def _security() -> str:
     return between_markers((ROOT / "SECURITY.md").read_text(), "contact", owner.read().contact())
 
 
+def _contributing() -> str:
+    return between_markers((ROOT / "CONTRIBUTING.md").read_text(), "coverage", coverage_figure.document())
+
+
 def _command_line() -> str:
     from tools import command_reference
 
@@ -73,6 +77,7 @@ def _settings(make: str) -> Callable[[], str]:
 def documents() -> dict[str, Callable[[], str]]:
     """Path below the root -> what makes the whole content of that file."""
     found = {
+        "CONTRIBUTING.md": _contributing,
         "SECURITY.md": _security,
         "docs/ARCHITECTURE.md": _architecture,
         "config.example.yaml": _settings("render_example"),
