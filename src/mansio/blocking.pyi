@@ -343,8 +343,9 @@ class Consumer:
 
     def seek_to_committed(self) -> None:
         """Continue to read the assigned partitions at the committed offsets of the group, for example after a
-        transaction was aborted; a partition without one where its reading began. Waits for transactions of other
-        members that have committed offsets of these partitions. Raises `InvalidRequest` without a group."""
+        transaction was aborted; a partition without committed offset continues where its reading began. Waits for
+        transactions of other members that have committed offsets of these partitions. Raises `InvalidRequest` without a
+        group."""
         ...
 
     def seek(self, partition: TopicPartition, to: StartAt) -> None:

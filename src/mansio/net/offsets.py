@@ -22,9 +22,7 @@ from mansio.net.cluster import Cluster, group_by_topic
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.tracebacks import copied
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.field_values import (
-    READ_UNCOMMITTED,
-)
+from mansio.wire.field_values import READ_UNCOMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:

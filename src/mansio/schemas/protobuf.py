@@ -311,5 +311,6 @@ def _map_converter(convert: Convert | None) -> Convert:
 
 
 def _to_timestamp(message: Any) -> datetime:
-    """Microseconds are the resolution of Spark's and Iceberg's timestamps. Raises `OverflowError`."""
+    """Convert a google.protobuf.Timestamp. Nanoseconds are cut to microseconds, the resolution of Spark's and Iceberg's
+    timestamps. Raises `OverflowError`."""
     return UNIX_EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)

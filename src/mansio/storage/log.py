@@ -756,10 +756,11 @@ class Log:
         found = self._walk(from_offset)
         return (read_exactly(file, header.batch_length + 12, position) for file, position, header in found)
 
-    def control_batches(
+    def headers_with_control_batches(
         self, from_offset: int, on_damage: Callable[[int], object] = _ignore
     ) -> Iterator[tuple[BatchHeader, bytes | None]]:
-        """Return the headers of all batches as of `batch_headers`, with the bytes of those that are control batches.
+        """Return the headers that `batch_headers` returns, each with the bytes of its batch if it is a control batch,
+        otherwise None.
 
         `on_damage` is called where damaged batches are skipped, with the end offset of the batch before them."""
         found = self._walk(from_offset, skip_damaged=True, on_damage=on_damage)

@@ -63,6 +63,14 @@ def test_an_expression_matches_the_names_that_it_matches_elsewhere(pattern: str,
         ("a$", ["a"], ["a\n"]),
         (r"\x41\x{42}", ["AB"], ["ab"]),
         ("", [""], ["a"]),
+        (r"a\<b\>", ["a<b>"], ["ab"]),
+        ("[!--a]", ["!", ",", "-", "a"], ["b"]),
+        ("[+--]", ["+", ",", "-"], ["."]),
+        (r"[\w-]", ["b", "-"], ["!"]),
+        ("[--a]", ["-", "Z", "a"], ["b", ","]),
+        (r"\0\012\101", ["\x00\nA"], []),
+        (r"\p{^Greek}", ["a"], ["\u03b1"]),
+        ("(?)a", ["a"], []),
     ],
 )
 def test_the_syntax_is_that_of_re2(pattern: str, matching: list[str], others: list[str]) -> None:
@@ -78,13 +86,18 @@ COSTLY = (
 )
 
 
-@pytest.mark.parametrize("pattern", REFUSED.split())
+MANY_RANGES = "[" + "".join(map(chr, range(0x100, 0x2000, 2))) + "]"
+
+
+@pytest.mark.parametrize("pattern", [*REFUSED.split(), "(?<=a>b)", "[[:foo:]]", r"\u0041", "(?P<>a)"])
 def test_what_re2_refuses_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidRegularExpression, match="is not a valid RE2 expression"):
         compile_pattern(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["a" * (STEPS_MAX + 1), "(" * 1_001 + ")" * 1_001, *COSTLY.split()])
+@pytest.mark.parametrize(
+    "pattern", ["a" * (STEPS_MAX + 1), "(" * 1_001 + ")" * 1_001, MANY_RANGES, "[éèêë]{70}", *COSTLY.split()]
+)
 def test_an_expression_of_too_many_steps_is_refused_before_it_is_compiled(
     pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,13 +315,13 @@ def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
     names = sorted(path for path in bench.disk.files() if path.endswith(".producers"))
     assert len(names) == 2
     replayed: list[int] = []
-    true_batches = Log.control_batches
+    true_batches = Log.headers_with_control_batches
 
     def counted(self: Log, from_offset: int, on_damage: Any) -> Any:
         replayed.append(from_offset)
         return true_batches(self, from_offset, on_damage)
 
-    monkeypatch.setattr(Log, "control_batches", counted)
+    monkeypatch.setattr(Log, "headers_with_control_batches", counted)
     bench.disk.flip_bit(names[-1], 200)
     after = new_bench(disk=bench.disk, features=("producers",))
     hook = after.producers

@@ -31,13 +31,17 @@ class Broker:
     def __init__(self, *, auto_extend: bool) -> None:
         self.loop = asyncio.get_running_loop()
         options = ReceiveOptions("g", auto_extend=auto_extend, keeps_leases=True)
-        self.records = InFlightRecords(options, lambda: None)
+        self.records = InFlightRecords(options, lambda: None, self.ask_for_order)
         self.records.acknowledge_with(self)
         self.leases: dict[int, float] = {}
         self.renewals: list[Leased] = []
         self.releases: list[Leased] = []
         self.delivered: set[int] = set()
         self.done: set[int] = set()
+        self.is_asked_for_order = False
+
+    def ask_for_order(self) -> None:
+        self.is_asked_for_order = True
 
     async def acknowledge(
         self, message: Leased, ack_type: int, *, delay_ms: int = -1, reason: str = ""
@@ -105,7 +109,7 @@ class Broker:
 
 
 STEP = st.tuples(
-    st.sampled_from(["fetch", "fetch", "poll", "session", "renewed", "refused", "time", "released"]),
+    st.sampled_from(["fetch", "fetch", "poll", "session", "renewed", "refused", "time", "released", "order"]),
     st.integers(0, 5),
 )
 
@@ -126,6 +130,8 @@ def test_no_record_passes_an_earlier_one_whose_lease_is_suspect_or_lost(
                 broker.end_session()
             elif step == "released":
                 broker.answer_releases()
+            elif step == "order":
+                broker.records.set_order(has_order=True)
             elif step == "time":
                 await asyncio.sleep(number * STEP_S)
             else:
@@ -151,14 +157,15 @@ def test_a_record_waits_for_the_renewal_of_an_earlier_one() -> None:
     run_virtually(scenario())
 
 
-def test_records_behind_one_that_was_lost_before_delivery_are_released() -> None:
+def test_records_behind_one_that_was_lost_before_delivery_are_released_in_a_group_with_order() -> None:
     async def scenario() -> None:
         broker = Broker(auto_extend=True)
-        broker.fetch(3)
-        broker.end_session()
-        broker.answer_renewal(0, accepts=False)
-        broker.answer_renewal(0, accepts=True)
-        broker.answer_renewal(0, accepts=True)
+        lose_the_first_of_three(broker)
+        await asyncio.sleep(0)
+        assert broker.is_asked_for_order
+        assert broker.poll(5) == [], "the order is unknown"
+        assert broker.releases == []
+        broker.records.set_order(has_order=True)
         assert broker.poll(5) == []
         assert [message.offset for message in broker.releases] == [1, 2]
         broker.answer_releases()
@@ -167,3 +174,24 @@ def test_records_behind_one_that_was_lost_before_delivery_are_released() -> None
         assert broker.records.held_count == broker.records.undelivered_count == 0
 
     run_virtually(scenario())
+
+
+def test_records_behind_one_that_was_lost_stay_in_a_group_without_order() -> None:
+    async def scenario() -> None:
+        broker = Broker(auto_extend=True)
+        lose_the_first_of_three(broker)
+        assert broker.poll(5) == []
+        broker.records.set_order(has_order=False)
+        broker.delivered.add(0)  # not checked here
+        assert broker.poll(5) == [1, 2]
+        assert broker.releases == []
+
+    run_virtually(scenario())
+
+
+def lose_the_first_of_three(broker: Broker) -> None:
+    broker.fetch(3)
+    broker.end_session()
+    broker.answer_renewal(0, accepts=False)
+    broker.answer_renewal(0, accepts=True)
+    broker.answer_renewal(0, accepts=True)

@@ -171,7 +171,7 @@ def test_a_reader_of_headers_learns_which_offsets_are_missing(kind: str, interva
     for from_offset in range(log.end_offset):
         events: list[int] = []
         expected: list[int] = []
-        for header, _ in log.control_batches(from_offset, lambda offset: events.append(-offset)):  # noqa: B023
+        for header, _ in log.headers_with_control_batches(from_offset, lambda offset: events.append(-offset)):  # noqa: B023
             events.append(header.base_offset)
         for offset in range(0, log.end_offset, 2):
             if offset + 1 < from_offset:

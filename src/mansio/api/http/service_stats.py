@@ -49,7 +49,8 @@ class ServiceStats:
             broker.services.partitions.storage_health.on_disk_full_change(listener)
 
     def use_disk_warnings(self, warnings: Callable[[], Iterable[Problem]]) -> None:
-        """Return the warnings of the disk monitor in DescribeHealth; `/health/ready` adds them itself."""
+        """Let DescribeHealth report the warnings of the disk monitor, too, which `warnings` returns; `/health/ready`
+        adds them itself."""
         self._disk_warnings = warnings
 
     def running(self) -> RunningBroker | None:

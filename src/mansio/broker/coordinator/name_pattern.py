@@ -4,9 +4,11 @@ The expression is translated to the syntax of the regex engine in Rust that pyda
 contains. That engine has no backtracking either, but does not limit the cost of an expression before it compiles it. So
 the translation counts the steps of the compiled expression: each character, class or group, as often as it is repeated.
 
-Differences of the two syntaxes that the translation removes: `\\d`, `\\w`, `\\s` and `\\b` are ASCII in RE2; `[`, `&`
-and `~` in a class have no meaning there; RE2 has no flags but `i`, `m`, `s` and `U`; `{,n}` and a `{` that begins no
-repetition are literal text; `\\Q...\\E` quotes text. Refused although RE2 has it: `\\C`, which matches a byte.
+Differences of the two syntaxes that the translation removes: `\\d`, `\\w`, `\\s` and `\\b` are ASCII in RE2; `[`, `&&`,
+`~~` and `--` in a class have no meaning there, and neither have `\\<` and `\\>`; RE2 has no flags but `i`, `m`, `s` and
+`U`; `{,n}` and a `{` that begins no repetition are literal text; `\\Q...\\E` quotes text; RE2 has octal codes and
+`\\p{^X}`.
+Refused although RE2 has it: `\\C`, which matches a byte, and a repetition of flags, `a(?i)*`.
 
 Source: https://github.com/google/re2/wiki/Syntax and https://docs.rs/regex (syntax).
 """
@@ -14,6 +16,8 @@ Source: https://github.com/google/re2/wiki/Syntax and https://docs.rs/regex (syn
 from __future__ import annotations
 
 import re
+import string
+from collections import deque
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -28,25 +32,32 @@ STEPS_MAX: Final = 1_000
 REPETITIONS_MAX: Final = 1_000
 """Maximum number in `{n,m}`, as in RE2."""
 COMPILED_MAX: Final = 32
-"""Maximum number of compiled expressions that are cached."""
+"""Maximum number of compiled expressions that are cached. Each takes up to half a megabyte."""
 
 _WIDE_STEPS: Final = 4
-"""Steps of a class that contains characters beyond ASCII, in UTF-8."""
+"""Steps of a character, or of a part of a class, beyond ASCII: the engine matches bytes of UTF-8."""
 _UNICODE_CLASS_STEPS: Final = 100
 """Steps of a class such as `\\pL`, which consists of hundreds of ranges."""
 
+_ESCAPE: Final = (
+    r"\\[pP](?:\{[^}]*\}|.)"
+    r"|\\x(?:\{[0-9A-Fa-f]+\}|[0-9A-Fa-f]{2})"
+    r"|\\(?:0[0-7]{0,2}|[1-7][0-7]{1,2})"
+    r"|\\."
+)
 _TOKEN: Final = re.compile(
     r"\\Q(?P<quoted>.*?)(?:\\E|\Z)"
-    r"|\\[pP](?:\{[^}]*\}|.)"
-    r"|\\x\{[^}]*\}"
-    r"|\\."
-    r"|\(\?(?:P?<(?P<name>[^>]*)>|(?P<flags>[^:)]*)(?P<flags_end>[:)]))"
+    rf"|{_ESCAPE}"
+    r"|\(\?(?:P?<(?P<name>\w+)>|(?P<flags>[^:)]*)(?P<flags_end>[:)]))"
     r"|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}"
     r"|.",
     re.DOTALL,
 )
-_CLASS_TOKEN: Final = re.compile(r"\[:\^?[a-z]+:\]|\\[pP](?:\{[^}]*\}|.)|\\x\{[^}]*\}|\\.|.", re.DOTALL)
+_CLASS_TOKEN: Final = re.compile(rf"\[:\^?[a-z]+:\]|{_ESCAPE}|.", re.DOTALL)
 _FLAGS: Final = re.compile(r"[imsU]*(?:-[imsU]+)?")
+_CLASS_NAMES: Final = re.compile(
+    r"\[:\^?(?:alnum|alpha|ascii|blank|cntrl|digit|graph|lower|print|punct|space|upper|word|xdigit):\]"
+)
 
 _ASCII_CLASSES: Final = {
     "\\d": "[0-9]",
@@ -56,8 +67,11 @@ _ASCII_CLASSES: Final = {
     "\\s": r"[\t\n\f\r ]",
     "\\S": r"[^\t\n\f\r ]",
 }
+_UNICODE_CLASSES: Final = ("\\p", "\\P")
+_NEGATED: Final = frozenset(("\\D", "\\W", "\\S"))
 _ASCII_BOUNDARIES: Final = {"\\b": r"(?-u:\b)", "\\B": r"(?-u:\B)"}
-_LITERAL_IN_CLASS: Final = frozenset("[&~")
+_SAME: Final = frozenset((".", "^", "$", "|", "\\A", "\\z"))
+_CONTROLS: Final = frozenset(("\\a", "\\f", "\\t", "\\n", "\\r", "\\v"))
 _REPEATERS: Final = frozenset("*+?")
 _LAST_REPEATERS: Final = re.compile(r"(?:(?:[*+?]|\{[^}]*\})\??)?")
 
@@ -84,7 +98,9 @@ class _Translation:
             self._position = found.end()
             self._add(found)
             if self.steps > STEPS_MAX:
-                raise _refused(self._pattern, f"it takes more than {STEPS_MAX} steps")
+                raise InvalidRegularExpression(
+                    f"{self._pattern[:80]!r} costs too much: it takes more than {STEPS_MAX} steps"
+                )
 
     def _add(self, found: re.Match[str]) -> None:
         text = found.group()
@@ -94,7 +110,7 @@ class _Translation:
             raise _refused(self._pattern, f"bad repetition operator {self._repeaters}")
         if found["quoted"] is not None:
             for character in found["quoted"]:
-                self._add_atom(re.escape(character), 1)
+                self._add_atom(*self._class_or_character("\\\\" if character == "\\" else character))
         elif text == "(" or found["name"] is not None or found["flags"] is not None:
             self._open_group(text, found)
         elif text == ")":
@@ -108,16 +124,37 @@ class _Translation:
             self._repeat(found)
         elif is_repeater:
             self.parts.append(text)
-        elif text == "{":
-            self._add_atom("\\{", 1)
-        elif text == "}":
-            self._add_atom("\\}", 1)
         elif text in _ASCII_BOUNDARIES:
             self._add_atom(_ASCII_BOUNDARIES[text], 1)
-        elif text == "\\C":
-            raise _refused(self._pattern, "\\C is not supported")
+        elif text in _SAME:
+            self._add_atom(text, _WIDE_STEPS if text == "." else 1)
         else:
-            self._add_atom(_ASCII_CLASSES.get(text, text), _steps_of(text))
+            self._add_atom(*self._class_or_character(text))
+
+    def _class_or_character(self, element: str) -> tuple[str, int]:
+        """Return the translation of a element that matches one character, and its number of steps."""
+        if element.startswith(_UNICODE_CLASSES):
+            if element.startswith("\\p{^"):
+                element = "\\P{" + element[4:]
+            return element, _UNICODE_CLASS_STEPS
+        if element in _ASCII_CLASSES:
+            return _ASCII_CLASSES[element], _WIDE_STEPS if element in _NEGATED else 1
+        return self._character(element), _WIDE_STEPS if element.startswith(
+            "\\x"
+        ) or not element.isascii() else 1
+
+    def _character(self, element: str) -> str:
+        """Return the translation of a element that stands for a character."""
+        character = element[-1] if len(element) == 2 and element[0] == "\\" else element
+        if character in string.punctuation and element != "\\":
+            return character if character in "<>" else f"\\{character}"
+        if len(element) == 1 and element != "\\":
+            return element
+        if element in _CONTROLS or (element.startswith("\\x") and len(element) > 2):
+            return element
+        if element[1:].isdecimal() and (len(element) > 2 or element == "\\0"):
+            return f"\\x{{{int(element[1:], 8):x}}}"
+        raise _refused(self._pattern, f"unknown escape {element}")
 
     def _add_atom(self, text: str, steps: int) -> None:
         self._before_last = self.steps
@@ -128,6 +165,8 @@ class _Translation:
         flags = found["flags"]
         if flags is not None and not _FLAGS.fullmatch(flags):
             raise _refused(self._pattern, f"unknown group or flags {text!r}")
+        if text == "(?)":
+            return
         if found["flags_end"] != ")":
             self._open_groups.append(self.steps)
             self.steps += 1
@@ -142,33 +181,47 @@ class _Translation:
 
     def _add_class(self) -> None:
         """Add a class, whose `[` is already read."""
-        text, steps, is_first = ["["], 0, True
+        text, steps = ["["], 1
         if self._pattern.startswith("^", self._position):
             text.append("^")
             self._position += 1
             steps = _WIDE_STEPS
+        tokens = self._class_tokens()
+        while tokens:
+            element = tokens.popleft()
+            if element.startswith("[:"):
+                if not _CLASS_NAMES.fullmatch(element):
+                    raise _refused(self._pattern, f"unknown class {element}")
+                part, part_steps = element, _WIDE_STEPS if "^" in element else 0
+            elif len(tokens) > 1 and tokens[0] == "-" and not _is_class(element):
+                tokens.popleft()
+                last = tokens.popleft()
+                part = f"{self._character(element)}-{self._character(last)}"
+                part_steps = (
+                    0
+                    if f"{element}{last}".isascii() and "\\x" not in (element[:2], last[:2])
+                    else _WIDE_STEPS
+                )
+            else:
+                part, part_steps = self._class_or_character(element)
+                part_steps = 0 if part_steps == 1 else part_steps
+            text.append(part)
+            steps += part_steps
+        self._add_atom("".join((*text, "]")), steps)
+
+    def _class_tokens(self) -> deque[str]:
+        """Return the tokens of a class up to its end, which are read."""
+        tokens: deque[str] = deque()
         while (found := _CLASS_TOKEN.match(self._pattern, self._position)) is not None:
-            part = found.group()
             self._position = found.end()
-            if part == "]" and not is_first:
-                text.append(part)
-                self._add_atom("".join(text), max(steps, 1))
-                return
-            is_first = False
-            steps = max(steps, _steps_of(part))
-            if part in _LITERAL_IN_CLASS or part == "]":
-                part = f"\\{part}"
-            text.append(_ASCII_CLASSES.get(part, part))
+            if found.group() == "]" and tokens:
+                return tokens
+            tokens.append(found.group())
         raise _refused(self._pattern, "it lacks a ]")
 
 
-def _steps_of(token: str) -> int:
-    """Return the number of steps that match a character, an escape or a part of a class."""
-    if token[:2] in ("\\p", "\\P"):
-        return _UNICODE_CLASS_STEPS
-    if token in (".", "\\D", "\\W", "\\S") or token.startswith(("\\x", "[:^")) or not token.isascii():
-        return _WIDE_STEPS
-    return 1
+def _is_class(element: str) -> bool:
+    return element in _ASCII_CLASSES or element.startswith(_UNICODE_CLASSES)
 
 
 def _refused(pattern: str, reason: str) -> InvalidRegularExpression:

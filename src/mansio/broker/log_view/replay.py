@@ -219,7 +219,7 @@ class ViewReplay(Generic[View]):
     def _stored_batches(self) -> Iterator[tuple[BatchHeader, bytes | None]]:
         """Yield the batches that are not applied: headers, and the bytes of those that the view needs."""
         if not self.view.reads_records:
-            return self._log.control_batches(self.applied_end)
+            return self._log.headers_with_control_batches(self.applied_end)
         headers = ((read_header(batch), batch) for batch in self._log.batches(self.applied_end))
         return ((header, None if header.is_control else batch) for header, batch in headers)
 

@@ -349,7 +349,7 @@ class ProducerHook(SnapshotSource):
     def _replay(self, from_offset: int) -> None:
         """Apply the batches of the log from an offset on."""
         now_ms = self._clock.wall_ms()
-        for header, control in self._log.control_batches(from_offset, self._on_damage):
+        for header, control in self._log.headers_with_control_batches(from_offset, self._on_damage):
             if header.producer_id < 0:
                 continue
             offset = header.base_offset

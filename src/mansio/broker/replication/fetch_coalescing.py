@@ -48,7 +48,7 @@ class FetchCoalescer:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many produce requests are pending as before the last confirmation."""
+        """Whether at least as many produce requests are pending as before the last fetch that confirmed batches."""
         return len(self._pending) >= self._target
 
     def should_wait(self, found_bytes: int) -> bool:

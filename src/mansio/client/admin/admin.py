@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import Node, PartitionMetadata, TopicMetadata
 
-# Numbers of Kafka's protocol: resource types, operations on settings.
+# Numbers of Kafka's protocol.
 BROKER_DEFAULT_COUNT = -1
 """Number of partitions or replicas in a request that selects the broker's default."""
 ALL_RECORDS = -1

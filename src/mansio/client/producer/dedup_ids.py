@@ -36,7 +36,7 @@ def encode_dedup_id(dedup_id: bytes | str) -> bytes:
 
 
 def with_dedup_header(headers: HeadersLike | None, dedup_id: bytes) -> list[tuple[str, bytes | str | None]]:
-    """Return the headers with the one of the id. Raises `ValueError` if it is there already."""
+    """Return the headers with the header of the id. Raises `ValueError` if it is there already."""
     if headers is None:
         pairs: list[tuple[str, bytes | str | None]] = []
     else:

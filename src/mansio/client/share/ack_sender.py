@@ -285,10 +285,12 @@ class AckSender:
             self._flush_soon()
 
     def release(self, message: Leased) -> None:
-        """Release a message without waiting for the result, if it is held."""
+        """Release a message, without the group's backoff where the broker supports that, and do not wait for the
+        result. Does nothing if the message is not held."""
         if message._state == HELD and not self._is_closed:
             self._in_flight_records.start_acknowledging((message,))
-            self._enqueue((message,), RELEASE, None)
+            delay_ms = 0 if self._has_acknowledge_records(message) else -1
+            self._enqueue((message,), RELEASE, None, delay_ms=delay_ms)
             self._flush_soon()
 
     def renew_in_background(self, message: Leased) -> None:

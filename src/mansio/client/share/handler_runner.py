@@ -424,6 +424,11 @@ async def ensure_order(cluster: Cluster, group: str, mode: HandlerMode) -> None:
     await cluster.request_controller(ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check("responses"))
 
 
+async def has_group_order(cluster: Cluster, group: str) -> bool:
+    """Return whether the broker leases the records of a group in an order, of keys or of partitions."""
+    return (await _group_settings(cluster, group)).get(SHARE_ORDER_CONFIG, "none") != "none"
+
+
 async def fetch_retry_policy(cluster: Cluster, group: str) -> RetryPolicy:
     """Return the retry settings of a group, with defaults for those that the broker does not support."""
     found = await _group_settings(cluster, group)

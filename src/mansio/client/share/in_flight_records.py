@@ -12,8 +12,9 @@ them.
 Invariants:
 * `InFlightRecords` holds a record once, until it is acknowledged or lost.
 * No record is delivered after the client's estimate of the end of its lease.
-* No record passes an earlier one of its partition that is suspect or was lost before delivery: it waits for the renewal
-  of a suspect one, and is released after the loss of one, so that the broker can lease both again in their order.
+* In a group with order no record that `pop` returns has passed an earlier one of its partition that is suspect or was
+  lost before delivery: it waits for the renewal of a suspect one, and is released after the loss of one, so that the
+  broker can lease both again in their order.
 * The number of records fetched ahead is bounded by what the fetcher may request.
 """
 
@@ -80,12 +81,18 @@ def _rank(message: Leased) -> int:
 class InFlightRecords:
     """Leased records of one receiver. All methods run on the event loop.
 
-    `on_capacity` is called when fewer records are held, so that the receiver may fetch more.
+    `on_capacity` is called when fewer records are held, so that the receiver may fetch more. `on_order_needed` is
+    called when a record was lost before delivery while it is unknown whether the group has an order; `set_order`
+    answers.
     """
 
-    def __init__(self, options: ReceiveOptions, on_capacity: Callable[[], None]) -> None:
+    def __init__(
+        self, options: ReceiveOptions, on_capacity: Callable[[], None], on_order_needed: Callable[[], None]
+    ) -> None:
         self._options = options
         self._on_capacity = on_capacity
+        self._on_order_needed = on_order_needed
+        self._has_order: bool | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = AcquiredRecordReader(options.batch_bytes_max)
         self._held: dict[TopicPartition, dict[int, Leased]] = {}
@@ -197,7 +204,7 @@ class InFlightRecords:
         extend_until = now + self._options.extend_max_ms / 1000
         found: list[Leased] = []
         kept: list[Leased] = []
-        blocked: set[tuple[str, int]] = set()
+        blocked: set[tuple[str, int]] = set(self._lost_undelivered)
         freed_bytes = 0.0
         while ready:
             message = ready.popleft()
@@ -316,17 +323,30 @@ class InFlightRecords:
                 listener(message)
 
     def _note_lost_undelivered(self, message: Leased) -> None:
+        if self._has_order is False:
+            return
         if not self._lost_undelivered:  # other records of the partition may be marked as lost with this one
             self._loop.call_soon(self._release_after_lost)
         partition, offset = message[:2], message[2]
         self._lost_undelivered[partition] = min(self._lost_undelivered.get(partition, offset), offset)
 
     def _release_after_lost(self) -> None:
-        """Release the undelivered records behind those that were lost before delivery. In a group with order the
-        application would otherwise get them first."""
+        """Release the undelivered records behind those that were lost before delivery, which the application would
+        otherwise get first. In a group without order they stay. While that is unknown, they are not delivered."""
+        if self._has_order is None and self._lost_undelivered:
+            self._on_order_needed()
+            return
         lost, self._lost_undelivered = self._lost_undelivered, {}
         for partition, offset in lost.items():
             self.release_after(partition, offset)
+
+    def set_order(self, *, has_order: bool) -> None:
+        """Set whether the broker leases the records of this group in an order (`mansio.share.order`)."""
+        self._has_order = has_order
+        if not has_order:
+            self._lost_undelivered.clear()
+        self._release_after_lost()
+        self.record_available.set()
 
     def release_after(self, partition: tuple[str, int], offset: int) -> None:
         """Release the undelivered records of a partition above an offset, and those that the broker leases before it
@@ -345,11 +365,12 @@ class InFlightRecords:
 
     def _first_releasing(self, partition: TopicPartition) -> int | None:
         """Return the lowest offset of the partition whose release is not acknowledged; None if there is none."""
-        left = [each for each in self._releasing.pop(partition, ()) if each._state == ACKNOWLEDGING]
-        if not left:
-            return None
-        self._releasing[partition] = left
-        return min(each[2] for each in left)
+        left = {
+            place: [each for each in messages if each._state == ACKNOWLEDGING]
+            for place, messages in self._releasing.items()
+        }
+        self._releasing = {place: messages for place, messages in left.items() if messages}
+        return min((each[2] for each in left.get(partition, ())), default=None)
 
     def restore(self, message: Leased) -> None:
         """Mark a message as held again, because the broker refused its acknowledgement."""

@@ -31,6 +31,7 @@ from mansio.client.share.handler_runner import (
     HandlerRunner,
     ensure_order,
     fetch_retry_policy,
+    has_group_order,
 )
 from mansio.client.share.in_flight_records import InFlightRecords
 from mansio.client.share.leased import ACCEPT
@@ -63,7 +64,7 @@ class Receiver:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._tasks = BackgroundTasks(self._loop, self._on_internal_error)
-        self._in_flight_records = InFlightRecords(options, self._on_capacity)
+        self._in_flight_records = InFlightRecords(options, self._on_capacity, self._on_order_needed)
         self._member = ShareMember(cluster, options.group, self._topics, self._on_assigned)
         self._ack_sender = AckSender(
             cluster,
@@ -92,6 +93,7 @@ class Receiver:
         self._is_fatal = False
         self._is_stopped = False
         self._run: HandlerRunner | None = None
+        self._is_finding_order = False
 
     async def __aenter__(self) -> Self:
         """Check that the topics exist; raises `UnknownTopicOrPartition` otherwise. The first `poll` or `run` joins the
@@ -238,6 +240,7 @@ class Receiver:
         if self._is_stopped:
             run.stop()
         try:
+            self._in_flight_records.set_order(has_order=mode != "parallel")
             if mode != "parallel":
                 await ensure_order(self._cluster, self._options.group, mode)
                 run.retry_policy = await fetch_retry_policy(self._cluster, self._options.group)
@@ -314,3 +317,16 @@ class Receiver:
 
     def _on_capacity(self) -> None:
         self._fetcher.on_capacity()
+
+    def _on_order_needed(self) -> None:
+        if not self._is_finding_order:
+            self._is_finding_order = True
+            self._tasks.spawn(self._find_order())
+
+    async def _find_order(self) -> None:
+        try:
+            has_order = await has_group_order(self._cluster, self._options.group)
+        except MansioError as error:
+            logger.info("share group %s: its order is unknown, assuming one: %s", self._options.group, error)
+            has_order = True
+        self._in_flight_records.set_order(has_order=has_order)

@@ -175,8 +175,8 @@ def commit_batch(
     transactions: Sequence[ProducerEpoch],
     abandoned: Sequence[ProducerEpoch] = (),
 ) -> None:
-    """Commit the transactions of a batch, all or none, and abort the abandoned ones. If the batch was committed before,
-    all these are aborted. Raises the brokers' errors."""
+    """Commit the transactions of a batch, all or none, and abort the abandoned ones. If the batch is decided already,
+    those transactions that its decision does not commit are aborted. Raises the brokers' errors."""
     if len(abandoned) > ABORTS_PER_REQUEST:
         abort_batch(client, query_id, abandoned)
         abandoned = ()

@@ -890,7 +890,7 @@ class SharePartition:
     def counts(self, now_ms: float, readable_end: int = 0) -> ShareCounts:
         """Count the records per state, and per member its leased records and the age of its oldest lease (time since
         delivery or renewal). `readable_end`: offset below which the group may read the log now, by default as far as
-        it was known before.
+        it was known before; from now on it is known.
 
         The cost grows with the number of in-flight batches. Records of a pending update count in their new state.
         """

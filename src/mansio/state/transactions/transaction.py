@@ -194,7 +194,8 @@ def _is_beyond_last_epoch(known: Transaction) -> bool:
 
 
 def _is_repeated(known: Transaction, producer_id: int, producer_epoch: int) -> bool:
-    """Whether the current epoch was requested by this producer and epoch, which may repeat the request."""
+    """Whether the current epoch was the answer to an earlier request with this producer id and epoch, so that this
+    request is a repeat."""
     if producer_epoch == NO_EPOCH or producer_epoch != known.last_producer_epoch:
         return False
     current_id, current_epoch = known.current_producer

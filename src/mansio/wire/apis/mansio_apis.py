@@ -294,7 +294,8 @@ class PendingRecordHeader(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingRecordDescription(_Flexible):
-    """A pending record. `id`: the offset at which it was accepted; `timestamp_ms`: of the producer; `value_size`: of
+    """A pending record. `id`: the offset at which it was accepted; `due_ms`: Unix time of its delivery;
+    `timestamp_ms`: of the producer; `value_size`: of
     the whole value in bytes, -1 for null; `error_message`: why the stored record cannot be read; it has no content
     then."""
 

@@ -443,8 +443,8 @@ def tombstones(
 
 
 def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
-    """Return the names of the topics to which the members of a group subscribe; None if the metadata of a classic
-    member cannot be decoded."""
+    """Return the names of the topics to which the members of a group subscribe; None if unknown: a classic group of
+    another protocol type or without a protocol, or with metadata that cannot be decoded."""
     group = entry.group
     if isinstance(group, ConsumerGroup):
         return frozenset(group.subscribed_topic_names())

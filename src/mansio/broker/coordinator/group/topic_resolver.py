@@ -5,9 +5,8 @@ more partitions, so that a group detects such changes by identity. Changes of le
 effect.
 
 Regular expressions have the syntax of RE2 (`name_pattern`). An expression must match the whole name; internal topics
-match, too, as
-in Kafka. An expression is matched against all names once, and later only against names that were created or deleted
-since then. So an expression that a member sends with every heartbeat costs little.
+match, too, as in Kafka. An expression is matched against all names once, and later only against names that were created
+or deleted since then. So an expression that a member sends with every heartbeat costs little.
 
 Invariants:
 * `Topics.matches` contains the expressions passed to `topics`, except those dropped by the next limit.

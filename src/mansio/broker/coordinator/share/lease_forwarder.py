@@ -307,11 +307,11 @@ class LeaseForwarder:
             return answer.response
         except BrokerUnreachable as error:
             raise BrokerUnreachable(
-                f"broker {node_id}, which leads the partition, cannot be reached; nothing was changed "
+                f"broker {node_id}, which is responsible, cannot be reached; nothing was changed "
                 f"({error.message})"
             ) from error
         except (ConnectionLost, RequestTimedOut) as error:
             raise ConnectionLost(
-                f"broker {node_id}, which leads the partition, did not answer: it is unknown what the request has "
+                f"broker {node_id}, which is responsible, did not answer: it is unknown what the request has "
                 f"done ({error.message})"
             ) from error

@@ -106,7 +106,7 @@ def encode_copied_ids(ids: CopiedIds) -> bytes:
 def decode_dedup_control(batch: Buffer) -> AcceptedIds | CopiedIds | None:
     """Decode a control batch; None for REPEATED and for one of another kind. The CRC is not checked.
 
-    Raises `CorruptMessage` if a batch of these types has another content."""
+    Raises `CorruptMessage` if a batch of that kind is invalid."""
     record = read_control_record(batch)
     if record is None or record.type not in (DedupControlType.IDS, DedupControlType.COPIED):
         return None

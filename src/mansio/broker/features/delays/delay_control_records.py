@@ -112,7 +112,7 @@ def encode_copied(ids: Sequence[int], due_ms: Sequence[int], batch: bytes) -> by
 def decode_delay_control(batch: Buffer) -> DelayControlRecord | None:
     """Decode a control batch; None if it is of another kind. The CRC is not checked.
 
-    Raises `CorruptMessage` if a batch of these types has another content."""
+    Raises `CorruptMessage` if a batch of that kind is invalid."""
     header = read_header(batch)
     found = read_control_record(batch)
     if found is None or found.type not in _TYPES:

@@ -34,6 +34,7 @@ from mansio.errors import (
     MansioError,
     NotCoordinator,
     Unavailable,
+    UnknownTopicOrPartition,
 )
 from mansio.host.gather_results import gather_results
 from mansio.ports import complete, complete_with_error
@@ -229,8 +230,8 @@ class LeaseService:
     async def register(self, group_id: str, topics: Collection[str], *, caller: Caller) -> None:
         """Create a share group that does not exist, and record that it has state of these topics, so that it can be
         listed and reset, and its state is deleted with it. Does nothing while the coordinator of the group is not
-        available: a later call repeats it. Raises `UnknownTopicOrPartition`, and `GroupIdNotFound` if the id is that of
-        a group of another type."""
+        available, or does not know a new topic yet: a later call repeats it. Raises `UnknownTopicOrPartition`, and
+        `GroupIdNotFound` if the id is that of a group of another type."""
         found = [self._topics.find(name) for name in topics]
         if self._forwarder is not None:
             now = self._clock.monotonic()
@@ -245,7 +246,7 @@ class LeaseService:
                     while len(self._registered) > REGISTERED_MAX:
                         self._registered.popitem(last=False)
                     return
-            except Unavailable:
+            except (Unavailable, UnknownTopicOrPartition):
                 return
         try:
             await self._run_to_end(self.register_here(group_id, topics), name="register share group")
