@@ -24,7 +24,7 @@ help:
 	@echo "make test      checks and the tests of every change (six minutes on two cores); ARGS='-k retention'"
 	@echo "make full      checks and all tests except those of nightly (half an hour)"
 	@echo "make flaky     the tests that CI had to repeat in its last 20 runs; ARGS='--repaired TEST': one less"
-	@echo "make coverage  statements and branches that unit and component tests run (a quarter of an hour)"
+	@echo "make coverage  statements and branches that unit and component tests run (longer than make test)"
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make hooks     let git check the subjects of commits"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
@@ -204,7 +204,7 @@ coverage: $(VENV)/.coverage $(VENV)/.spark
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage json --quiet -o .coverage/report.json
 	@$(BIN)/python -m coverage report --show-missing --skip-covered >.coverage/report.txt
-	@$(BIN)/python -m tools.coverage_figure .coverage/report.json
+	@$(if $(ARGS),echo "No figure is stored: ARGS selects tests",$(BIN)/python -m tools.coverage_figure .coverage/report.json)
 
 # Fuzzing guided by coverage; a Python without a wheel for it goes without.
 $(VENV)/.fuzz: $(VENV)/.dev
