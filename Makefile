@@ -139,7 +139,7 @@ hooks:
 	@git config core.hooksPath tools/hooks
 
 dist: $(VENV)/.build
-	@rm -rf dist
+	@rm -f dist/*.whl dist/*.tar.gz
 	@tools/dist.sh dist
 	@ls -l dist
 

@@ -317,7 +317,8 @@ class Consumer:
         """Commit `offsets` (None: the positions after all delivered messages).
 
         Raises `RebalanceInProgress`, `IllegalGeneration`, `StaleMemberEpoch` or `UnknownMember` if the group rebalanced
-        without this consumer. Messages since the last commit may then be delivered again to another member."""
+        without this consumer. Messages since the last commit may then be delivered again to another member. Raises
+        `InvalidRequest` without a group."""
         ...
 
     def positions(self) -> dict[TopicPartition, int]:

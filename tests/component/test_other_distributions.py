@@ -39,7 +39,7 @@ def test_version_and_doctor_warn_of_another_distribution_in_the_package(
     importlib.invalidate_caches()
     line = (
         "mansio 0.1.0 has files in the package mansio, too: run `pip uninstall mansio mansio-mq`, then"
-        " `pip install mansio-mq`"
+        " install mansio-mq again"
     )
     version, warning = output_of("--version")
     assert version.startswith("mansio ")

@@ -1,7 +1,7 @@
 """Definitions of dynamic settings: names, types, defaults, validation and incremental changes (Kafka's ConfigDef).
 
-`topic_config`, `group_config` and `broker_config` each define one `ConfigDef`. Values are stored as text without
-redundant whitespace, because DescribeConfigs returns text.
+`topic_config`, `group_config` and `broker_config` each define one `ConfigDef`. Values are stored as canonical
+text (`ConfigDef.normalize`), because DescribeConfigs returns text.
 
 Invariant: a setting without effect is not accepted silently. It is either rejected with the reason (`unsupported`, or a
 value that its validator rejects), or stored and documented with the reason (`no_effect`), which is logged when it is
@@ -116,7 +116,8 @@ class ConfigDef:
             raise InvalidConfig(f"{name}: {error}") from error
 
     def normalize(self, name: str, text: str | None) -> str:
-        """Return the text of a value without redundant whitespace. Raises `InvalidConfig`."""
+        """Return the canonical text of a value, as it is stored: without whitespace around it, numbers as Python writes
+        them, booleans in lower case. Raises `InvalidConfig`."""
         value = self.parse(name, text)
         return ",".join(value) if isinstance(value, tuple) else str(value)
 

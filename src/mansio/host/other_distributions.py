@@ -33,5 +33,5 @@ def remedy(others: list[str]) -> str:
     names = " ".join(each.partition(" ")[0] for each in others)
     return (
         f"{', '.join(others)} has files in the package mansio, too: run `pip uninstall {names} {DISTRIBUTION}`, then"
-        f" `pip install {DISTRIBUTION}`"
+        f" install {DISTRIBUTION} again"
     )

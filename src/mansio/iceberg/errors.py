@@ -38,11 +38,11 @@ class ArchiveGap(ArchiveError):
 
 
 class InvalidDataFiles(ArchiveError):
-    """The files of a batch do not match its plan."""
+    """Data files, or rows for them, are not as the plan or their task states; they are not committed."""
 
 
 class CommitConflict(ArchiveError):
-    """In every attempt another commit changed the table first."""
+    """Another commit changed the table first, in every attempt if there are several."""
 
     retriable = True
 

@@ -32,13 +32,15 @@ def replace_files(
     is_replaced: Callable[[str], bool] = lambda _path: True,
 ) -> int:
     """Replace the files of the table that `is_replaced` selects by path, by the files `new`, and set these properties.
-    Return the number of replaced files. `run_property`: name of the property for the run id.
+    Return the number of replaced files. `run_property`: name of a property that is set to a new id, by which a commit
+    is found whose response was lost.
 
     Raises:
         CommitConflict: Another commit changed the table first, or the catalog's response was lost and the commit was
         not applied.
         InvalidDataFiles: A file is not as its task reported; nothing was committed.
         ConfigError: The table has row-level deletes of another engine.
+        CatalogUnavailable, CatalogLocked: The catalog did not answer, or is locked.
     """
     iceberg, run = table.iceberg, uuid.uuid4().hex
     with table.catalog_errors():

@@ -155,7 +155,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def peer(self) -> str:
-        """Address of the client."""
+        """HOST:PORT of the client, without brackets for IPv6; empty if it is unknown."""
         return "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
 
     def on_message_begin(self) -> None:

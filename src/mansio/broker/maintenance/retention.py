@@ -138,7 +138,8 @@ class RetentionManager:
         )
 
     def check_partition(self, partition: Partition) -> None:
-        """Delete the records of one partition that have expired by age or size. Raises `StorageError`."""
+        """Delete the expired segments of a partition that this broker leads, by age or size. Those that features keep
+        are deleted by a later check. Raises `StorageError`."""
         log = partition.log
         if log.start_offset == log.end_offset == partition.high_watermark and log.active_segment().size_bytes:
             partition.roll()  # all records were deleted: free the space of the active segment as well

@@ -162,7 +162,7 @@ class AppendPipeline:
     __slots__ = ("_clock", "_name", "features")
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """`name` of the partition is for errors."""
+        """`name`: that of the partition, for errors."""
         self._name = name
         self._clock = clock
         self.features: list[AppendFeature] = []

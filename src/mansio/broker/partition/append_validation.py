@@ -240,7 +240,7 @@ def check_inline(batch: Buffer, header: BatchHeader, rules: AppendRules) -> None
 
 def inspect_records(name: str, rules: AppendRules, batch: Buffer, now_ms: int) -> InspectedRecords:
     """Decode a client's batch for the features of its topic. Uses no state and may run on any thread: a large batch
-    takes up to seconds. `name` of the partition is for errors; delays begin at `now_ms`.
+    takes up to seconds. `name`: that of the partition, for errors; delays begin at `now_ms`.
 
     Raises `InvalidRecord` with the indexes of invalid records, `MessageTooLarge`, and the errors of
     `decompress_batch`."""

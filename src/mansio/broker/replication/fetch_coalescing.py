@@ -41,14 +41,15 @@ class FetchCoalescer:
         self._skips = 0
 
     def record_follower_fetch(self, pending_before: int) -> None:
-        """Record that a follower's fetch confirmed batches. `pending_before`: the number of produce requests that were
-        pending before the confirmation."""
+        """Record a follower's fetch. `pending_before`: number of produce requests that were pending before it. If the
+        fetch confirmed some of them, or none was pending, `is_full` compares with this number from now on."""
         if pending_before > len(self._pending) or not pending_before:
             self._target = pending_before
 
     @property
     def is_full(self) -> bool:
-        """Whether at least as many produce requests are pending as before the last fetch that confirmed batches."""
+        """Whether at least as many produce requests are pending as before the last fetch that confirmed some, or found
+        none pending."""
         return len(self._pending) >= self._target
 
     def should_wait(self, found_bytes: int) -> bool:

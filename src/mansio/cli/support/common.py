@@ -96,7 +96,8 @@ class UnreadableReport:
 
 
 async def run_for_each(names: Iterable[str], action: Callable[[str], Awaitable[None]]) -> None:
-    """Call `action` for each name. A failure is printed, and the other names continue; the exit code is 1 then."""
+    """Call `action` for each name. A failure is printed, and the other names continue; raises `typer.Exit(1)` at the
+    end then."""
     from mansio.errors import MansioError
 
     code = 0

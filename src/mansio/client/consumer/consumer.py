@@ -484,7 +484,8 @@ class Consumer:
         """Commit `offsets` (None: the positions after all delivered messages).
 
         Raises `RebalanceInProgress`, `IllegalGeneration`, `StaleMemberEpoch` or `UnknownMember` if the group rebalanced
-        without this consumer. Messages since the last commit may then be delivered again to another member.
+        without this consumer. Messages since the last commit may then be delivered again to another member. Raises
+        `InvalidRequest` without a group.
         """
         if self._options.group is None:
             raise InvalidRequest("only a consumer with a group can commit")

@@ -46,7 +46,8 @@ def key_of(dedup_id: bytes) -> bytes:
 
 
 def read_ids(inspected: InspectedBatch, name: str) -> IdentifiedBatch | None:
-    """Return the ids of a producer's batch; None if none of its records has one. `name` of the partition is for errors.
+    """Return the ids of a producer's batch; None if none of its records has one. `name`: that of the partition, for
+    errors.
 
     Raises `InvalidRecord` with the indexes of the records whose ids are invalid, `MessageTooLarge` for more than
     `DEDUP_BATCH_RECORDS_MAX` records or too many headers."""

@@ -58,7 +58,7 @@ class DelayedBatch(NamedTuple):
 def read_delays(inspected: InspectedBatch, name: str, now_ms: int) -> DelayedBatch | None:
     """Return the due times of a producer's batch; None if none of its records is delayed.
 
-    `name` of the partition is for errors, `now_ms` is the leader's time. A due time in the past is possible. All
+    `name`: that of the partition, for errors; `now_ms`: the leader's time. A due time in the past is possible. All
     records are decoded if a header may be there, so that they can be decoded again later. Raises `InvalidRecord` with
     the indexes of the invalid records, `MessageTooLarge` for more than `DELAYED_BATCH_RECORDS_MAX` records or too many
     headers."""

@@ -42,7 +42,8 @@ class InspectedBatch:
         return self._bounds
 
     def check_header_count(self, name: str) -> None:
-        """Raise `MessageTooLarge` for too many headers. `name` of the partition is for errors."""
+        """Check that the records of the batch have at most `HEADERS_MAX` headers together. `name`: that of the
+        partition, for errors. Raises `MessageTooLarge`, `InvalidRecord`."""
         if not self._are_headers_counted:
             check_header_count(self.data, self.bounds, name)
             self._are_headers_counted = True

@@ -54,7 +54,7 @@ def read_priorities(inspected: InspectedBatch, name: str, *, strict: bool) -> Se
 
     `strict`: the batch is of a producer: raise `InvalidRecord` with the indexes of the records whose headers are
     invalid, and `MessageTooLarge` for too many headers. Otherwise such records have normal priority.
-    `name` of the partition is for errors."""
+    `name`: that of the partition, for errors."""
     header, data = inspected.header, inspected.data
     if PRIORITY_NAME not in data:
         return ()

@@ -404,7 +404,7 @@ def record_bounds(data: bytes, record_count: int) -> list[int]:
 
 def check_header_count(data: bytes, bounds: Sequence[int], name: str) -> None:
     """Check that the encoded records between `bounds` have at most `HEADERS_MAX` headers: each takes two bytes in a
-    batch, and fifty times as much when it is decoded. `name` of the partition is for errors.
+    batch, and fifty times as much when it is decoded. `name`: that of the partition, for errors.
 
     Raises `MessageTooLarge`, `InvalidRecord`."""
     total = 0

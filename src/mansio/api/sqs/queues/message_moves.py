@@ -7,6 +7,7 @@ Tasks live in the memory of the broker that runs them: after a restart they are 
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from mansio.api.sqs.queues.queue_errors import (
 )
 from mansio.api.sqs.queues.queue_service import NewMessage
 from mansio.errors import MansioError
+from mansio.logs import fields
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
     from mansio.api.sqs.queues.queue_service import Queue, QueueService
     from mansio.broker.routing.caller import Caller
 
+logger = logging.getLogger(__name__)
+
 TASKS_MAX: Final = 100
+"""Maximum number of tasks that are known, of all queues."""
 RATE_MAX: Final = 500
 BATCH: Final = 10
 VISIBILITY_S: Final = 60
@@ -66,7 +71,9 @@ class MessageMover:
     ) -> MoveTask:
         """Start to move all messages of a dead-letter queue, for `caller`. One task runs for a queue at a time.
 
-        Raises `InvalidParameterValue`, `ResourceNotFound`, `UnsupportedOperation`."""
+        `destination`: name of a queue, "" for the source of each message. `per_second`: maximum number of messages a
+        second, 0: no limit. `now_ms`: Unix time. Raises `InvalidParameterValue`, `ResourceNotFound`,
+        `UnsupportedOperation`."""
         if not self._queues.dead_letter_sources(source):
             raise InvalidParameterValue("Source queue must be configured as a Dead Letter Queue.")
         if destination:
@@ -84,23 +91,27 @@ class MessageMover:
             raise UnsupportedOperation(
                 "There is already a task running. Only one active task is allowed for a source queue."
             )
-        counts = await self._queues.count_messages(source, caller=caller)
-        task = MoveTask(
-            str(uuid.uuid4()),
-            source.name,
-            destination,
-            per_second,
-            now_ms,
-            int(counts["ApproximateNumberOfMessages"]),
-            caller,
-        )
-        self._tasks[task.handle] = task
-        while len(self._tasks) > TASKS_MAX:
-            _, oldest = self._tasks.popitem(last=False)
-            if oldest.work is not None:
-                oldest.work.cancel()
-        task.work = asyncio.get_running_loop().create_task(self._run(task), name="move messages")
+        self._remove_ended()
+        task = MoveTask(str(uuid.uuid4()), source.name, destination, per_second, now_ms, 0, caller)
+        self._tasks[task.handle] = task  # before the wait, during which another request may start one
+        try:
+            counts = await self._queues.count_messages(source, caller=caller)
+        except BaseException:
+            del self._tasks[task.handle]
+            raise
+        task.to_move = int(counts["ApproximateNumberOfMessages"])
+        if task.status == "RUNNING":  # not cancelled meanwhile
+            task.work = asyncio.get_running_loop().create_task(self._run(task), name="move messages")
         return task
+
+    def _remove_ended(self) -> None:
+        """Forget the oldest tasks that have ended, so that another one can be added. Raises `UnsupportedOperation` if
+        `TASKS_MAX` tasks run."""
+        ended = [handle for handle, each in self._tasks.items() if each.status != "RUNNING"]
+        for handle in ended[: max(len(self._tasks) + 1 - TASKS_MAX, 0)]:
+            del self._tasks[handle]
+        if len(self._tasks) >= TASKS_MAX:
+            raise UnsupportedOperation(f"{TASKS_MAX} tasks run already.")
 
     def list_tasks(self, source: Queue, limit: int) -> list[MoveTask]:
         """Return the newest tasks of a queue, the newest first."""
@@ -124,6 +135,13 @@ class MessageMover:
                 task.work.cancel()
 
     async def _run(self, task: MoveTask) -> None:
+        try:
+            await self._move_all(task)
+        except Exception:  # otherwise the task would be shown as running for ever
+            task.status, task.failure = "FAILED", "InternalError"
+            logger.exception("message_move_failed", extra=fields(queue=task.source))
+
+    async def _move_all(self, task: MoveTask) -> None:
         failures = 0
         while True:
             try:
