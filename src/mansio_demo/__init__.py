@@ -12,7 +12,7 @@ from mansio_demo.flights import FLIGHTS
 if TYPE_CHECKING:
     from mansio_demo.proofs import Proof
 
-SPARK_DOWNLOAD = "about 560 MB, and 60 MB for Java where there is none"
+SPARK_DOWNLOAD = "about 560 MB, and 60 MB for Java if there is none"
 
 app = typer.Typer(
     invoke_without_command=True, help="Demonstrations: each starts its own broker and removes its files."

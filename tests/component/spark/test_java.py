@@ -100,7 +100,7 @@ def test_no_java_is_one_line_that_names_what_was_found_and_what_to_do(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        java.JavaNotFound, match=r"none in JAVA_HOME or on PATH.*pip install 'mansio\[java\]'"
+        java.JavaNotFound, match=r"none in JAVA_HOME or on PATH.*pip install 'mansio-mq\[java\]'"
     ):
         java.find_java()
     monkeypatch.setenv("JAVA_HOME", str(make_java(world / "old", "11.0.2")))

@@ -54,7 +54,7 @@ def test_wheel_installs_runs_the_quick_start_and_the_demo_and_uninstalls(
         assert broker.stop() == 0
     shown = environment.run("mansio", "demo", "broker", "--count", "20000", seconds=120)
     assert "20,000" in shown
-    environment.pip("uninstall", "--quiet", "--yes", "mansio")
+    environment.pip("uninstall", "--quiet", "--yes", "mansio-mq")
     left = {name for name in files(environment) - empty if "mansio" in name}
     assert left == set()
     assert list(environment.home.iterdir()) == []
