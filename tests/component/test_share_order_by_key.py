@@ -189,3 +189,23 @@ def test_a_redriven_record_waits_for_a_later_one_of_its_key_that_is_leased(broke
                 assert values(await taken(other, 1)) == ["a:1"]
 
     run(scenario)
+
+
+def test_a_receiver_that_is_stopped_does_not_ask_for_the_order_of_its_group(broker: mansio.Broker) -> None:
+    """Closing marks the records that were not delivered as lost; a request would outlive the receiver."""
+
+    async def scenario() -> None:
+        async with connected(broker, stopped=1) as client:
+            group = await group_of(client, "stopped", order="key")
+            await publish(client, "stopped", "a:1", "a:2", "a:3")
+            async with client.receive("stopped", group=group) as receiver:
+                await taken(receiver, 1)
+                (first, *_) = receiver._in_flight_records.all_unfinished()
+                receiver.stop()
+                first._extend_until_s = None  # as if it was not delivered
+                receiver._in_flight_records.mark_lost(first)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert not receiver._is_finding_order
+
+    run(scenario)

@@ -150,7 +150,7 @@ class PeerConnections:
         return None
 
     async def _opened(self, node_id: int, timeout_ms: float) -> tuple[_Peer, float]:
-        """Open the connection to a broker; return it, and what is left of `timeout_ms`."""
+        """Open the connection to a broker. Returns the connection and the remaining part of `timeout_ms`."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         peer = await self._connect(node_id, timeout_ms)

@@ -11,7 +11,7 @@ A parked reader or follower is woken whenever it may read more, until it is unpa
 happened and makes the errors; this object has those that wait for it.
 
 Invariants:
-* A wait is completed exactly once, also if what it calls begins or ends other waits.
+* A wait is completed exactly once, even if its callback begins or ends other waits. Callbacks must not raise.
 * Waits for commits are completed in the order of their end offsets; of equal ones, the older one first.
 * Nothing is kept of a wait that is completed, nor of a reader or follower that is unparked. A wait for a start offset
   that has timed out, so that its promise is done, is removed with the next change of these waits.

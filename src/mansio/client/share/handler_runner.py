@@ -226,9 +226,8 @@ class HandlerRunner:
             self._release_after(key_queue, message.offset)
 
     def _release_after(self, key_queue: _KeyQueue, offset: int) -> None:
-        if (
-            self._mode == "fifo"
-        ):  # the broker may lease further records of the partition to this member meanwhile
+        if self._mode == "fifo":
+            # The broker may lease further records of the partition to this member before it handles the releases.
             topic, partition = key_queue.key
             self._in_flight_records.release_after((topic, partition), offset)
             return

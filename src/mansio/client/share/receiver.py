@@ -319,7 +319,7 @@ class Receiver:
         self._fetcher.on_capacity()
 
     def _on_order_needed(self) -> None:
-        if not self._is_finding_order:
+        if not self._is_stopped and not self._is_finding_order:  # after `stop` nothing is delivered
             self._is_finding_order = True
             self._tasks.spawn(self._find_order())
 

@@ -97,7 +97,7 @@ class MessageMover:
         try:
             counts = await self._queues.count_messages(source, caller=caller)
         except BaseException:
-            del self._tasks[task.handle]
+            self._tasks.pop(task.handle, None)
             raise
         task.to_move = int(counts["ApproximateNumberOfMessages"])
         if task.status == "RUNNING":  # not cancelled meanwhile

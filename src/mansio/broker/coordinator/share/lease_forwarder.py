@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from mansio.ports import ForwardingPeers, Promise, Scheduler
     from mansio.state.share_partition.types import AcknowledgementBatch
 
-FORWARDING_CLIENT_ID: Final = "mansio-forwarded"
+WAITS_CLIENT_ID: Final = "mansio-forwarded"
+"""Client id of the waits for records, which are no client's."""
 
 WAITS_MAX: Final = 192
 """Maximum number of requests in progress to each broker that wait for records."""
@@ -273,7 +274,7 @@ class LeaseForwarder:
     ) -> Any:
         """Return the response to a request for `caller`, None for this broker; raise its error."""
         sender = {"node_id": self.node_id, "broker_epoch": self._broker_epoch()}
-        client_id = FORWARDING_CLIENT_ID if caller is None else caller.client_id
+        client_id = WAITS_CLIENT_ID if caller is None else caller.client_id
         request = messages.encode_request(key, 0, 0, client_id, sender | fields)
         answer = await self._exchange(node_id, request, timeout_ms, caller, peers, is_own=True)
         _, response = messages.decode_response_frame(key, 0, answer)
