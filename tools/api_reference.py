@@ -1,4 +1,4 @@
-"""docs/API.md: the reference of the public Python modules, made from their signatures and docstrings."""
+"""docs/reference/api.md: the reference of the public Python modules, made from their signatures and docstrings."""
 
 from __future__ import annotations
 

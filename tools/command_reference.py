@@ -1,4 +1,4 @@
-"""docs/CLI.md, generated from the commands: `python -m tools.command_reference > docs/CLI.md`.
+"""docs/reference/cli.md, generated from the commands: `python -m tools.command_reference > docs/reference/cli.md`.
 
 A test compares the file with the output of this module.
 """

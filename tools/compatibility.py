@@ -1,4 +1,4 @@
-"""docs/COMPATIBILITY.md, generated from `mansio.wire.api_versions`: supported and unsupported APIs and versions.
+"""docs/reference/compatibility.md, generated from `mansio.wire.api_versions`: APIs and versions that are supported.
 
 The table of test suites is made from the results that `python -m nightly.suites --write` recorded.
 """
@@ -89,7 +89,7 @@ rounds translated offsets down (`offset.lag.max`, as with Kafka), and does not t
 | ACLs (`sync.topic.acls.enabled`) | set it to `false`: access control is not implemented |
 | exactly once (`exactly.once.source.support=enabled`) | [tested by hand](#tested-by-hand); by `make nightly` \
 with Connect's source of lines: see [Transactions](#transactions); \
-[`mansio pipeline mirror`](PIPELINES.md#mirror) is exactly once |
+[`mansio pipeline mirror`](../how-to/pipelines.md#mirror) is exactly once |
 
 ```properties
 clusters = a, b
@@ -113,9 +113,9 @@ sync.group.offsets.enabled = true
 _TRANSACTIONS: Final = """
 ## Transactions
 
-What [transactions](TRANSACTIONS.md) were tested with. "v1" and "v2" are the transaction versions of KIP-890: in v2 the
-broker adds partitions and groups to a transaction, and each transaction has an epoch of its own. The first three are in
-`tests/system/interop`, the others in `tests/nightly`.
+What [transactions](../how-to/transactions.md) were tested with. "v1" and "v2" are the transaction versions of KIP-890: in v2
+the broker adds partitions and groups to a transaction, and each transaction has an epoch of its own. The first three
+are in `tests/system/interop`, the others in `tests/nightly`.
 
 | client | version | tested |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Generator of docs/FEATURES.md: every feature in one line, and whether a test shows it.
+"""Generator of docs/reference/features.md: every feature in one line, and whether a test shows it.
 
 A row is done when a test exercises it over a real connection and carries `@pytest.mark.row("L5")`; the table is
 generated from those marks. A row without a mark is listed as planned. The marks are read from the syntax of the
@@ -201,7 +201,7 @@ def without_smoke_case(found: Sequence[Mark]) -> set[str]:
 
 
 def document() -> str:
-    """docs/FEATURES.md, as Markdown."""
+    """docs/reference/features.md, as Markdown."""
     tests: dict[str, int] = defaultdict(int)
     for mark in marks():
         for row in set(mark.rows):

@@ -1,4 +1,4 @@
-"""The table of folders in docs/ARCHITECTURE.md: every package with the first sentence of its docstring."""
+"""The table of folders in docs/internals/architecture.md: every package with the first sentence of its docstring."""
 
 from __future__ import annotations
 

@@ -30,11 +30,13 @@ def between_markers(document: str, name: str, content: str) -> str:
 
 
 def _architecture() -> str:
-    return between_markers((ROOT / "docs/ARCHITECTURE.md").read_text(), "folders", file_map.document())
+    return between_markers(
+        (ROOT / "docs/internals/architecture.md").read_text(), "folders", file_map.document()
+    )
 
 
 def _delivery() -> str:
-    document = (ROOT / "docs/DELIVERY.md").read_text()
+    document = (ROOT / "docs/reference/delivery.md").read_text()
     document = between_markers(document, "record states", share_states.record_states())
     return between_markers(document, "group settings", share_states.group_settings())
 
@@ -79,17 +81,17 @@ def documents() -> dict[str, Callable[[], str]]:
     found = {
         "CONTRIBUTING.md": _contributing,
         "SECURITY.md": _security,
-        "docs/ARCHITECTURE.md": _architecture,
+        "docs/internals/architecture.md": _architecture,
         "config.example.yaml": _settings("render_example"),
-        "docs/CLI.md": _command_line,
-        "docs/COMPATIBILITY.md": compatibility.render,
-        "docs/CONFIGURATION.md": _settings("render_document"),
-        "docs/DELIVERY.md": _delivery,
-        "docs/FEATURES.md": features.document,
+        "docs/reference/cli.md": _command_line,
+        "docs/reference/compatibility.md": compatibility.render,
+        "docs/reference/configuration.md": _settings("render_document"),
+        "docs/reference/delivery.md": _delivery,
+        "docs/reference/features.md": features.document,
         "src/mansio/blocking.pyi": _blocking_stub,
     }
     if all(importlib.util.find_spec(name) for name in ("pyspark", "pyiceberg")):
-        found["docs/API.md"] = (
+        found["docs/reference/api.md"] = (
             _python_api  # describes `mansio.spark` too, whose packages `make quick` does not need
         )
     return found

@@ -1,4 +1,4 @@
-"""The steps of docs/RELEASING.md: `python -m tools.release [--dry-run]`, as often as wanted.
+"""The steps of docs/internals/releasing.md: `python -m tools.release [--dry-run]`, as often as wanted.
 
     --dry-run        list all steps and their states; changes nothing; exit code 1 while a step is missing
     run NAME         do what must pass before a release (full, nightly, bench, start-times), and record the commit
@@ -43,7 +43,7 @@ RUNS: dict[str, list[str]] = {
     "start-times": [".venv/bin/python", "-m", "bench.start_times", "{tag}"],
 }
 HARMLESS_AFTER_A_RUN = re.compile(
-    r"tests/fixtures/wheels/[^/]+\.whl|docs/(?:PERFORMANCE|RELEASING)\.md|CHANGELOG\.md"
+    r"tests/fixtures/wheels/[^/]+\.whl|docs/(?:reference/performance|internals/releasing)\.md|CHANGELOG\.md"
 )
 """Files that may change between a recorded run and the release: those that later steps write."""
 
@@ -182,8 +182,8 @@ class Release:
             yield "CHANGELOG.md has no empty section `## Unreleased` above it"
 
     def _format_row(self) -> Iterator[str]:
-        if f"\n| {self.version} |" not in self._read("docs/RELEASING.md"):
-            yield f"the table of disk formats in docs/RELEASING.md has no row of {self.version}"
+        if f"\n| {self.version} |" not in self._read("docs/internals/releasing.md"):
+            yield f"the table of disk formats in docs/internals/releasing.md has no row of {self.version}"
 
     def _missing_licences(self) -> Iterator[str]:
         words = set(re.findall(r"[\w.-]+", self._read("NOTICE").lower()))
@@ -192,8 +192,10 @@ class Release:
                 yield f"NOTICE does not list {name}"
 
     def _figures(self) -> Iterator[str]:
-        if not re.search(rf"(?<![\d.]){re.escape(self.version)}(?!\.?\d)", self._read("docs/PERFORMANCE.md")):
-            yield f"docs/PERFORMANCE.md does not name {self.version} as the version of its figures"
+        if not re.search(
+            rf"(?<![\d.]){re.escape(self.version)}(?!\.?\d)", self._read("docs/reference/performance.md")
+        ):
+            yield f"docs/reference/performance.md does not name {self.version} as the version of its figures"
 
     def _install_lines(self) -> Iterator[str]:
         if old := install_lines.old_lines(self.root):

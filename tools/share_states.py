@@ -1,4 +1,4 @@
-"""Generated tables and diagrams of docs/DELIVERY.md: delivery states of records, and settings of share groups.
+"""Generated tables and diagrams of docs/reference/delivery.md: states of records, and settings of share groups.
 
 Invariant: the diagram has exactly the transitions of `TRANSITIONS`, each with its reason. A transition without a reason
 here, or a reason for a transition that is not in the table, is an error.

@@ -6,7 +6,7 @@ Rules, each a section of the output:
 * no function takes an object of a class from another module as its first parameter and touches its private
   attributes, or assigns to its attributes;
 * no base class with a single subclass (exceptions and protocols are exempt);
-* no identifier and no first line of a docstring uses a word that `docs/GLOSSARY.md` replaces, in tests either;
+* no identifier and no first line of a docstring uses a word that `docs/reference/glossary.md` replaces, in tests too;
 * no module sets a callback or part of an object of another module after its construction (`tools/late_slots.py`);
 * no stored exception keeps a traceback, and no exception is raised while a local or a stored value refers to it
   (`tools/stored_exceptions.py`).

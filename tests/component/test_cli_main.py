@@ -259,8 +259,8 @@ def test_a_missing_configuration_file_is_one_clear_line(capsys: pytest.CaptureFi
 
 
 def test_the_reference_page_is_what_the_commands_say() -> None:
-    page = ROOT / "docs" / "CLI.md"
-    assert page.read_text() == reference(), "run: python -m tools.command_reference > docs/CLI.md"
+    page = ROOT / "docs/reference/cli.md"
+    assert page.read_text() == reference(), "run: python -m tools.command_reference > docs/reference/cli.md"
 
 
 def test_only_the_command_that_runs_is_built() -> None:

@@ -1,4 +1,4 @@
-"""docs/DELIVERY.md agrees with the code: states and transitions, settings, headers, limits."""
+"""docs/reference/delivery.md agrees with the code: states and transitions, settings, headers, limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mansio.state.share_partition.types import ARCHIVED, ARCHIVING
 from mansio.wire.internal_records.dead_letter_headers import ID_HEADER, VALUE_OMITTED_HEADER
 from support.paths import ROOT
 
-DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
+DOCUMENT: Final = (ROOT / "docs/reference/delivery.md").read_text()
 ELSEWHERE: Final = {
     "mansio.dedup.ms",
     "mansio.priority.enable",
@@ -26,7 +26,7 @@ ELSEWHERE: Final = {
 
 
 def test_diagram_and_tables_match_the_code() -> None:
-    assert generate.documents()["docs/DELIVERY.md"]() == DOCUMENT, "run: make format"
+    assert generate.documents()["docs/reference/delivery.md"]() == DOCUMENT, "run: make format"
     drawn = set(re.findall(r"^    ([A-Z]+) --> ([A-Z]+):", DOCUMENT, re.MULTILINE))
     names = {state: name for state, (name, _) in share_states.STATES.items()}
     assert drawn == {

@@ -31,7 +31,7 @@ ONE_STEP: Final = (
     ApiKey.OFFSET_DELETE,
     ApiKey.TXN_OFFSET_COMMIT,
 )
-"""APIs whose items are committed at once; see docs/COMPATIBILITY.md."""
+"""APIs whose items are committed at once; see docs/reference/compatibility.md."""
 CHANGING: Final = (
     ApiKey.ACKNOWLEDGE_RECORDS,
     ApiKey.DELETE_RECORDS,

@@ -297,19 +297,19 @@ class TestFaults:
 
 
 class TestDocument:
-    """The examples of docs/TESTING.md."""
+    """The examples of docs/how-to/testing.md."""
 
     def test_they_are_all_run(self) -> None:
-        assert set(examples("docs/TESTING.md")) == {"fixture", "context", "faults"}
+        assert set(examples("docs/how-to/testing.md")) == {"fixture", "context", "faults"}
 
     @pytest.mark.parametrize("name", ["context", "faults"])
     def test_a_program(self, name: str) -> None:
-        source = examples("docs/TESTING.md")[name].code
+        source = examples("docs/how-to/testing.md")[name].code
         subprocess.run([sys.executable, "-c", source], check=True, timeout=scaled(60))
 
     @pytest.mark.full
     def test_a_test_with_fixtures(self, tmp_path: Path) -> None:
-        (tmp_path / "test_example.py").write_text(examples("docs/TESTING.md")["fixture"].code)
+        (tmp_path / "test_example.py").write_text(examples("docs/how-to/testing.md")["fixture"].code)
         command = [sys.executable, "-m", "pytest", "-q", "-n0", str(tmp_path)]
         subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(120))
 

@@ -1,4 +1,4 @@
-"""Checker of simulated histories: the guarantees of GUARANTEES.md, as clients can observe them.
+"""Checker of simulated histories: the guarantees of docs/reference/guarantees.md, as clients can observe them.
 
 * an acknowledged record is there, where it was said to be (lost writes);
 * one record per offset, for ever, among all that anybody read or was told (conflicting offsets);

@@ -29,7 +29,7 @@ def examples(document: str) -> dict[str, Example]:
 
 
 def metrics_of_a_cluster(operations: str) -> set[str]:
-    """The metrics that docs/OPERATIONS.md lists as those that only a cluster's broker has."""
+    """The metrics that docs/how-to/operations.md lists as those that only a cluster's broker has."""
     _, _, table = operations.partition("In a cluster also these")
     table, _, _ = table.partition("Counters start at zero")
     return set(re.findall(r"\bmansio_[a-z_]+", table))

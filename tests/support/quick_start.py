@@ -1,4 +1,4 @@
-"""Every block of docs/QUICKSTART.md, run as pasted, with its output checked."""
+"""Every block of docs/tutorial/quickstart.md, run as pasted, with its output checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from support.process import ServedBroker
 
-PAGE = ROOT / "docs" / "QUICKSTART.md"
+PAGE = ROOT / "docs/tutorial/quickstart.md"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("python3 -m venv", "mansio serve", "mansio demo")
 """Beginnings of blocks that the caller has done, or that other tests run."""

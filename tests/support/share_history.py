@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class Breach(AssertionError):
-    """A guarantee of GUARANTEES.md (16, 17) is broken."""
+    """A guarantee of docs/reference/guarantees.md (16, 17) is broken."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Transport of kombu, so that Celery uses Mansio as its broker (docs/FROM_CELERY.md).
+"""Transport of kombu, so that Celery uses Mansio as its broker (docs/how-to/from-celery.md).
 
 >>> import mansio.celery    # makes the scheme mansio:// known
 >>> app = celery.Celery("shop", broker="mansio://127.0.0.1:9092")

@@ -45,7 +45,7 @@ TLS_CONTEXTS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """`broker_transport_options`; docs/FROM_CELERY.md describes them."""
+    """`broker_transport_options`; docs/how-to/from-celery.md describes them."""
 
     visibility_timeout: float | None = None
     extend_seconds_max: float = EXTEND_S_MAX

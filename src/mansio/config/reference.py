@@ -1,4 +1,4 @@
-"""Generator of the reference of all settings: docs/CONFIGURATION.md and config.example.yaml.
+"""Generator of the reference of all settings: docs/reference/configuration.md and config.example.yaml.
 
 `python -m mansio.config.reference` writes both files into the current directory's tree; a test compares them with the
 definitions.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mansio.config.config_def import ConfigKey
 
-DOCUMENT_PATH: Final = "docs/CONFIGURATION.md"
+DOCUMENT_PATH: Final = "docs/reference/configuration.md"
 EXAMPLE_PATH: Final = "config.example.yaml"
 LINE_LENGTH: Final = 110
 
@@ -61,7 +61,7 @@ and shown by `mansio topic describe`. All settings of Kafka 4 are accepted; thos
 and a warning is logged when one is set. `topic_defaults` in the broker's settings sets them for all topics without a
 value of their own; in the environment it is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`. Values are
 plain numbers, as in Kafka; an unknown setting or an invalid value is refused with `INVALID_CONFIG` and the reason.
-Names that begin with `mansio.` are extensions; for retention holds see [PIPELINES.md](PIPELINES.md).
+Names that begin with `mansio.` are extensions; for retention see [holds](../how-to/pipelines.md#retention-holds).
 """
 
 _NOT_OFFERED: Final = """
@@ -72,7 +72,7 @@ Kafka 4 refuses them as well.
 
 
 def render_document() -> str:
-    """Return the content of docs/CONFIGURATION.md."""
+    """Return the content of docs/reference/configuration.md."""
     rows = [
         (
             f"`{name}`",
@@ -125,7 +125,7 @@ def render_example() -> str:
     """Return the content of config.example.yaml: every setting with its default and its meaning."""
     lines = [
         "# Every setting of a Mansio broker with its default. Keep the ones you change and delete the others.",
-        "# See docs/CONFIGURATION.md.",
+        "# See docs/reference/configuration.md.",
     ]
     for name, specification in SPECIFICATIONS.items():
         allowed = _range(name)
@@ -190,7 +190,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Write docs/CONFIGURATION.md and config.example.yaml."""
+    """Write docs/reference/configuration.md and config.example.yaml."""
     for path, text in ((DOCUMENT_PATH, render_document()), (EXAMPLE_PATH, render_example())):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

@@ -1,4 +1,4 @@
-"""Platforms: where a broker can run, and the error elsewhere (docs/PLATFORMS.md).
+"""Platforms: where a broker can run, and the error elsewhere (docs/reference/platforms.md).
 
 A broker runs on Linux and macOS. Clients also run on Windows.
 """

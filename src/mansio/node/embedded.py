@@ -33,7 +33,7 @@ class EmbeddedBroker:
     >>> with mansio.Broker("data") as broker:
     ...     client = mansio.blocking.connect(broker.address)
 
-    `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see docs/CONFIGURATION.md.
+    `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see the page Configuration.
     As with `mansio serve --dev`, a topic is created when a client first asks for it, and a consumer group starts
     without waiting for further members; `auto_create_topics_enable=False` and `group_initial_rebalance_delay_ms=500`
     are the values of `mansio serve`.

@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
     needs_new_epoch: bool = False
 
     def encode(self) -> bytes:
-        """Return the bytes of one slot of the checkpoint file (docs/FILE_FORMAT.md)."""
+        """Return the bytes of one slot of the checkpoint file (docs/internals/file-format.md)."""
         body = _SLOT.pack(
             CHECKPOINT_MAGIC,
             CHECKPOINT_VERSION,

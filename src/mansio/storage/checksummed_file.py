@@ -1,7 +1,7 @@
 """Small files with a checksum that are replaced atomically.
 
 A file is `head payload footer`. The head contains the magic number of the file type, its version and the payload
-length; the footer is the CRC-32C of head and payload (docs/FILE_FORMAT.md).
+length; the footer is the CRC-32C of head and payload (docs/internals/file-format.md).
 
 Invariants: `write_checksummed` leaves the old file or the new one, never a mixture; `read_checksummed` returns the
 payload as it was written, or None.

@@ -66,7 +66,7 @@ class CompactionState(NamedTuple):
     swap: PendingSwap | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes of the compaction file (docs/FILE_FORMAT.md)."""
+        """Return the bytes of the compaction file (docs/internals/file-format.md)."""
         swap = self.swap or PendingSwap(UNSET_FIELD, UNSET_FIELD, 0)
         payload = _FIELDS.pack(
             self.cleaned_end_offset, self.sparse_end_offset, self.last_delete_horizon_ms, *swap

@@ -103,7 +103,7 @@ class SparseIndex:
         return list(zip(self._offsets, self._positions, self._timestamps, strict=True))
 
     def encode(self, base_offset: int, end_offset: int, covered_bytes: int) -> bytes:
-        """Return the bytes of the index file of a segment (docs/FILE_FORMAT.md).
+        """Return the bytes of the index file of a segment (docs/internals/file-format.md).
 
         The index describes the first `covered_bytes` of the segment, which end at `end_offset`."""
         count = len(self._offsets)

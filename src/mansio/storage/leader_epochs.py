@@ -96,7 +96,7 @@ class LeaderEpochCache:
             del self._starts[0], self._epochs[0]
 
     def encode(self) -> bytes:
-        """Return the bytes of the epochs file (docs/FILE_FORMAT.md)."""
+        """Return the bytes of the epochs file (docs/internals/file-format.md)."""
         return encode_checksummed(
             EPOCHS_MAGIC, EPOCHS_VERSION, b"".join(_ENTRY.pack(*entry) for entry in self.entries())
         )

@@ -50,7 +50,7 @@ def closed_segment_timestamps(segments: Sequence[Segment], end_offset: int) -> t
 
 
 def encode_segment_timestamps(timestamps: Iterable[SegmentTimestamp]) -> bytes:
-    """Return the bytes of the timestamps file (docs/FILE_FORMAT.md)."""
+    """Return the bytes of the timestamps file (docs/internals/file-format.md)."""
     return encode_checksummed(
         TIMESTAMPS_MAGIC, TIMESTAMPS_VERSION, b"".join(_ENTRY.pack(*entry) for entry in timestamps)
     )

@@ -60,7 +60,7 @@ class TestBroker:
     >>> with mansio.testing.TestBroker() as broker:
     ...     producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
 
-    Keywords are settings of the broker (`num_partitions=3`), see docs/CONFIGURATION.md. Topics are created on first use
+    Keywords are settings of the broker (`num_partitions=3`), see the page Configuration. Topics are created on first use
     and consumer groups start without delay, unless the settings say otherwise.
     """
 

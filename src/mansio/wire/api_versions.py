@@ -1,7 +1,7 @@
 """Table of the supported APIs and versions, and the reasons why others are not supported.
 
 The ApiVersions response, the request router, the client's choice of versions, the codecs, the fuzz tests and
-docs/COMPATIBILITY.md are derived from this table. A version is listed only when it is implemented and tested.
+docs/reference/compatibility.md are derived from this table. A version is listed only when it is implemented and tested.
 
 Invariant: the table is constant; a handler is named by a string (`module.function` under the broker's handlers), so
 that this module has no imports of the project.
@@ -113,7 +113,7 @@ BROKER_ITEMS_MAX: Final = 100_000
 
 
 class Api(NamedTuple):
-    """One supported API: its versions, its handler, and remarks for docs/COMPATIBILITY.md."""
+    """One supported API: its versions, its handler, and remarks for docs/reference/compatibility.md."""
 
     key: ApiKey
     min_version: int
@@ -295,7 +295,7 @@ _ROWS: Final = (
         1,
         "configs.incremental_alter_configs",
         note="Topics, groups, brokers, and with the empty name all brokers; of brokers the settings that are dynamic "
-        f"in [CONFIGURATION.md](CONFIGURATION.md). No log levels of single loggers. {_BOUNDED}",
+        f"in [Configuration](configuration.md). No log levels of single loggers. {_BOUNDED}",
     ),
     Api(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,

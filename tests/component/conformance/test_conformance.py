@@ -1,6 +1,6 @@
 """One behaviour behind every protocol: each scenario, played by a client of each protocol, has the same result.
 
-`docs/PROTOCOLS.md` has the table, with what a protocol cannot express.
+`docs/reference/protocols.md` has the table, with what a protocol cannot express.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def test_every_protocol_has_the_same_behaviour(
 
 
 def test_the_document_has_the_scenarios_and_what_each_protocol_cannot_express() -> None:
-    text = (ROOT / "docs" / "PROTOCOLS.md").read_text()
-    assert table() in text, f"docs/PROTOCOLS.md should have:\n{table()}"
+    text = (ROOT / "docs/reference/protocols.md").read_text()
+    assert table() in text, f"docs/reference/protocols.md should have:\n{table()}"
 
 
 def table() -> str:

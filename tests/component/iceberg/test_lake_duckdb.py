@@ -1,5 +1,5 @@
 """An archive opened by DuckDB, with its Iceberg extension from the package index: the printed line, and the examples of
-docs/LAKE_ENGINES.md."""
+docs/how-to/lake-engines.md."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_examples_of_the_document_read_an_archive(
     monkeypatch.setattr(duckdb, "sql", connection.sql)
     installed: list[str] = []
     monkeypatch.setattr(duckdb, "install_extension", installed.append)
-    found = examples("docs/LAKE_ENGINES.md")
+    found = examples("docs/how-to/lake-engines.md")
     assert list(found) == ["pyiceberg", "duckdb", "duckdb-packages", "duckdb-arrow"]
     namespace: dict[str, Any] = {}
     for name, example in found.items():

@@ -59,7 +59,7 @@ def test_spark_line_names_catalog_namespace_and_table(table: Table) -> None:
     assert f"spark.sql.catalog.mansio.uri=jdbc:sqlite:{lake.removeprefix('file://')}/catalog.db" in words
     assert f"spark.sql.catalog.mansio.warehouse={lake}" in words
     assert words[-1] == f"SELECT * FROM `mansio`.`mansio`.`{table.name()[1]}` LIMIT {SHOWN_ROWS}"
-    assert SPARK_RUNTIME_PACKAGE in (ROOT / "docs" / "LAKE_ENGINES.md").read_text()
+    assert SPARK_RUNTIME_PACKAGE in (ROOT / "docs/how-to/lake-engines.md").read_text()
 
 
 def test_lines_of_a_rest_catalog_have_no_credentials(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

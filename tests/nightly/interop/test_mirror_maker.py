@@ -1,6 +1,6 @@
 """MirrorMaker 2 of Kafka 4 between two Mansio brokers: records, settings and group offsets arrive, also after a kill.
 
-Nightly: needs Java and Maven. The configuration is that of docs/COMPATIBILITY.md, with short intervals.
+Nightly: needs Java and Maven. The configuration is that of docs/reference/compatibility.md, with short intervals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defects of one line in the cluster rules of CLUSTER.md that the simulator has to find.
+"""Defects of one line in the cluster rules of docs/how-to/cluster.md that the simulator has to find.
 
 `python -m nightly.planted.simulated_defects [NAME ...] --seeds 0:500`, with `src` and `tests` on PYTHONPATH, prints the
 seed that finds each.

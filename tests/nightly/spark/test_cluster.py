@@ -1,4 +1,4 @@
-"""A standalone cluster over a night: random kills, the commands of docs/SPARK_CLUSTER.md, and a packed environment."""
+"""A standalone cluster over a night: random kills, the commands of docs/how-to/spark-cluster.md, and packed Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.spark
 
 KILLS = int(os.environ.get("MANSIO_NIGHTLY_PIPELINE_KILLS", "20"))
 TIMEOUT_S = 7_200
-DOCUMENT = "docs/SPARK_CLUSTER.md"
+DOCUMENT = "docs/how-to/spark-cluster.md"
 COMMANDS_S = 900.0
 FLIGHTS = 4
 

@@ -1,4 +1,4 @@
-"""Results of the last recorded runs in `results.json`, from which docs/COMPATIBILITY.md is generated."""
+"""Results of the last recorded runs in `results.json`, from which docs/reference/compatibility.md is generated."""
 
 from __future__ import annotations
 

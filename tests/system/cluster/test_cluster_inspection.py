@@ -114,7 +114,7 @@ def alone_as_reported(one: Cluster, node_id: int) -> tuple[set[str], int]:
 def test_every_metric_of_the_document_is_shown_by_a_broker_of_a_cluster(one: Cluster) -> None:
     """But for those of an etcd member that the broker looks after itself: it has none here."""
     topic = new_topic(one)
-    named = metrics_of_a_cluster((ROOT / "docs" / "OPERATIONS.md").read_text())
+    named = metrics_of_a_cluster((ROOT / "docs/how-to/operations.md").read_text())
     assert len(named) > 10
 
     def missing() -> set[str]:

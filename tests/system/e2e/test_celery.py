@@ -363,7 +363,7 @@ def test_connecting_to_no_broker_fails_in_time_with_one_line(tmp_path: Path) -> 
 
 @pytest.mark.full
 def test_the_examples_about_celery_work_in_their_order(tmp_path: Path) -> None:
-    found = examples("docs/FROM_CELERY.md")
+    found = examples("docs/how-to/from-celery.md")
     assert [name for name in found if not name.startswith("sqs-")] == [
         "shop",
         "worker",

@@ -1,4 +1,4 @@
-"""Every block of docs/QUICKSTART.md does what the page states."""
+"""Every block of docs/tutorial/quickstart.md does what the page states."""
 
 from __future__ import annotations
 

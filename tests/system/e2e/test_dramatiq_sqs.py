@@ -1,4 +1,4 @@
-"""Dramatiq with its published broker for SQS: the limits that docs/FRAMEWORKS.md lists."""
+"""Dramatiq with its published broker for SQS: the limits that docs/how-to/frameworks.md lists."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
-    found = examples("docs/DELAYS.md")
+    found = examples("docs/how-to/delays.md")
     *programs, test = found
     assert programs == ["python", "shell", "confluent", "kafka-python", "commands", "admin"]
     for name in programs:
@@ -195,7 +195,7 @@ def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: P
 
 @pytest.mark.full
 def test_the_examples_about_deduplication_work_in_their_order(bench: Bench) -> None:
-    found = examples("docs/DEDUPLICATION.md")
+    found = examples("docs/how-to/deduplication.md")
     assert [*found] == ["python", "confluent", "shell"]
     for name, words in {"python": "3 payments\n", "confluent": "", "shell": "invoice 4711"}.items():
         outcome = bench.run(found[name])
@@ -211,7 +211,7 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
         "confluent": "alarm was the first of 11\n",
         "shell": "invoice\nnewsletter\n",
     }
-    found = examples("docs/PRIORITIES.md")
+    found = examples("docs/how-to/priorities.md")
     assert list(found) == list(expected)
     for name, words in expected.items():
         outcome = bench.run(found[name])
@@ -229,7 +229,7 @@ def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
         "delay": '"changed":["0:',
         "python": "2 apples 0\n",
     }
-    found = examples("docs/HTTP.md")
+    found = examples("docs/reference/http.md")
     assert list(found) == list(expected)
     for name, words in expected.items():
         outcome = bench.run(found[name])
@@ -244,7 +244,7 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
         "shell": "resize 1.png\n",
         "fifo": "['10', '20']\n",
     }
-    found = examples("docs/SQS.md")
+    found = examples("docs/reference/sqs.md")
     assert list(found) == ["serve", *expected]
     for name, words in expected.items():
         outcome = bench.run(found[name])
@@ -254,8 +254,8 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
 
 @pytest.mark.full
 def test_the_example_about_transactions_works(tmp_path: Path) -> None:
-    with started(tmp_path, "docs/TRANSACTIONS.md") as bench:
-        found = examples("docs/TRANSACTIONS.md")
+    with started(tmp_path, "docs/how-to/transactions.md") as bench:
+        found = examples("docs/how-to/transactions.md")
         expected = {
             "read-process-write": "billed 3\n",
             "client": "audited 5 EUR\n",
@@ -269,7 +269,7 @@ def test_the_example_about_transactions_works(tmp_path: Path) -> None:
 
 
 def test_the_example_about_grpc_works(bench: Bench) -> None:
-    found = examples("docs/GRPC.md")
+    found = examples("docs/reference/grpc.md")
     outcome = bench.run(found["python"])
     assert outcome.code == 0, outcome.output
     assert outcome.output == "b'0 apples'\nb'1 apples'\nb'2 apples'\n"
@@ -277,7 +277,7 @@ def test_the_example_about_grpc_works(bench: Bench) -> None:
 
 @pytest.mark.full
 def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
-    found = examples("docs/SCHEDULES.md")
+    found = examples("docs/how-to/schedules.md")
     assert [*found] == ["shell", "python", "fixture"]
     for name, words in {"shell": "0 9 * * mon-fri Europe/Berlin", "python": "b'1' b'pulse'\n"}.items():
         outcome = bench.run(found[name])
@@ -290,7 +290,7 @@ def test_the_examples_about_schedules_work_in_their_order(bench: Bench, tmp_path
 
 @pytest.mark.full
 def test_the_examples_about_task_frameworks_work_in_their_order(bench: Bench) -> None:
-    found = examples("docs/FRAMEWORKS.md")
+    found = examples("docs/how-to/frameworks.md")
     taskiq = ["taskiq", "taskiq-worker", "taskiq-publish"]
     dramatiq = ["dramatiq", "dramatiq-worker", "dramatiq-publish", "dramatiq-commands"]
     assert list(found) == ["faststream", *taskiq, *dramatiq]
@@ -313,14 +313,16 @@ def test_the_examples_about_task_frameworks_work_in_their_order(bench: Bench) ->
 
 @pytest.mark.full
 def test_the_example_about_faststream_passes(tmp_path: Path) -> None:
-    (tmp_path / "test_orders.py").write_text(examples("docs/FRAMEWORKS.md")["faststream"].code)
+    (tmp_path / "test_orders.py").write_text(examples("docs/how-to/frameworks.md")["faststream"].code)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=scaled(EXAMPLE_DEADLINE_S))
 
 
 @pytest.mark.full
 def test_the_examples_about_celery_over_sqs_work_in_their_order(bench: Bench) -> None:
-    found = {name: it for name, it in examples("docs/FROM_CELERY.md").items() if name.startswith("sqs-")}
+    found = {
+        name: it for name, it in examples("docs/how-to/from-celery.md").items() if name.startswith("sqs-")
+    }
     assert list(found) == ["sqs-shop", "sqs-worker", "sqs-publish"]
     (bench.directory / "billing.py").write_text(found["sqs-shop"].code)
     with bench.working(found["sqs-worker"]) as log:
@@ -364,7 +366,7 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "confluent-by-key": "True\n",
         "run": "packed b'bob'\n",
     }
-    found = examples("docs/DELIVERY.md")
+    found = examples("docs/reference/delivery.md")
     assert list(found) == list(expected)
     for name, words in expected.items():
         outcome = bench.run(found[name])

@@ -179,7 +179,7 @@ def test_no_record_and_no_secret_is_in_the_log_at_any_level(tmp_path: Path) -> N
 
 # The document
 
-DOCUMENT = (ROOT / "docs/OPERATIONS.md").read_text()
+DOCUMENT = (ROOT / "docs/how-to/operations.md").read_text()
 EXAMPLES = dict(
     re.findall(r"^<!-- example: (\S+) -->\n```sh\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
 )

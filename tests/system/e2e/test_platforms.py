@@ -1,6 +1,6 @@
 """Branches for macOS and Windows, on Linux: the calls that those systems lack are removed (`support.other_platform`).
 
-The kernels, file systems and event loops of those systems are not tested here (docs/PLATFORMS.md)."""
+The kernels, file systems and event loops of those systems are not tested here (docs/reference/platforms.md)."""
 
 from __future__ import annotations
 

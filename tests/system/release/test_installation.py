@@ -43,13 +43,13 @@ def test_wheel_serves_publishes_and_receives_outside_the_repository(
 
 @pytest.mark.full
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("page", ["README.md", "docs/QUICKSTART.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial/quickstart.md"])
 def test_the_install_lines_for_a_package_index_find_the_distribution_by_name(
     tmp_path: Path, distributions: Distributions, page: str
 ) -> None:
     """A folder of wheels stands for the index; the dependencies are those of the test run."""
     copy = tmp_path / page
-    copy.parent.mkdir(exist_ok=True)
+    copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text((ROOT / page).read_text())
     (tmp_path / "docs").mkdir(exist_ok=True)
     if page != "README.md":

@@ -1,4 +1,4 @@
-"""The example of docs/AVRO_TO_ICEBERG.md, as a user types it into a shell: only the ports are others."""
+"""The example of docs/how-to/avro-to-iceberg.md, as a user types it into a shell: only the ports are others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERS = 80_000
 
 
 def test_example_from_avro_to_iceberg_survives_its_kill_and_has_each_order_once(tmp_path: Path) -> None:
-    found = examples("docs/AVRO_TO_ICEBERG.md")
+    found = examples("docs/how-to/avro-to-iceberg.md")
     assert list(found) == ["start", "run", "kill", "continue", "check", "stop"]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "check.py").write_text(found["check"].code)

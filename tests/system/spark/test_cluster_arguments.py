@@ -1,4 +1,4 @@
-"""Commands of docs/SPARK_CLUSTER.md for YARN and Kubernetes, parsed by Spark itself; the entry point of the image."""
+"""Commands of docs/how-to/spark-cluster.md for YARN and Kubernetes, parsed by Spark; the entry point of the image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEADLINE_S = 60.0
-DOCUMENT = "docs/SPARK_CLUSTER.md"
+DOCUMENT = "docs/how-to/spark-cluster.md"
 ENTRY_POINT = ROOT / "deploy" / "container" / "spark_entrypoint.sh"
 
 

@@ -1,4 +1,4 @@
-"""Erasure of one key as docs/PIPELINES.md describes it: from the log, the dead letters, the archive and its tables.
+"""Erasure of one key as docs/how-to/pipelines.md describes it: from the log, the dead letters, archive and tables.
 
 The bytes of all files of the broker and of the warehouse are searched for the value, which is random, so that it is
 found in compressed files too, and the keys of all Parquet files for the key.

@@ -1,4 +1,4 @@
-"""The examples of docs/PIPELINES.md, run as they stand and in their order, and the README's one with Spark.
+"""The examples of docs/how-to/pipelines.md, run as they stand and in their order, and the README's one with Spark.
 
 Commands run in this process, where the session of these tests is found and used: a session for each would cost half a
 minute. Only the address of the broker is another one, and the way to the warehouse: Spark's own processes were started
@@ -114,7 +114,7 @@ def test_the_examples_of_the_document_work_in_their_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", broker_process.bootstrap_servers)
-    found = examples("docs/PIPELINES.md")
+    found = examples("docs/how-to/pipelines.md")
     assert list(found) == list(EXPECTED)
     for name, (language, code) in found.items():
         code = code.replace(BOOTSTRAP, broker_process.bootstrap_servers)

@@ -84,7 +84,11 @@ def test_a_hook_of_pre_commit_refuses_a_file_that_lint_would_refuse(tmp_path: Pa
 def test_pages_for_contributors_name_targets_of_the_makefile() -> None:
     (names,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     targets = set(names.replace("\\\n", "").split())
-    pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs/RELEASING.md", *(ROOT / ".github").rglob("*.md")]
+    pages = [
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "docs/internals/releasing.md",
+        *(ROOT / ".github").rglob("*.md"),
+    ]
     for page in pages:
         assert set(MAKE_TARGET.findall(page.read_text())) <= targets, page
 

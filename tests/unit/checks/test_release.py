@@ -27,8 +27,8 @@ FILES = {
     "src/mansio/version.py": '__version__ = "1.2.0"\n',
     "tools/owner.toml": OWNER,
     "CHANGELOG.md": "# Changelog\n\n## Unreleased\n\n## 1.2.0 - 2030-01-31\n\n* More.\n",
-    "docs/RELEASING.md": "| Mansio | writes |\n|---|---|\n| 1.2.0 | 3 |\n",
-    "docs/PERFORMANCE.md": "Figures of 1.2.0.\n",
+    "docs/internals/releasing.md": "| Mansio | writes |\n|---|---|\n| 1.2.0 | 3 |\n",
+    "docs/reference/performance.md": "Figures of 1.2.0.\n",
     "README.md": "`pip install 'mansio-mq'`\n",
     "NOTICE": "Required:\n  one   MIT\n  two   MIT\n",
     "pyproject.toml": '[project]\nname = "mansio-mq"\ndependencies = ["one>=1"]\n'
@@ -134,9 +134,15 @@ MISSING: dict[str, tuple[Callable[[Checkout], None], str]] = {
         lambda one: one.replace("CHANGELOG.md", "Unreleased\n", "Unreleased\n\n* Less.\n"),
         "no empty section `## Unreleased`",
     ),
-    "formats": (lambda one: one.replace("docs/RELEASING.md", "| 1.2.0", "| 1.1.0"), "has no row of 1.2.0"),
+    "formats": (
+        lambda one: one.replace("docs/internals/releasing.md", "| 1.2.0", "| 1.1.0"),
+        "has no row of 1.2.0",
+    ),
     "licence": (lambda one: one.replace("NOTICE", "two", "three"), "NOTICE does not list two"),
-    "figures": (lambda one: one.replace("docs/PERFORMANCE.md", "1.2.0", "1.2.01"), "does not name 1.2.0"),
+    "figures": (
+        lambda one: one.replace("docs/reference/performance.md", "1.2.0", "1.2.01"),
+        "does not name 1.2.0",
+    ),
     "install lines": (
         lambda one: one.replace("README.md", "'mansio-mq'", "dist/mansio_mq-*.whl"),
         "README.md:1: the wheel in dist/",

@@ -114,7 +114,7 @@ def test_invalid_cluster_settings_are_one_line_that_begins_with_the_setting(
 
 
 def test_cluster_document_names_only_existing_settings_and_flags() -> None:
-    document = (Path(__file__).parents[3] / "docs/CLUSTER.md").read_text()
+    document = (Path(__file__).parents[3] / "docs/how-to/cluster.md").read_text()
     settings = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", document))
     assert len(settings) > 10
     log_events = {

@@ -101,7 +101,7 @@ def test_workers_with_the_same_problem_share_a_line() -> None:
     old = replace(WORKER, python="3.9.2")
     assert lines(*(replace(old, host=f"w{number}") for number in range(5)), WORKER) == [
         "5 workers (w0, w1, w2, ...): /opt/python is Python 3.9.2, and the driver has 3.11.2. Set PYSPARK_PYTHON to a"
-        " Python 3.11 with mansio that exists there (docs/SPARK_CLUSTER.md)"
+        " Python 3.11 with mansio that exists there (docs/how-to/spark-cluster.md)"
     ]
     assert describe_hosts(["a", "a"]) == "2 workers (a)", "two executors of one machine"
 

@@ -1,4 +1,4 @@
-"""The bytes on disk are those of docs/FILE_FORMAT.md, version 1, and stay compatible with every released version.
+"""The bytes on disk are those of docs/internals/file-format.md, version 1, and stay compatible with released versions.
 
 `MANSIO_WRITE_GOLDEN=1` rewrites the golden files; that is a change of format and needs a new version number.
 """

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_compatibility_document_matches_the_table() -> None:
-    assert (ROOT / "docs/COMPATIBILITY.md").read_text(encoding="utf-8") == render()
+    assert (ROOT / "docs/reference/compatibility.md").read_text(encoding="utf-8") == render()
 
 
 def test_every_api_has_its_row_and_kafkas_name() -> None:

@@ -6,7 +6,7 @@ is read, and a directory with a higher number is refused unchanged.
 
 Invariants:
 * A new directory has `FIRST_DATA_FORMAT`. The number is increased, durably, before the first thing is written that an
-  older Mansio could not use (docs/RELEASING.md), so a directory without such a thing remains readable by it.
+  older Mansio could not use (docs/internals/releasing.md), so a directory without such a thing remains readable by it.
 * The number is never decreased.
 """
 

@@ -57,7 +57,7 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """A problem or warning of a broker. `reason`: a name listed in docs/OPERATIONS.md; `detail`: text for operators;
+    """A problem or warning of a broker. `reason`: a name of the page Running Mansio; `detail`: text for operators;
     `topic` and `partition`: None unless it concerns one partition."""
 
     reason: str

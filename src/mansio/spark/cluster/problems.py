@@ -17,7 +17,7 @@ from mansio.errors import MansioError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-DOCUMENT: Final = "docs/SPARK_CLUSTER.md"
+DOCUMENT: Final = "docs/how-to/spark-cluster.md"
 HOSTS_SHOWN_MAX: Final = 3
 MARKER_PREFIX: Final = ".mansio-check-"
 """Beginning of the names of files that the check creates."""

@@ -41,7 +41,7 @@ Invariants:
   over ARCHIVING records.
 
 Source: KIP-932, KIP-1206 (record limit), KIP-1222 (renewal), KIP-1191 (dead letters). Differences from Kafka:
-docs/DELIVERY.md.
+docs/reference/delivery.md.
 """
 
 from __future__ import annotations

@@ -664,8 +664,8 @@ class DescribeHealthRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthProblem(_Flexible):
-    """A problem or warning. `reason`: one of docs/OPERATIONS.md; `topic` None and `partition_index` -1 if it does not
-    concern one partition."""
+    """A problem or warning. `reason`: one of those in docs/how-to/operations.md; `topic` None and `partition_index` -1 if it does
+    not concern one partition."""
 
     reason: str = field(metadata=_TEXT)
     detail: str = field(metadata=_TEXT)

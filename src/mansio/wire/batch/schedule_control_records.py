@@ -1,4 +1,4 @@
-"""Control batches by which a partition's log stores recurring schedules (docs/FILE_FORMAT.md).
+"""Control batches by which a partition's log stores recurring schedules (docs/internals/file-format.md).
 
 The value of the record is one of:
 

@@ -1,5 +1,5 @@
-"""Control batches by which a partition's log stores the ids of records (docs/FILE_FORMAT.md). The value of the first
-record is one of:
+"""Control batches by which a partition's log stores ids of records (docs/internals/file-format.md). The value of the
+first record is one of:
 
     IDS        the ids of the records in the next batch of the log, and when the leader accepted them. Valid only if
                that batch follows directly and has the CRC named here, so that ids and records are stored together or

@@ -1,4 +1,4 @@
-"""Control batches by which a partition's log stores delayed records (docs/FILE_FORMAT.md).
+"""Control batches by which a partition's log stores delayed records (docs/internals/file-format.md).
 
 Kafka's clients skip control batches whose type they do not know, and replication, recovery and truncation treat them
 like any other batch. The value of the first record of a batch is one of:
