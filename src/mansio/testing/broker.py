@@ -60,8 +60,8 @@ class TestBroker:
     >>> with mansio.testing.TestBroker() as broker:
     ...     producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
 
-    Keywords are settings of the broker (`num_partitions=3`), see the page Configuration. Topics are created on first use
-    and consumer groups start without delay, unless the settings say otherwise.
+    Keywords are settings of the broker (`num_partitions=3`), see the page Configuration. Topics are created on first
+    use and consumer groups start without delay, unless the settings say otherwise.
     """
 
     __test__ = False

@@ -664,7 +664,7 @@ class DescribeHealthRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthProblem(_Flexible):
-    """A problem or warning. `reason`: one of those in docs/how-to/operations.md; `topic` None and `partition_index` -1 if it does
+    """A problem or warning. `reason`: see docs/how-to/operations.md; `topic` None and `partition_index` -1 if it does
     not concern one partition."""
 
     reason: str = field(metadata=_TEXT)
