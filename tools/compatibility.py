@@ -113,9 +113,9 @@ sync.group.offsets.enabled = true
 _TRANSACTIONS: Final = """
 ## Transactions
 
-What [transactions](../how-to/transactions.md) were tested with. "v1" and "v2" are the transaction versions of KIP-890:
-in v2 the broker adds partitions and groups to a transaction, and each transaction has an epoch of its own. The first three
-are in `tests/system/interop`, the others in `tests/nightly`.
+What [transactions](../how-to/transactions.md) were tested with. "v1" and "v2" are the transaction versions of
+KIP-890: in v2 the broker adds partitions and groups to a transaction, and each transaction has an epoch of its own.
+The first three are in `tests/system/interop`, the others in `tests/nightly`.
 
 | client | version | tested |
 |---|---|---|
