@@ -1,16 +1,17 @@
-"""docs/reference/api.md: the reference of the public Python modules, made from their signatures and docstrings."""
+"""docs/reference/api/: the reference of the public Python modules, made from their signatures and docstrings."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tools import public_api
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LINE_LENGTH = 110
 BLOCKING = "mansio.blocking"
@@ -19,14 +20,14 @@ PREFACE = """\
 # Python API
 
 The public modules are `mansio`, `mansio.blocking`, `mansio.errors`, `mansio.spark`, `mansio.spark.functions` and
-`mansio.testing`, with the names on this page.
+`mansio.testing`, with the names below.
 **Everything else is private**, also where its name has no underscore, and may change in any release: other modules,
 other names, constructors that are not shown (the objects come from methods), and fields that a later version adds.
 
 All of it has type annotations. Times are in milliseconds where a name ends in `_ms`, sizes in bytes where it ends in
-`_bytes_max`. Errors are subclasses of [`MansioError`](#errors).
+`_bytes_max`. Errors are subclasses of [`MansioError`](errors.md#errors).
 
-This page is generated from the modules by `make format`.
+These pages are generated from the modules by `make format`.
 """
 ERRORS = """\
 `except errors.Unavailable` catches what a retry can change, `except errors.RequestError` what it cannot. *Code* is
@@ -35,30 +36,43 @@ same request may succeed later. `str(error)` is one line.
 """
 
 
-def reference() -> str:
-    """The whole page."""
-    parts = [PREFACE, _contents()]
-    for module_name in public_api.MODULES:
-        parts.append(f"## `{module_name}`\n")
-        if module_name == "mansio.errors":
-            parts += [ERRORS, *_errors(), *_entries(module_name)]
-        elif module_name == BLOCKING:
-            parts += [_text(importlib.import_module(module_name).__doc__), *_blocking_entries()]
-        else:
-            parts += [_text(importlib.import_module(module_name).__doc__), *_entries(module_name)]
+def pages() -> dict[str, Callable[[], str]]:
+    """File name -> what makes its content: a page for each public module, and `index.md` with all names."""
+    modules = {_page(module_name): partial(_module, module_name) for module_name in public_api.MODULES}
+    return {"index.md": lambda: f"{PREFACE}\n{_contents()}", **modules}
+
+
+def _module(module_name: str) -> str:
+    parts = [f"# `{module_name}`\n"]
+    if module_name == "mansio.errors":
+        parts += [ERRORS, *_errors(), *_entries(module_name)]
+    else:
+        entries = _blocking_entries() if module_name == BLOCKING else _entries(module_name)
+        parts += [_text(importlib.import_module(module_name).__doc__), *entries]
     return "\n".join(parts)
+
+
+def _page(module_name: str) -> str:
+    return module_name.removeprefix("mansio.").replace(".", "-") + ".md"
+
+
+def _link(module_name: str, name: str) -> str:
+    """The address of an entry, from another page of the reference."""
+    anchor = re.sub(r"[^a-z0-9_]", "", _heading(module_name, name).lower())
+    return f"{_page(module_name)}#{anchor}"
 
 
 def _contents() -> str:
     lines = []
     for module_name in public_api.MODULES:
         names = [
-            f"[`{name}`](#{_anchor(module_name, name)})"
+            f"[`{name}`]({_link(module_name, name)})"
             for name, value in public_api.public_objects(module_name).items()
             if not public_api.is_error(value)
         ]
-        links = ", ".join(["[errors](#errors)", *names] if module_name == "mansio.errors" else names)
-        lines.append(f"* `{module_name}`: {links}")
+        if module_name == "mansio.errors":
+            names.insert(0, f"[errors]({_page(module_name)}#errors)")
+        lines.append(f"* [`{module_name}`]({_page(module_name)}): {', '.join(names)}")
     return "\n".join(lines) + "\n"
 
 
@@ -66,15 +80,11 @@ def _heading(module_name: str, name: str) -> str:
     return f"{module_name}.{name}"
 
 
-def _anchor(module_name: str, name: str) -> str:
-    return re.sub(r"[^a-z0-9_]", "", _heading(module_name, name).lower())
-
-
 def _entries(module_name: str) -> Iterator[str]:
     for name, value in public_api.public_objects(module_name).items():
         if public_api.is_error(value):
             continue
-        yield f"### {_heading(module_name, name)}\n"
+        yield f"## {_heading(module_name, name)}\n"
         if inspect.isclass(value):
             yield from _class(name, value)
         elif inspect.isfunction(value):
@@ -87,7 +97,7 @@ def _entries(module_name: str) -> Iterator[str]:
             yield _text(public_api.constant_docstring(module, own_name))
     errors = [kind for kind in public_api.public_objects(module_name).values() if public_api.is_error(kind)]
     if errors and module_name not in {"mansio", "mansio.errors"}:
-        yield f"### Errors of {module_name}\n"
+        yield f"## Errors of {module_name}\n"
         yield _error_table(errors)
 
 
@@ -112,7 +122,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
         yield "\n".join(f"* `{member.declaration}`: {_joined(member.docstring)}" for member in values) + "\n"
     for member in members:
         if member.kind == "method":
-            yield f"#### `{name}.{member.name}`\n"
+            yield f"### `{name}.{member.name}`\n"
             yield _code([member.declaration])
             yield _text(member.docstring)
 
@@ -123,8 +133,8 @@ def _blocking_entries() -> Iterator[str]:
     for name, value in public_api.public_objects(BLOCKING).items():
         if public_api.is_error(value):
             continue
-        yield f"### {_heading(BLOCKING, name)}\n"
-        link = f"[`mansio.{name}`](#{_anchor('mansio', name)})"
+        yield f"## {_heading(BLOCKING, name)}\n"
+        link = f"[`mansio.{name}`]({_link('mansio', name)})"
         if inspect.isclass(value):
             yield f"{_joined(inspect.getdoc(value))} The asyncio class, with descriptions: {link}.\n"
             inherited = {member.name for member in public_api.members(counterparts["Message"])}
@@ -153,7 +163,7 @@ def _blocking_entries() -> Iterator[str]:
 
 
 def _errors() -> Iterator[str]:
-    yield "### Errors\n"
+    yield "## Errors\n"
     objects = public_api.public_objects("mansio.errors")
     yield _error_table([kind for kind in objects.values() if public_api.is_error(kind)])
 

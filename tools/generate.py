@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import compatibility, coverage_figure, features, file_map, owner, share_states
+from tools import api_reference, compatibility, coverage_figure, features, file_map, owner, share_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,12 +61,6 @@ def _blocking_stub() -> str:
     return blocking_stub.stub()
 
 
-def _python_api() -> str:
-    from tools import api_reference
-
-    return api_reference.reference()
-
-
 def _settings(make: str) -> Callable[[], str]:
     def content() -> str:
         from mansio.config import reference
@@ -91,9 +85,8 @@ def documents() -> dict[str, Callable[[], str]]:
         "src/mansio/blocking.pyi": _blocking_stub,
     }
     if all(importlib.util.find_spec(name) for name in ("pyspark", "pyiceberg")):
-        found["docs/reference/api.md"] = (
-            _python_api  # describes `mansio.spark` too, whose packages `make quick` does not need
-        )
+        # They describe `mansio.spark` too, whose packages `make quick` does not need.
+        found |= {f"docs/reference/api/{name}": make for name, make in api_reference.pages().items()}
     return found
 
 

@@ -1,6 +1,6 @@
 """The public Python API, read from the modules: names, signatures, members and docstrings.
 
-`api_reference` writes docs/reference/api.md from it, `blocking_stub` the types of `mansio.blocking`. A test compares it
+`api_reference` writes docs/reference/api from it, `blocking_stub` the types of `mansio.blocking`. A test compares it
 with tests/golden/public_api.txt, which is written by `python -m tools.public_api > tests/golden/public_api.txt`.
 """
 
