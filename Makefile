@@ -13,7 +13,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve quick test full coverage flaky check lint format hooks dist image bench bench-peers bench-spark nightly clean \
+.PHONY: help setup demo serve quick test full coverage flaky check lint format hooks docs dist image bench bench-peers bench-spark nightly clean \
 	nightly-flaky nightly-tests nightly-simulated nightly-spark nightly-spark-versions nightly-soak nightly-suites nightly-pythons \
 	nightly-peers
 
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
 	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-flaky, -tests, -simulated, -spark, -spark-versions, -soak, -suites, -pythons, -peers"
+	@echo "make docs      the documentation site on 127.0.0.1:8000; ARGS='--port 0': a free port; ARGS=build: .site/html only"
 	@echo "make dist      the wheel and the source distribution of this version, in dist/"
 	@echo "make image     container images of this version, in dist/ (Debian; ten minutes); ARGS='--flavour broker --architecture amd64'"
 	@echo "make setup     what the others do first: .venv and .tools"
@@ -81,6 +82,14 @@ $(VENV)/.spark-classes: $(VENV)/.spark $(VENV)/.dev tests/support/spark_classes.
 		|| echo "That failed ($(VENV)/.spark-classes.log): the tests take longer"
 	@touch $@
 
+# All that `make docs` needs.
+$(VENV)/.docs: pyproject.toml constraints.txt tools/find_python.sh
+	@test -x $(BIN)/python || { python=$$(sh tools/find_python.sh) && "$$python" -m venv $(VENV); }
+	@echo "Installing the site generator into $(VENV)"
+	@$(INSTALL) --upgrade pip
+	@$(INSTALL) --group docs
+	@touch $@
+
 # Other engines that read archives (43 MB). A machine without wheels for it goes without, and the tests are skipped.
 $(VENV)/.engines: $(VENV)/.dev
 	@$(INSTALL) --only-binary :all: --group engines || echo "No DuckDB for this Python: its tests are skipped"
@@ -121,7 +130,8 @@ LINT := failed=0; \
 	$(BIN)/ruff format --check --output-format concise . || failed=1; \
 	$(BIN)/lint-imports >$(VENV)/.lint-imports 2>&1 || { cat $(VENV)/.lint-imports; failed=1; }; \
 	$(BIN)/python -m tools.structure || failed=1; \
-	$(BIN)/python -m tools.generate --check || failed=1
+	$(BIN)/python -m tools.generate --check || failed=1; \
+	$(BIN)/python -m tools.document_checks || failed=1
 
 lint: $(VENV)/.dev
 	@$(LINT); exit $$failed
@@ -133,6 +143,9 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
+
+docs: $(VENV)/.docs
+	@$(BIN)/python -m tools.docs_site $(ARGS)
 
 # Git runs tools/hooks/commit-msg before each commit of this clone.
 hooks:
@@ -181,7 +194,7 @@ test: setup
 	$(END_RUN) end --checks=$$failed $(OUTCOMES)-tests:$$tests $(OUTCOMES)-spark:$$sparks
 
 # The Spark tests run after the others: all of them together would slow both down.
-full: setup $(VENV)/.engines .tools/.image
+full: setup $(VENV)/.engines $(VENV)/.docs .tools/.image
 	@rm -f $(OUTCOMES)-*; failed=0; tests=0; sparks=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
 	$(PYTEST) --tier full $(RECORDED)-tests $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) || tests=$$?; \

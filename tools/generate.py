@@ -6,6 +6,7 @@ Without `--check` they are written; with it, a document that differs from what t
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ def between_markers(document: str, name: str, content: str) -> str:
     if document.count(begin) != 1 or document.count(end) != 1:
         raise ValueError(f"the document needs the lines {begin} and {end}, once each")
     front, _, rest = document.partition(begin)
-    return f"{front}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
+    return f"{front}{begin}\n\n{content}\n\n{end}{rest.partition(end)[2]}"
 
 
 def _architecture() -> str:
@@ -47,6 +48,19 @@ def _security() -> str:
 
 def _contributing() -> str:
     return between_markers((ROOT / "CONTRIBUTING.md").read_text(), "coverage", coverage_figure.document())
+
+
+def _decisions() -> str:
+    """Return the list of docs/adr by the first line of each page."""
+    lines = [
+        "# Decisions\n",
+        "What was decided, with the measurements and the alternatives. Made by `make format`.\n",
+    ]
+    for page in sorted((ROOT / "docs/adr").glob("[0-9]*.md")):
+        title = page.read_text(encoding="utf-8").partition("\n")[0]
+        title = re.sub(r"^# (?:ADR )?\d+[.:] ", "", title)
+        lines.append(f"* [ADR {int(page.name[:4])}]({page.name}): {title}")
+    return "\n".join([*lines, "\nA new decision has the sections of the [template](template.md).\n"])
 
 
 def _command_line() -> str:
@@ -75,6 +89,7 @@ def documents() -> dict[str, Callable[[], str]]:
     found = {
         "CONTRIBUTING.md": _contributing,
         "SECURITY.md": _security,
+        "docs/adr/index.md": _decisions,
         "docs/internals/architecture.md": _architecture,
         "config.example.yaml": _settings("render_example"),
         "docs/reference/cli.md": _command_line,

@@ -1,4 +1,4 @@
-"""The documents: the files that they name, their links and the commands of `mansio` in them exist."""
+"""The documents: their links, paths, names and navigation, and the commands of `mansio` in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
+from tools import docs_site, document_checks, owner
 
 from mansio.cli.main import app
 from support.machine import scaled
@@ -18,31 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FOLDERS = ("", "src", "src/mansio", "tests", "docs")
-"""Folders to which paths in documents are relative, besides that of the document."""
-
-BLOCK = re.compile(r"```.*?```", re.DOTALL)
-PATH = re.compile(r"`([\w.*-]+/[\w./*-]*\.(?:py|md|sh|yaml|toml|proto|txt)|[\w.*-]+/[\w./*-]*/)`")
-LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 COMMAND = re.compile(r"(?:^\s*(?:\$ )?|`)mansio ((?:[a-z][a-z-]*(?: +|(?=`|$)))+)", re.MULTILINE)
-PLACEHOLDER = re.compile(r"[A-Z]{3,}")
-
-
-def documents() -> list[Path]:
-    top = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))
-    return [*top, *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def missing_files(page: Path, text: str) -> Iterator[str]:
-    prose = BLOCK.sub("", text)
-    for path in PATH.findall(prose):
-        if not PLACEHOLDER.search(path) and not any(
-            next(folder.glob(path), None) for folder in (page.parent, *(ROOT / name for name in FOLDERS))
-        ):
-            yield path
-    for path in LINK.findall(prose):
-        if not (page.parent / path).exists():
-            yield f"link to {path}"
 
 
 @cache
@@ -63,17 +40,95 @@ def missing_commands(text: str) -> Iterator[str]:
             command = children[word]
 
 
-def test_a_document_names_files_and_commands_that_exist() -> None:
-    for page in documents():
-        text = page.read_text()
-        assert not [*missing_files(page, text), *missing_commands(text)], page
+def test_a_document_names_commands_that_exist() -> None:
+    for page in document_checks.pages(ROOT):
+        assert not list(missing_commands(page.read_text())), page
 
 
-def test_missing_files_links_and_commands_are_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    text = "`wire/none.py`, `wire/framing.py`, [a](b.md), `mansio serve`, `mansio topc list`, `mansio topic lst`\n"
-    assert list(missing_files(page, text)) == ["wire/none.py", "link to b.md"]
+def test_missing_commands_are_found() -> None:
+    text = "`mansio serve`, `mansio topc list`, `mansio topic lst`\n"
     assert list(missing_commands(text)) == ["mansio topc list", "mansio topic lst"]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The root of a small project whose documents have no problem."""
+    files = {
+        "README.md": "[Index](docs/index.md)\n",
+        "CHANGELOG.md": "# Changelog\n",
+        "CONTRIBUTING.md": "# Contributing\n",
+        "SECURITY.md": "# Security\n",
+        "zensical.toml": "[project]\nnav = ['index.md', {First = ['tutorial/a.md', 'internals/changelog.md',"
+        " 'internals/contributing.md', 'internals/security.md']}]\n",
+        "docs/index.md": "[A](tutorial/a.md#one-two) [L](../CHANGELOG.md) [C](../CONTRIBUTING.md)"
+        " [S](../SECURITY.md)\n",
+        "docs/tutorial/a.md": "# A\n\n## One `two`\n\n* item\n    * nested\n\n```sh\n[no](link.md)\n```\n",
+        "tools/one.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert list(document_checks.problems(tmp_path)) == []
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "problem"),
+    [
+        ("docs/index.md", "[a](b.md)", "docs/index.md: the link to b.md leads to no file"),
+        ("docs/index.md", "[a](tutorial/a.md#three)", "the link to tutorial/a.md#three leads to no heading"),
+        ("docs/tutorial/a.md", "[a](#three)", "docs/tutorial/a.md: the link to #three leads to no heading"),
+        ("README.md", "`tools/two.py`", "README.md: tools/two.py does not exist"),
+        ("docs/index.md", "a\n* b", "a list needs an empty line before it"),
+        ("docs/index.md", "1. a\n   * b", "a nested list is indented by four spaces"),
+        ("docs/index.md", "* a\n\n  b", "a paragraph of a list item is indented by four spaces"),
+        ("docs/index.md", "a\n| b |\n|---|", "a table needs an empty line before it"),
+        ("docs/Reference.md", "# R", "docs/Reference.md: the name of a page has lower-case letters"),
+        ("docs/other/b.md", "# B", "docs/other: pages are in docs/index.md or in docs/ tutorial"),
+        ("docs/tutorial/b.md", "# B", "zensical.toml: tutorial/b.md is not in the navigation"),
+        ("docs/adr/0001-b.md", "# B", "adr/0001-b.md is more than 3 clicks from index.md"),
+    ],
+)
+def test_a_problem_of_the_documents_is_reported(site: Path, name: str, added: str, problem: str) -> None:
+    page = site / name
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(f"{page.read_text() if page.exists() else ''}\n{added}\n")
+    found = list(document_checks.problems(site))
+    assert any(problem in line for line in found), found
+
+
+def test_a_page_that_is_four_links_away_is_reported(site: Path) -> None:
+    adr = site / "docs/adr"
+    adr.mkdir()
+    with (site / "docs/index.md").open("a") as index:
+        index.write("[1](adr/1.md)\n")
+    for number in range(1, 5):
+        (adr / f"{number}.md").write_text(f"[next](./{number % 4 + 1}.md)\n")
+    assert list(document_checks.problems(site)) == ["adr/4.md is more than 3 clicks from index.md"]
+
+
+def test_links_of_the_site_lead_to_its_pages_or_to_the_repository(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (site / "docs/index.md").open("a") as index:
+        index.write("[code](../tools/one.py) [R](../README.md) [web](https://a.example/b)\n")
+    place = tmp_path_factory.mktemp("site")
+    docs_site.stage(site, place)
+    links = "[A](tutorial/a.md#one-two) [L](internals/changelog.md)"
+    rest = "[R](index.md) [web](https://a.example/b)\n"
+    page = (place / "pages/index.md").read_text()
+    assert page.startswith(links)
+    assert page.endswith(f"\ncode {rest}")
+    assert "[no](link.md)" in (place / "pages/tutorial/a.md").read_text()
+
+    (site / "docs/tutorial/a.md").unlink()
+    known = owner.Owner(repository="https://code.example/mansio")
+    monkeypatch.setattr(owner, "read", lambda: known)
+    docs_site.stage(site, place)
+    page = (place / "pages/index.md").read_text()
+    assert page.endswith(f"\n[code](https://code.example/mansio/blob/main/tools/one.py) {rest}")
+    assert not (place / "pages/tutorial/a.md").exists()
+    assert 'repo_url = "https://code.example/mansio"' in (place / "zensical.toml").read_text()
 
 
 @pytest.mark.parametrize(
