@@ -25,16 +25,28 @@ SUPPORTED = ["3.11", "3.12", "3.13", "3.14"]
 EXPRESSION = re.compile(r"\$\{\{ *matrix\.(\w+) *\}\}")
 NOT_IN_NIGHTLY_WORKFLOW = {"flaky", "pythons"}
 
-STUB = """#!/bin/sh
+STUB = r"""#!/bin/sh
 echo "$*" >>"$TEST_CALLS"
 case "$*" in
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    *"-m pytest "* | *"support.outcomes end"* | "-m nightly.suites"* | "-m bench.peers"*) exit "$TEST_EXIT" ;;
+    *"-m pytest "* | *"support.outcomes end"* | "-m nightly.suites"* | "-m bench.peers"* | \
+        "-m tools.docs_site"*) exit "$TEST_EXIT" ;;
 esac
 """
 FIND_PYTHON = '#!/bin/sh\n[ "$1" != 3.99 ] && echo "$TEST_PYTHON"\n'
 SPARK_VENV = '#!/bin/sh\n"$TEST_PYTHON" -m venv "$2"\n'
-MADE = [".dev", ".runtime", ".build", ".spark", ".spark-classes", ".compiled", ".engines", ".fuzz", ".peers"]
+MADE = [
+    ".dev",
+    ".runtime",
+    ".build",
+    ".spark",
+    ".spark-classes",
+    ".compiled",
+    ".docs",
+    ".engines",
+    ".fuzz",
+    ".peers",
+]
 
 
 class Command(NamedTuple):
@@ -133,9 +145,9 @@ def test_workflows_run_make_only() -> None:
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: "-".join(command.words))
-def test_a_command_of_a_workflow_runs_tests_and_fails_when_they_do(tree: Tree, command: Command) -> None:
+def test_a_command_of_a_workflow_runs_checks_and_fails_when_they_do(tree: Tree, command: Command) -> None:
     assert tree.run(command.words, tests_exit=0) == 0
-    assert re.search(r"-m (pytest|nightly\.suites|bench\.peers)", tree.calls.read_text())
+    assert re.search(r"-m (pytest|nightly\.suites|bench\.peers|tools\.docs_site)", tree.calls.read_text())
     assert tree.run(command.words, tests_exit=1) != 0
 
 
