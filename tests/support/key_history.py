@@ -8,7 +8,9 @@ happen.
 * Each record whose publication was answered is accepted by somebody.
 
 What is not known for sure is taken in the broker's favour: a member has a record from the moment at which it sees it
-until it ends the lease, or until the lease ends by its own clock.
+until it ends the lease, or until the lease ends by its own clock. A lease begins at the broker, before the member
+receives the answer: `delay_s` is how late an answer received at a time can have been, because a disk or a process stood
+still.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mansio.client import Leased
     from mansio.client.admin.shares import LeasedRange
@@ -48,7 +50,8 @@ class KeyHistory:
     """Of one group and one topic, with keys that are in one partition only. Every method raises `AssertionError` when
     it is told what may not be."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay_s: Callable[[float], float] = lambda received_s: 0.0) -> None:
+        self._delay_s = delay_s
         self.published: dict[bytes, None] = {}
         """Values whose publication was answered."""
         self.sent_accepts: set[bytes] = set()
@@ -90,7 +93,7 @@ class KeyHistory:
             self._deliveries[delivery] = {lease_ms}
             self._members[delivery] = member_id
         for message in messages:
-            until_s = now_s + (message.lease_until.timestamp() - time.time())
+            until_s = self._surely_until(message, lease_ms)
             self._holds[message.key or b""][delivery_of(message)] = Hold(name, message, until_s)
         self._numbers["delivered"] += len(messages)
 
@@ -108,9 +111,12 @@ class KeyHistory:
         self._deliveries[delivery_of(message)] = {lease_ms}
         holds = self._holds[message.key or b""]
         if (hold := holds.get(delivery_of(message))) is not None:
-            until_s = time.monotonic() + (message.lease_until.timestamp() - time.time())
-            holds[delivery_of(message)] = hold._replace(until_s=until_s)
+            holds[delivery_of(message)] = hold._replace(until_s=self._surely_until(message, lease_ms))
         self._numbers["extended"] += 1
+
+    def _surely_until(self, message: Leased, lease_ms: int) -> float:
+        until_s = time.monotonic() + (message.lease_until.timestamp() - time.time())
+        return until_s - self._delay_s(until_s - lease_ms / 1000)
 
     def give_up(self, name: str, message: Leased, *, is_accepted: bool) -> None:
         """The member is about to accept or release the record."""

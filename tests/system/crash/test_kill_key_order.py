@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -33,6 +33,7 @@ GROUP = "workers"
 PARTITIONS = 2
 KEYS = 9
 LOCK_MS = 2_000
+PRODUCER_PAUSE_S = 0.02
 SKEW_MS = 150
 """Precision of the comparison of the ages of leases with the clock of the test."""
 
@@ -53,11 +54,20 @@ class KeyedLoad:
 
     def __init__(self, client: mansio.Client, seed: int) -> None:
         self.client = client
-        self.history = KeyHistory()
+        self.history = KeyHistory(self._delay_s)
         self.is_ending = False
         self._seed = seed
         self._random = random.Random(seed)
         self._is_producing = True
+        self._published_s: deque[tuple[float, float]] = deque(maxlen=1_000)
+        """Times at which a round of publications began and was answered, the latest last."""
+        self._publishing_since_s = time.monotonic()
+
+    def _delay_s(self, received_s: float) -> float:
+        """How late an answer received at a time can have been: as late as those about durable records at that time."""
+        rounds = [*self._published_s, (self._publishing_since_s, time.monotonic())]
+        around = (end - start for start, end in rounds if start <= received_s <= end + PRODUCER_PAUSE_S * 5)
+        return max(around, default=0.0) + PRODUCER_PAUSE_S
 
     async def produce(self) -> None:
         number = 0
@@ -68,6 +78,7 @@ class KeyedLoad:
                 key = b"%d-%d" % (partition, self._random.randrange(KEYS))
                 records.append(mansio.OutgoingRecord(b"%d" % number, key=key, partition=partition))
                 number += 1
+            self._publishing_since_s = time.monotonic()
             results = await asyncio.gather(
                 *(
                     self.client.publish(TOPIC, one.value, key=one.key, partition=one.partition)
@@ -75,10 +86,11 @@ class KeyedLoad:
                 ),
                 return_exceptions=True,
             )
+            self._published_s.append((self._publishing_since_s, time.monotonic()))
             for record, result in zip(records, results, strict=True):
                 if not isinstance(result, BaseException):
                     self.history.published[record.value or b""] = None
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(PRODUCER_PAUSE_S)
 
     def stop_producing(self) -> None:
         self._is_producing = False
