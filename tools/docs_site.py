@@ -36,6 +36,8 @@ def stage(root: Path, place: Path) -> None:
     addresses = {document: address for address, document in site_pages(root).items()}
     addresses[root / "README.md"] = "index.md"
     written = set()
+    for picture in (root / "docs").rglob("*.svg"):
+        _write(place / "pages" / picture.relative_to(root / "docs"), picture.read_text(encoding="utf-8"))
     for address, document in site_pages(root).items():
         text = _with_links_of_the_site(document, address, addresses, root, known.repository)
         written.add(_write(place / "pages" / address, text))
@@ -62,6 +64,8 @@ def _with_links_of_the_site(
         if not path:
             return link[0]
         target = Path(os.path.normpath(document.parent / path))
+        if target.suffix == ".svg":
+            return link[0]
         if target in addresses:
             return f"[{text}]({os.path.relpath(addresses[target], Path(address).parent)}{anchor})"
         if repository:

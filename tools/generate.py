@@ -97,6 +97,7 @@ def documents() -> dict[str, Callable[[], str]]:
         "docs/reference/configuration.md": _settings("render_document"),
         "docs/reference/delivery.md": _delivery,
         "docs/reference/features.md": features.document,
+        f"docs/reference/{share_states.DIAGRAM}": share_states.diagram,
         "src/mansio/blocking.pyi": _blocking_stub,
     }
     if all(importlib.util.find_spec(name) for name in ("pyspark", "pyiceberg")):

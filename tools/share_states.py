@@ -1,7 +1,7 @@
 """Generated tables and diagrams of docs/reference/delivery.md: states of records, and settings of share groups.
 
-Invariant: the diagram has exactly the transitions of `TRANSITIONS`, each with its reason. A transition without a reason
-here, or a reason for a transition that is not in the table, is an error.
+Invariant: the table has exactly the transitions of `TRANSITIONS`, each with its reason. A transition without a reason
+here, or a reason for a transition that is not in the table, is an error. The diagram has the most frequent ones.
 """
 
 from __future__ import annotations
@@ -65,6 +65,49 @@ REASONS = {
 """Cause of each transition."""
 
 
+DIAGRAM = "share-states.svg"
+"""Name of the diagram, beside the page."""
+
+WIDTH, HEIGHT = 150, 40
+
+PLACES = {
+    WITHHELD: (20, 20),
+    AVAILABLE: (20, 120),
+    ACQUIRED: (360, 120),
+    ACKNOWLEDGED: (360, 20),
+    ARCHIVING: (360, 220),
+    ARCHIVED: (20, 220),
+}
+"""Left upper corner of each box."""
+
+ARROWS = (
+    (WITHHELD, AVAILABLE, "one lease duration has passed", 0),
+    (AVAILABLE, ACQUIRED, "a member fetches it", -10),
+    (ACQUIRED, AVAILABLE, "release, lease expires", 12),
+    (ACQUIRED, ACKNOWLEDGED, "accept", 0),
+    (ACQUIRED, ARCHIVING, "reject, attempts used up", 0),
+    (ARCHIVING, ARCHIVED, "dead letter is committed", 0),
+    (ARCHIVED, AVAILABLE, "redrive", 0),
+)
+"""State, next state, label, and by how many pixels the arrow is moved aside."""
+
+SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 280" width="700" height="280" role="img">
+<title>States of a record in a share group</title>
+<style>
+rect { fill: #fff; stroke: #334; stroke-width: 1.5 }
+line { stroke: #334; stroke-width: 1.5 }
+text { font: 14px sans-serif; fill: #112 }
+.label { font-size: 12px; fill: #334 }
+</style>
+<defs><marker id="end" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto">
+<path d="M0 0 10 5 0 10z" fill="#334"/></marker></defs>
+<rect x="0" y="0" width="700" height="280" style="stroke: none"/>
+PARTS
+</svg>
+"""
+
+
 def record_states() -> str:
     """State diagram, and a table of the states with their meaning and transitions."""
     transitions = [
@@ -73,10 +116,9 @@ def record_states() -> str:
     if set(transitions) != set(REASONS) or TRANSITIONS.keys() != STATES.keys():
         different = set(transitions) ^ set(REASONS)
         raise ValueError(f"tools/share_states.py differs from TRANSITIONS: {sorted(different)}")
-    lines = ["```mermaid", "stateDiagram-v2"]
-    lines += [f"    [*] --> {STATES[state][0]}: {reason}" for state, reason in INITIAL.items()]
-    lines += [_arrow(*one) for one in transitions]
-    lines += ["```", "", "| state | meaning | next state | cause |", "|---|---|---|---|"]
+    lines = [f"![The most frequent transitions; the table has all]({DIAGRAM})", ""]
+    lines += [f"A record begins as {_initial()}.", ""]
+    lines += ["| state | meaning | next state | cause |", "|---|---|---|---|"]
     for state, group in groupby(transitions, key=lambda one: one[0]):
         name, meaning = STATES[state]
         for number, (_, after) in enumerate(group):
@@ -88,9 +130,35 @@ def record_states() -> str:
     return "\n".join(lines)
 
 
-def _arrow(state: int, after: int) -> str:
-    reason = REASONS[state, after].replace(";", " /")  # which would end the statement
-    return f"    {STATES[state][0]} --> {STATES[after][0]}: {reason}"
+def _initial() -> str:
+    return " or ".join(f"{STATES[state][0]} ({reason})" for state, reason in INITIAL.items())
+
+
+def diagram() -> str:
+    """The most frequent transitions, as SVG with a background of its own, for light and dark pages."""
+    if not {arrow[:2] for arrow in ARROWS} <= REASONS.keys():
+        raise ValueError("tools/share_states.py draws a transition that does not exist")
+    parts = []
+    for state, after, label, bend in ARROWS:
+        (x1, y1), (x2, y2) = _edge(state, after, bend), _edge(after, state, bend)
+        parts.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" marker-end="url(#end)"/>')
+        anchor = "middle" if y1 == y2 else "start"
+        x, y = (x1 + x2) // 2 + (0 if y1 == y2 else 8), (y1 + y2) // 2 + (-6 if y1 == y2 else 4)
+        parts.append(f'<text class="label" x="{x}" y="{y}" text-anchor="{anchor}">{label}</text>')
+    for state, (x, y) in PLACES.items():
+        parts.append(f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>')
+        parts.append(
+            f'<text x="{x + WIDTH // 2}" y="{y + 25}" text-anchor="middle">{STATES[state][0]}</text>'
+        )
+    return SVG.replace("PARTS", "\n".join(parts))
+
+
+def _edge(state: int, other: int, bend: int) -> tuple[int, int]:
+    """Where the arrow between two boxes in one row or column touches the first of them."""
+    (x, y), (other_x, other_y) = PLACES[state], PLACES[other]
+    if y == other_y:
+        return (x + WIDTH if x < other_x else x), y + HEIGHT // 2 + bend
+    return x + WIDTH // 2 + bend, (y + HEIGHT if y < other_y else y)
 
 
 def group_settings() -> str:

@@ -27,11 +27,21 @@ ELSEWHERE: Final = {
 
 def test_diagram_and_tables_match_the_code() -> None:
     assert generate.documents()["docs/reference/delivery.md"]() == DOCUMENT, "run: make format"
-    drawn = set(re.findall(r"^    ([A-Z]+) --> ([A-Z]+):", DOCUMENT, re.MULTILINE))
+    rows = re.findall(r"^\| ([A-Z]*) ?\|[^|]*\| ([A-Z]+) \|", DOCUMENT, re.MULTILINE)
+    named, listed = "", set()
+    for state, after in rows:
+        named = state or named
+        listed.add((named, after))
     names = {state: name for state, (name, _) in share_states.STATES.items()}
-    assert drawn == {
+    assert listed == {
         (names[one], names[other]) for one, after in in_flight.TRANSITIONS.items() for other in after
     }
+
+
+def test_a_drawn_transition_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_states, "ARROWS", ((ARCHIVING, 0, "", 0),))
+    with pytest.raises(ValueError, match="draws a transition"):
+        share_states.diagram()
 
 
 @pytest.mark.parametrize("after", [frozenset(), frozenset({ARCHIVING, ARCHIVED, 0})], ids=["gone", "new"])
