@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     import re
 
 PLACE = ROOT / ".site"
+ASSETS = {".css", ".js", ".svg"}
+NOT_SEARCHED = ("internals/", "adr/", "reference/api/blocking.md")
+"""Pages that the search leaves out: every visitor loads its index, and these are for people who have the source, or repeat
+another page."""
+
+NO_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
 POLL_S = 1.0
 
 
@@ -36,10 +42,13 @@ def stage(root: Path, place: Path) -> None:
     addresses = {document: address for address, document in site_pages(root).items()}
     addresses[root / "README.md"] = "index.md"
     written = set()
-    for picture in (root / "docs").rglob("*.svg"):
-        _write(place / "pages" / picture.relative_to(root / "docs"), picture.read_text(encoding="utf-8"))
+    for file in (root / "docs").rglob("*"):
+        if file.suffix in ASSETS:
+            _write(place / "pages" / file.relative_to(root / "docs"), file.read_text(encoding="utf-8"))
     for address, document in site_pages(root).items():
         text = _with_links_of_the_site(document, address, addresses, root, known.repository)
+        if address.startswith(NOT_SEARCHED):
+            text = NO_SEARCH + text
         written.add(_write(place / "pages" / address, text))
     for old in set((place / "pages").rglob("*.md")) - written:
         old.unlink()
@@ -64,7 +73,7 @@ def _with_links_of_the_site(
         if not path:
             return link[0]
         target = Path(os.path.normpath(document.parent / path))
-        if target.suffix == ".svg":
+        if target.suffix in ASSETS:
             return link[0]
         if target in addresses:
             return f"[{text}]({os.path.relpath(addresses[target], Path(address).parent)}{anchor})"

@@ -104,7 +104,7 @@ def bad_names(root: Path) -> Iterator[str]:
         name = page.relative_to(root).as_posix()
         if page.is_file() and page.suffix == ".md" and not PAGE_NAME.fullmatch(page.name):
             yield f"{name}: the name of a page has lower-case letters, digits and hyphens"
-        if page.relative_to(root / "docs").parts[0] not in {*PARTS, "index.md"}:
+        if page.relative_to(root / "docs").parts[0] not in {*PARTS, "index.md", "assets"}:
             yield f"{name}: pages are in docs/index.md or in docs/ {', '.join(PARTS)}"
 
 

@@ -175,7 +175,6 @@ class Broker:
 
 def _server_limits(settings: Settings) -> ServerLimits:
     budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
-    file_descriptors.log_reductions(budget, settings.max_connections)
     return ServerLimits(
         socket_request_max_bytes=settings.socket_request_max_bytes,
         requests_max=settings.in_flight_requests_per_connection_max,

@@ -181,6 +181,13 @@ def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_the_example_on_the_start_page_of_the_site_works(bench: Bench) -> None:
+    outcome = bench.run(examples("docs/index.md")["embedded"])
+    assert outcome.code == 0, outcome.output
+    assert outcome.output.endswith("0 b'ann' b'2 apples'\n"), outcome.output
+
+
+@pytest.mark.full
 def test_the_examples_about_delays_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     found = examples("docs/how-to/delays.md")
     *programs, test = found

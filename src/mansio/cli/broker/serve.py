@@ -119,6 +119,8 @@ def serve(
         used = {name: getattr(settings, name) for name in DEV_SETTINGS}
         logger.warning("dev_mode", extra=logs.fields(**used, reason="--dev is not for production"))
     file_descriptors.raise_file_limit()
+    budget = file_descriptors.descriptor_budget(settings.max_connections, settings.open_files_max)
+    file_descriptors.log_reductions(budget, settings.max_connections)
     # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
     messages.merged_schema(ApiKey.METADATA, "request")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
