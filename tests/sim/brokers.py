@@ -344,8 +344,8 @@ class SimulatedBroker:
     # What it promises
 
     def confirms(self, version: int, answer: bytes) -> None:
-        """It answers a produce request now, after a wait. What acks=all means (docs/how-to/cluster.md, 5 and 6), seen from
-        above: the session lives, and enough brokers have the batch on stable storage. Of several partitions
+        """It answers a produce request now, after a wait. What acks=all means (docs/how-to/cluster.md, 5 and 6), seen
+        from above: the session lives, and enough brokers have the batch on stable storage. Of several partitions
         that was so when each of them was committed, which need not be now."""
         topics = produce_wire.decode_response(version, answer[4:]).topics
         if sum(len(results) for _, _, results in topics) > 1:
