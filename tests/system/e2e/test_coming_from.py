@@ -11,23 +11,13 @@ import pytest
 from support.documents import Example, examples
 from support.machine import scaled
 from support.waiting import wait_until
-from system.e2e.test_examples import EXAMPLE_DEADLINE_S, started
+from system.e2e.test_examples import EXAMPLE_DEADLINE_S, run_in_order, started
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from system.e2e.test_examples import Bench
-
 KAFKA = "kafka-1.example.org:9092"
 """The other cluster in the page about Kafka."""
-
-
-def run_in_order(bench: Bench, found: dict[str, Example], expected: dict[str, str]) -> None:
-    """Run examples in the order of their page; each must succeed and print some words."""
-    for name, words in expected.items():
-        outcome = bench.run(found[name])
-        assert outcome.code == 0, f"{name}:\n{outcome.output}"
-        assert words in outcome.output, f"{name}:\n{outcome.output}"
 
 
 @pytest.mark.full

@@ -151,6 +151,14 @@ def started(tmp_path: Path, document: str) -> Iterator[Bench]:
         serving.wait()
 
 
+def run_in_order(bench: Bench, found: dict[str, Example], expected: dict[str, str]) -> None:
+    """Run examples in the order of their page; each must succeed and print some words."""
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+
+
 def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
     required_tool("kcat")
     expected = {
@@ -213,10 +221,7 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
     }
     found = examples("docs/how-to/priorities.md")
     assert list(found) == list(expected)
-    for name, words in expected.items():
-        outcome = bench.run(found[name])
-        assert outcome.code == 0, f"{name}:\n{outcome.output}"
-        assert words in outcome.output, f"{name}:\n{outcome.output}"
+    run_in_order(bench, found, expected)
 
 
 @pytest.mark.full
@@ -231,10 +236,7 @@ def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
     }
     found = examples("docs/reference/http.md")
     assert list(found) == list(expected)
-    for name, words in expected.items():
-        outcome = bench.run(found[name])
-        assert outcome.code == 0, f"{name}:\n{outcome.output}"
-        assert words in outcome.output, f"{name}:\n{outcome.output}"
+    run_in_order(bench, found, expected)
 
 
 @pytest.mark.full
@@ -246,10 +248,7 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
     }
     found = examples("docs/reference/sqs.md")
     assert list(found) == ["serve", *expected]
-    for name, words in expected.items():
-        outcome = bench.run(found[name])
-        assert outcome.code == 0, f"{name}:\n{outcome.output}"
-        assert words in outcome.output, f"{name}:\n{outcome.output}"
+    run_in_order(bench, found, expected)
 
 
 @pytest.mark.full
