@@ -38,6 +38,7 @@ OPTIONAL_PACKAGES = {
     "test_signals.py": ("py4j",),
     "test_public_api.py": ("pyspark", "pyarrow", "pyiceberg"),
     "test_first_errors.py": ("pyspark", "pyarrow"),
+    "test_coming_from.py": ("pyarrow", "pyiceberg"),
     "test_lake_duckdb.py": ("pyiceberg", "pyarrow", "duckdb", "duckdb_extension_iceberg"),
     "test_functions.py": ("pyspark", "pyarrow", "fastavro"),
     "test_decoded_values.py": ("pyspark", "pyarrow", "pyiceberg", "fastavro"),

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from support.documents import Example, examples
+from support.documents import Example, examples, lines_to_compare
 from support.machine import scaled
 from support.paths import ROOT, TOOLS, free_port, required_tool
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
 EXAMPLE_DEADLINE_S = 60
 README_LINES_MAX = 150
@@ -85,6 +85,10 @@ class Bench:
         return ["sh", "-euc", code if example.name != "serve" else f"exec {code.strip()}"]
 
     def run(self, example: Example) -> Outcome:
+        """Run an example; one whose name is that of a Python file is saved only."""
+        if example.name.endswith(".py"):
+            (self.directory / example.name).write_text(self.code(example))
+            return Outcome(0, "")
         done = subprocess.run(
             self.command(example),
             cwd=self.directory,
@@ -97,6 +101,28 @@ class Bench:
             check=False,
         )
         return Outcome(done.returncode, done.stdout)
+
+    def follow(
+        self, found: Mapping[str, Example], *, unordered: Collection[str] = ()
+    ) -> dict[str, list[str]]:
+        """Run the examples of a page in their order, and compare each output with the one that the page shows.
+
+        Returns the lines of the outputs. `unordered`: names of examples whose lines may come in any order.
+        """
+        printed = {}
+        for name, example in found.items():
+            if name == "serve":
+                continue
+            outcome = self.run(example)
+            assert outcome.code == 0, f"{name}:\n{outcome.output}"
+            output = outcome.output.replace(self.bootstrap_servers, BOOTSTRAP)
+            lines = printed[name] = lines_to_compare(output)
+            if example.shown is not None:
+                shown = lines_to_compare(example.shown)
+                if name in unordered:
+                    lines, shown = sorted(lines), sorted(shown)
+                assert lines == shown, f"{name}:\n{outcome.output}"
+        return printed
 
     @contextmanager
     def working(self, example: Example) -> Iterator[Path]:
@@ -149,6 +175,14 @@ def started(tmp_path: Path, document: str) -> Iterator[Bench]:
     finally:
         serving.kill()
         serving.wait()
+
+
+def run_in_order(bench: Bench, found: dict[str, Example], expected: dict[str, str]) -> None:
+    """Run examples in the order of their page; each must succeed and print some words."""
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
 
 
 def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
@@ -220,10 +254,7 @@ def test_the_examples_about_priorities_work_in_their_order(bench: Bench) -> None
     }
     found = examples("docs/how-to/priorities.md")
     assert list(found) == list(expected)
-    for name, words in expected.items():
-        outcome = bench.run(found[name])
-        assert outcome.code == 0, f"{name}:\n{outcome.output}"
-        assert words in outcome.output, f"{name}:\n{outcome.output}"
+    run_in_order(bench, found, expected)
 
 
 @pytest.mark.full
@@ -238,10 +269,7 @@ def test_the_examples_about_http_work_in_their_order(bench: Bench) -> None:
     }
     found = examples("docs/reference/http.md")
     assert list(found) == list(expected)
-    for name, words in expected.items():
-        outcome = bench.run(found[name])
-        assert outcome.code == 0, f"{name}:\n{outcome.output}"
-        assert words in outcome.output, f"{name}:\n{outcome.output}"
+    run_in_order(bench, found, expected)
 
 
 @pytest.mark.full
@@ -253,10 +281,7 @@ def test_the_examples_about_sqs_work_in_their_order(bench: Bench) -> None:
     }
     found = examples("docs/reference/sqs.md")
     assert list(found) == ["serve", *expected]
-    for name, words in expected.items():
-        outcome = bench.run(found[name])
-        assert outcome.code == 0, f"{name}:\n{outcome.output}"
-        assert words in outcome.output, f"{name}:\n{outcome.output}"
+    run_in_order(bench, found, expected)
 
 
 @pytest.mark.full
