@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 PLACE = ROOT / ".site"
 ASSETS = {".css", ".js", ".svg"}
 NOT_SEARCHED = ("internals/", "adr/", "reference/api/blocking.md")
-"""Pages that the search leaves out: every visitor loads its index, and these are for people who have the source, or repeat
-another page."""
+"""Pages that the search leaves out: every visitor loads its index, and these are for people who have the source, or
+repeat another page."""
 
 NO_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
 POLL_S = 1.0

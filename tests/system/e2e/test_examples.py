@@ -186,16 +186,7 @@ def run_in_order(bench: Bench, found: dict[str, Example], expected: dict[str, st
 
 
 def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
-    required_tool("kcat")
-    expected = {
-        "topic": "",
-        "python": "b'2 apples' 2\n",
-        "confluent": "b'",
-        "shell": "cid: 3 figs\n",
-        "curl": '"value":"4 plums"',
-        "sqs": "resize 1.png\n",
-        "celery": "",
-    }
+    expected = {"topic": "", "python": "b'2 apples' 2\n", "confluent": "b'"}
     found = examples("README.md")
     # The example with Spark runs in tests/system/spark/test_pipelines_document.py.
     assert set(found) == {"serve", "spark", "test", *expected}
@@ -203,8 +194,6 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"
         assert words in outcome.output, f"{name}:\n{outcome.output}"
-        if name == "shell":
-            assert "no amount" in outcome.output.splitlines()[-1], outcome.output
 
 
 @pytest.mark.full
