@@ -57,6 +57,12 @@ class Bench:
         self.http = f"127.0.0.1:{free_port()}"
         self.sqs = f"127.0.0.1:{free_port()}"
         self.grpc = f"127.0.0.1:{free_port()}"
+        self.addresses = {
+            BOOTSTRAP: self.bootstrap_servers,
+            HTTP: self.http,
+            SQS: self.sqs,
+            GRPC: self.grpc,
+        }
         paths = [str(Path(sys.executable).parent), str(TOOLS), os.environ.get("PATH", "")]
         self.environment = {
             **os.environ,
@@ -72,10 +78,15 @@ class Bench:
     def code(self, example: Example) -> str:
         """The example with the addresses of this broker."""
         code = example.code
-        own = {BOOTSTRAP: self.bootstrap_servers, HTTP: self.http, SQS: self.sqs, GRPC: self.grpc}
-        for address, other in own.items():
-            code = code.replace(address, other)
+        for address, own in self.addresses.items():
+            code = code.replace(address, own)
         return code
+
+    def printed(self, output: str) -> list[str]:
+        """The lines of an output as the page has them: with its addresses, without what varies."""
+        for address, own in self.addresses.items():
+            output = output.replace(own, address)
+        return lines_to_compare(output)
 
     def command(self, example: Example) -> list[str]:
         code = self.code(example)
@@ -115,8 +126,7 @@ class Bench:
                 continue
             outcome = self.run(example)
             assert outcome.code == 0, f"{name}:\n{outcome.output}"
-            output = outcome.output.replace(self.bootstrap_servers, BOOTSTRAP)
-            lines = printed[name] = lines_to_compare(output)
+            lines = printed[name] = self.printed(outcome.output)
             if example.shown is not None:
                 shown = lines_to_compare(example.shown)
                 if name in unordered:
@@ -125,8 +135,8 @@ class Bench:
         return printed
 
     @contextmanager
-    def working(self, example: Example) -> Iterator[Path]:
-        """A worker, started by an example and killed with its processes. Yields the file of its output."""
+    def working(self, example: Example, *, ending: signal.Signals = signal.SIGKILL) -> Iterator[Path]:
+        """A worker, started by an example; its processes get the signal `ending`. Yields the file of its output."""
         log = self.directory / f"{example.name}.log"
         with log.open("wb") as output:
             worker = subprocess.Popen(
@@ -141,7 +151,7 @@ class Bench:
         try:
             yield log
         finally:
-            os.killpg(worker.pid, signal.SIGKILL)
+            os.killpg(worker.pid, ending)
             worker.wait()
 
 
