@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     (re.compile(r"pip install dist/mansio_mq-\*\.whl"), "pip install 'mansio-mq'"),
+    (re.compile(r"(uvx --from|pipx install) dist/mansio_mq-\*\.whl"), r"\1 mansio-mq"),
     (re.compile(r'pip install "\$\(echo dist/\*\.whl\)\[([\w,]+)\]"'), r"pip install 'mansio-mq[\1]'"),
 )
 SENTENCES = {
