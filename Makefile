@@ -224,6 +224,11 @@ $(VENV)/.fuzz: $(VENV)/.dev
 	@$(INSTALL) --only-binary atheris --group fuzz || echo "No Atheris for this Python: plain mutations instead"
 	@touch $@
 
+# Without Debian's package chromium, or without a wheel of Playwright, the tests of pages are skipped.
+$(VENV)/.browser: $(VENV)/.docs
+	@$(INSTALL) --only-binary :all: --group browser || echo "No Playwright for this Python: its tests are skipped"
+	@touch $@
+
 # Parts that run one after the other and can be run alone; each adds its counts to .nightly/counts. The simulated histories
 # take about two hours on two cores. The soak runs alone, because it measures drift.
 NIGHT := $(PYTEST) --tier nightly --durations 30 --timeout 7200
@@ -238,7 +243,7 @@ nightly: setup check
 nightly-flaky: $(VENV)/.dev
 	@$(END_RUN) flaky --check
 
-nightly-tests: $(VENV)/.fuzz
+nightly-tests: $(VENV)/.fuzz $(VENV)/.browser
 nightly-tests: NIGHTLY := $(IN_PARALLEL) -m "not spark" tests/unit tests/component tests/system tests/nightly \
 	--ignore tests/nightly/soak --ignore tests/nightly/sim
 nightly-simulated: NIGHTLY := $(IN_PARALLEL) tests/sim tests/nightly/sim

@@ -42,6 +42,7 @@ MADE = [
     ".spark",
     ".spark-classes",
     ".compiled",
+    ".browser",
     ".docs",
     ".engines",
     ".fuzz",
