@@ -163,9 +163,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @contextmanager
-def started(tmp_path: Path, document: str) -> Iterator[Bench]:
+def started(tmp_path: Path, document: str, kind: type[Bench] = Bench) -> Iterator[Bench]:
     """A broker that is started by the command of a document."""
-    bench = Bench(tmp_path)
+    bench = kind(tmp_path)
     log = tmp_path / "serve.log"
     with log.open("wb") as output:
         serving = subprocess.Popen(

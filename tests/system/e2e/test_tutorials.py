@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PAGES = ("events", "work-queue", "first-cluster")
-LINES_MAX = 270
+PAGES = ("events", "work-queue", "first-pipeline", "first-cluster")
+LINES_MAX = 265
 BLOCK = re.compile(
     r"^(?P<mark><!-- example: .*\n)?```(?:sh|python)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
