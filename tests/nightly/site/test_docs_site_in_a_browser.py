@@ -1,4 +1,4 @@
-"""Ten pages of the documentation site in Chromium: accessible (axe, WCAG 2.1 A and AA), light and dark, wide and narrow.
+"""Pages of the documentation site in Chromium: accessible (axe, WCAG 2.1 A and AA), light and dark, wide and narrow.
 
 Needs Debian's package chromium, and the dependency group `browser`.
 """
