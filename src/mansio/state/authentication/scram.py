@@ -172,10 +172,12 @@ def _match(pattern: re.Pattern[str], message: bytes) -> re.Match[str] | Rejected
 
 
 def _decode_base64(text: str) -> bytes | None:
+    """Return the bytes of a text; None unless it is the only one that stands for them."""
     try:
-        return base64.b64decode(text, validate=True)
+        decoded = base64.b64decode(text, validate=True)
     except binascii.Error:
         return None
+    return decoded if base64.b64encode(decoded) == text.encode() else None
 
 
 def _xor(first: bytes, second: bytes) -> bytes:
