@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SERVER_SECRET = bytes(range(32))
 SALT = bytes(range(100, 132))
 NONCE = bytes(24)
+CLIENT_NONCE = b"0123456789abcdef" * 2
 SHA_256, SHA_512 = ScramMechanism
 
 
@@ -51,6 +52,7 @@ class ScramPeer:
     ) -> None:
         escaped = user.replace("=", "=3D").replace(",", "=2C")
         self._client = ScramClient(escaped, password, mechanism.value)
+        self._client.nonce = CLIENT_NONCE  # its own is random
         self._header = header
 
     def first(self) -> bytes:
