@@ -104,7 +104,7 @@ class Decision(NamedTuple):
 
 
 class AuthenticatedUser(NamedTuple):
-    """As whom the client of a connection is authenticated, with which mechanism and revision of the credential."""
+    """User of an authenticated connection, with the mechanism and the revision of the credential that were used."""
 
     name: str
     mechanism: str
