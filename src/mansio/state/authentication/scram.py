@@ -117,7 +117,7 @@ class ScramServer:
             return Rejected("the channel binding differs from the header of the first message")
         proof = _decode_base64(found["proof"])
         if proof is None or len(proof) != self._mechanism.key_bytes:
-            return Rejected("a proof of another length")
+            return Rejected("a malformed proof")
         credential, is_known = exchange.found
         auth_message = (exchange.auth_message_start + found["without_proof"]).encode()
         keys = _proven_keys(credential, auth_message, proof, now_ms)

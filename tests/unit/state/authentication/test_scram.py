@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import base64
 import hmac
-from typing import TYPE_CHECKING
 
 import pytest
 import scramp
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mansio.state.authentication.credentials import PASSWORD_BYTES_MAX, USER_BYTES_MAX, ScramMechanism
+from mansio.state.authentication.credentials import (
+    PASSWORD_BYTES_MAX,
+    USER_BYTES_MAX,
+    CredentialDirectory,
+    FoundCredential,
+    ScramMechanism,
+)
 from mansio.state.authentication.outcomes import Accepted, Challenge, Rejected
+from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.scram import MESSAGE_BYTES_MAX, ScramServer, escape_name
 from support.credentials import (
     NONCE,
+    SERVER_SECRET,
     SHA_256,
     SHA_512,
     ScramPeer,
@@ -24,9 +31,6 @@ from support.credentials import (
     directory_of,
     exchange,
 )
-
-if TYPE_CHECKING:
-    from mansio.state.authentication.credentials import CredentialDirectory
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60).filter(
     lambda name: len(name.encode()) <= USER_BYTES_MAX
@@ -79,6 +83,7 @@ def test_scramp_logs_in_and_verifies_the_server(mechanism: ScramMechanism, user:
 
 @pytest.mark.parametrize("mechanism", ScramMechanism)
 @given(user=NAMES, password=PASSWORDS, other=PASSWORDS)
+@example(user="=2C,=3D=", password="ª\u00ad\u2168", other="aIX")  # SASLprep makes these passwords equal
 def test_any_name_and_password_of_unicode_log_in_unchanged_and_no_other_password(
     mechanism: ScramMechanism, user: str, password: str, other: str
 ) -> None:
@@ -124,10 +129,21 @@ def test_an_unknown_user_is_treated_as_one_with_a_wrong_password(monkeypatch: py
     assert salts[0] == salts[2] != salts[1], "an unknown user always gets the salt of its name"
 
 
+def test_an_unknown_user_fails_even_with_the_password_of_its_substitute() -> None:
+
+    class Substituting(CredentialDirectory):
+        def find(self, user: str, mechanism: ScramMechanism) -> FoundCredential:
+            return FoundCredential(credential(PASSWORD), is_known=False)
+
+    users = Substituting(lambda *_: None, SERVER_SECRET)
+    assert exchange(server(users), ScramPeer("nobody", PASSWORD)) == Rejected("unknown user")
+    assert PasswordCheck("nobody", PASSWORD.encode(), users).run(0) == Rejected("unknown user")
+
+
 def test_an_unknown_user_has_another_salt_for_the_other_mechanism_and_another_secret() -> None:
     salts = {
         users.find("nobody", mechanism).credential.salt
-        for users in (USERS, type(USERS)(lambda *_: None, bytes(32)))
+        for users in (USERS, CredentialDirectory(lambda *_: None, bytes(32)))
         for mechanism in ScramMechanism
     }
     assert len(salts) == 4
@@ -149,6 +165,16 @@ def changed(data: st.DataObject, message: bytes) -> bytes:
     position = data.draw(st.integers(0, len(message) - 1))
     byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != message[position]))
     return message[:position] + bytes([byte]) + message[position + 1 :]
+
+
+def test_a_proof_in_another_spelling_of_base64_is_rejected() -> None:
+    broker, final = begun(ScramPeer(USER, PASSWORD))
+    alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    last = alphabet.index(final[-2:-1])
+    assert final.endswith(b"=")
+    assert last % 4 == 0, "the last two bits of 32 bytes are unused"
+    respelled = final[:-2] + alphabet[last + 1 : last + 2] + b"="
+    assert broker.step(respelled, 0) == Rejected("a malformed proof")
 
 
 def server_first(peer: ScramPeer) -> bytes:
