@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SUBJECT_BYTES_MAX: Final = 4_096
 SUBJECT_CHARACTERS_MAX: Final = 1_024
 """Maximum length of a printed subject that is mapped by a pattern."""
+NUMBER_BYTES_MAX: Final = 64
+"""Maximum size of an object identifier."""
 RULES_MAX: Final = 32
 DEFAULT_RULES: Final = "DEFAULT"
 
@@ -64,7 +66,9 @@ _RULE: Final = re.compile(
 )
 _BETWEEN_RULES: Final = re.compile(r"[\s,]*")
 _AFTER_RULE: Final = re.compile(r"\s*(?:,|\Z)")
-_REPLACEMENT_PART: Final = re.compile(r"\\(?P<escaped>.)|\$(?P<digits>\d+)|(?P<text>[^\\$]+)", re.DOTALL)
+_REPLACEMENT_PART: Final = re.compile(
+    r"\\(?P<escaped>.)|\$(?P<digits>[0-9]{1,4})|(?P<text>[^\\$]+)", re.DOTALL
+)
 
 
 class InvalidSubject(MansioError):
@@ -223,13 +227,13 @@ def _print_attribute(attribute: _Element) -> str:
 
 def _print_number(content: bytes) -> str:
     """Return an object identifier with points between its numbers (X.690, 8.19)."""
+    if not 1 <= len(content) <= NUMBER_BYTES_MAX or content[-1] >= 0x80:
+        raise InvalidSubject("an attribute of the subject has no valid type")
     numbers = [0]
     for byte in content:
         numbers[-1] = numbers[-1] << 7 | byte & 0x7F
         if byte < 0x80:
             numbers.append(0)
-    if len(numbers) < 2 or content[-1] >= 0x80:
-        raise InvalidSubject("an attribute of the subject has no valid type")
     first = min(numbers[0] // 40, 2)
     return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:-1])))
 

@@ -100,10 +100,7 @@ class ScramCredential:
 
     def __post_init__(self) -> None:
         """Raise `UnacceptableCredential` unless iterations, salt and keys have permitted sizes."""
-        if not ITERATIONS_MIN <= self.iterations <= ITERATIONS_MAX:
-            raise UnacceptableCredential(
-                f"a credential has {ITERATIONS_MIN} to {ITERATIONS_MAX} iterations, not {self.iterations}"
-            )
+        _check_iterations(self.iterations)
         if not 1 <= len(self.salt) <= SALT_BYTES_MAX:
             raise UnacceptableCredential(f"a salt has 1 to {SALT_BYTES_MAX} bytes, not {len(self.salt)}")
         pairs = [self.keys] if self.previous is None else [self.keys, self.previous.keys]
@@ -120,10 +117,7 @@ class ScramCredential:
         previous: PreviousKeys | None = None,
     ) -> ScramCredential:
         """Return the credential of a password; takes milliseconds. Raises `UnacceptableCredential`."""
-        if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-            raise UnacceptableCredential(
-                f"a credential has {ITERATIONS_MIN} to {ITERATIONS_MAX} iterations, not {iterations}"
-            )
+        _check_iterations(iterations)
         salted = salt_password(mechanism, encode_password(password), salt, iterations)
         return cls(mechanism, iterations, salt, derive_keys(mechanism, salted), previous)
 
@@ -147,6 +141,13 @@ class ScramCredential:
             None if previous_valid_until_ms is None else PreviousKeys(self.keys, previous_valid_until_ms)
         )
         return self.from_password(self.mechanism, password, self.salt, self.iterations, previous)
+
+
+def _check_iterations(iterations: int) -> None:
+    if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        raise UnacceptableCredential(
+            f"a credential has {ITERATIONS_MIN} to {ITERATIONS_MAX} iterations, not {iterations}"
+        )
 
 
 def encode_password(password: str) -> bytes:

@@ -46,6 +46,7 @@ from mansio.wire.api_versions import ApiKey, is_supported
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mansio.errors import RequestError
     from mansio.state.authentication.credentials import CredentialDirectory
 
 SASL_HANDSHAKE: Final = 17
@@ -294,9 +295,5 @@ class SaslSession:
         return decision
 
 
-def _failure(
-    error: IllegalSaslState | SaslAuthenticationFailed | UnsupportedSaslMechanism | UnsupportedVersion,
-    closing: Closing,
-    mechanisms: tuple[str, ...] = (),
-) -> Decision:
+def _failure(error: RequestError, closing: Closing, mechanisms: tuple[str, ...] = ()) -> Decision:
     return Decision(error.kafka_code, error.message, closing, error.message, mechanisms)

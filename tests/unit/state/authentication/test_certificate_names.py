@@ -149,6 +149,7 @@ def test_different_subjects_have_different_names(first: int, second: int) -> Non
         element(SEQUENCE, element(SET, element(SEQUENCE, number(COMMON_NAME) + element(UTF_8, b"a") * 2))),
         element(SEQUENCE, element(SET, element(SEQUENCE, element(0x06, b"") + element(UTF_8, b"a")))),
         element(SEQUENCE, element(SET, element(SEQUENCE, element(0x06, b"\x55\x84") + element(UTF_8, b"a")))),
+        subject([element(SEQUENCE, element(0x06, b"\xff" * 4_000 + b"\x01") + element(UTF_8, b"a"))]),
         common_name("x" * SUBJECT_BYTES_MAX),
     ],
 )
@@ -234,6 +235,7 @@ def test_commas_and_spaces_in_patterns_belong_to_them() -> None:
         ("$30", "$30"),
         (r"\$1", "$1"),
         ("x$2y", "xby"),
+        ("$" + "9" * 5_000, "$" + "9" * 5_000),
     ],
 )
 def test_references_to_groups_mean_what_they_mean_in_kafka(replacement: str, name: str) -> None:
