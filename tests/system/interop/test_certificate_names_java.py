@@ -1,4 +1,4 @@
-"""Java prints random subjects of certificates as we do: principals in ACLs are those of Kafka."""
+"""Java prints and matches random subjects of certificates as we do: principals in ACLs are those of Kafka."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from mansio.spark.session.java import find_java
 from mansio.state.authentication.certificate_names import print_subject
+from mansio.state.authentication.group_pattern import GroupPattern
 from support.certificate_subjects import random_subject
 from support.tiers import repetitions
 
@@ -39,3 +40,31 @@ def test_random_subjects_are_printed_as_by_java(java: JavaGateway) -> None:
     for _ in range(repetitions(1_000, 20_000)):
         subject = random_subject(random)
         assert print_subject(subject) == principal(subject).getName(), subject.hex()
+
+
+ATOMS = ("a", "b", "=", ".", "[ab]", "[^a,]", r"\w", r"\W", r"\d", r"\,", r"\s")
+REPEATERS = ("", "", "*", "+", "?", "*?", "+?", "??", "{2}", "{0,2}", "{1,}?")
+
+
+def random_expression(random: Random, depth: int = 0) -> str:
+    """An expression with groups. What is repeated is not empty: engines end such a repetition at different places."""
+    parts = []
+    for _ in range(random.randrange(1, 4)):
+        inside = random_expression(random, depth + 1) if depth < 2 else "a"
+        part = random.choice((random.choice(ATOMS), f"({inside})", f"({inside}|b)", f"(?:a{inside})"))
+        parts.append(part + (random.choice(REPEATERS) if part[:1] != "(" or part[:3] == "(?:" else ""))
+    return "".join(parts)
+
+
+def test_random_expressions_have_the_groups_that_java_finds(java: JavaGateway) -> None:
+    random = Random(12)
+    for _ in range(repetitions(500, 10_000)):
+        expression = random_expression(random)
+        ours, pattern = GroupPattern(expression), java.jvm.java.util.regex.Pattern.compile(expression)
+        for _ in range(4):
+            text = "".join(random.choice("ab=,1é ") for _ in range(random.randrange(8)))
+            matcher = pattern.matcher(text)
+            found = None
+            if matcher.matches():
+                found = tuple(matcher.group(n) or "" for n in range(matcher.groupCount() + 1))
+            assert ours.match(text) == found, (expression, text)

@@ -231,6 +231,8 @@ def _print_number(content: bytes) -> str:
         raise InvalidSubject("an attribute of the subject has no valid type")
     numbers = [0]
     for byte in content:
+        if byte == 0x80 and numbers[-1] == 0:
+            raise InvalidSubject("an attribute of the subject has a type with leading zeros")
         numbers[-1] = numbers[-1] << 7 | byte & 0x7F
         if byte < 0x80:
             numbers.append(0)

@@ -150,6 +150,7 @@ def test_different_subjects_have_different_names(first: int, second: int) -> Non
         element(SEQUENCE, element(SET, element(SEQUENCE, element(0x06, b"") + element(UTF_8, b"a")))),
         element(SEQUENCE, element(SET, element(SEQUENCE, element(0x06, b"\x55\x84") + element(UTF_8, b"a")))),
         subject([element(SEQUENCE, element(0x06, b"\xff" * 4_000 + b"\x01") + element(UTF_8, b"a"))]),
+        subject([element(SEQUENCE, element(0x06, b"\x55\x04\x80\x03") + element(UTF_8, b"a"))]),
         common_name("x" * SUBJECT_BYTES_MAX),
     ],
 )
