@@ -36,6 +36,7 @@ OPEN_FILES = 1024
 OPTIONAL_PACKAGES = {
     "spark": ("pyspark", "pyarrow", "pyiceberg"),
     "test_signals.py": ("py4j",),
+    "test_certificate_names_java.py": ("py4j", "pyspark"),
     "test_public_api.py": ("pyspark", "pyarrow", "pyiceberg"),
     "test_first_errors.py": ("pyspark", "pyarrow"),
     "test_coming_from.py": ("pyarrow", "pyiceberg"),

@@ -244,6 +244,36 @@ class PolicyViolation(RequestError):
     http_status = 403
 
 
+class UnsupportedSaslMechanism(RequestError):
+    """The listener does not offer this SASL mechanism."""
+
+    kafka_code = 33
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class IllegalSaslState(RequestError):
+    """The request is not allowed in the present state of the authentication."""
+
+    kafka_code = 34
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class SaslAuthenticationFailed(RequestError):
+    """The user or the password is wrong."""
+
+    kafka_code = 58
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class UnacceptableCredential(RequestError):
+    """The password, its salt or its number of iterations is not acceptable."""
+
+    kafka_code = 93
+
+
 class LogDirNotFound(RequestError):
     """The broker has no such data directory."""
 

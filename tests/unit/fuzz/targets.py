@@ -27,6 +27,25 @@ from mansio.errors import (
     WireError,
 )
 from mansio.metadata import metadata_store
+from mansio.state.authentication.certificate_names import (
+    InvalidSubject,
+    MappingRules,
+    print_subject,
+    user_of_certificate,
+)
+from mansio.state.authentication.credentials import ScramMechanism
+from mansio.state.authentication.outcomes import Challenge
+from mansio.state.authentication.plain import PasswordCheck
+from mansio.state.authentication.sasl_session import (
+    MECHANISMS,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    Closing,
+    Decision,
+    Gate,
+    SaslSession,
+)
+from mansio.state.authentication.scram import ScramServer
 from mansio.storage import compaction_state, index, leader_epochs, segment_timestamps
 from mansio.storage.checkpoint import Checkpoint, load_checkpoint
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
@@ -42,6 +61,8 @@ from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.framing import FrameReader, new_scratch_buffer
 from mansio.wire.headers import read_request_header, request_header, response_header
 from mansio.wire.internal_records import consumer_protocol, offset_and_group_records
+from support.certificate_subjects import element, random_subject
+from support.credentials import NONCE, ScramPeer, credential, directory
 from unit.fuzz.mutations import framed
 from unit.wire.kio_oracle import every_version, kio_bytes, random_message
 
@@ -345,6 +366,66 @@ def metadata_corpus(_random: Random) -> list[bytes]:
     return [metadata_store.encode(topic, "writer"), b"{}", b"[]", b'{"schema":1}']
 
 
+# Authentication
+
+USERS = directory(alice=credential("correct horse"))
+RULES = MappingRules(r"RULE:^CN=((?:\\.|[^,])*?),OU=(.*?)$/$1@$2/L, RULE:(.*)C=(..)(.*)/$2$1/, DEFAULT")
+
+
+def feed_sasl(data: bytes) -> None:
+    """The first byte chooses the mechanism; tokens follow, each behind its length in two bytes. What follows a failure
+    is fed, too, and must be refused."""
+    session = SaslSession(MECHANISMS, USERS, lambda: NONCE, 60_000)
+    assert session.gate(SASL_HANDSHAKE, 1, 0) is Gate.HANDSHAKE
+    session.handshake(1, MECHANISMS[data[0] % len(MECHANISMS)] if data else "", 0)
+    position, is_closed = 1, not data
+    while position < len(data):
+        start = position + 2
+        position = start + int.from_bytes(data[position:start])
+        gate = session.gate(SASL_AUTHENTICATE, 2, 0)
+        assert not is_closed or isinstance(gate, Decision)
+        if isinstance(gate, Decision):
+            continue
+        outcome = session.authenticate(data[start:position], 0)
+        if isinstance(outcome, PasswordCheck):
+            outcome = session.complete(outcome.run(0), 0)
+        is_closed = outcome.closing is not Closing.NEVER
+    assert session.user is None or session.user.name == "alice"
+    assert (session.gate(ApiKey.METADATA, 12, 0) is Gate.SERVE) == session.is_authenticated
+
+
+def sasl_corpus(_random: Random) -> list[bytes]:
+    """A log-in that succeeds, and one that fails, with each mechanism."""
+    found = []
+    for number, mechanism in enumerate(MECHANISMS):
+        for password in ("correct horse", "wrong"):
+            tokens = [b"\0alice\0" + password.encode()]
+            if mechanism != "PLAIN":
+                peer = ScramPeer("alice", password, ScramMechanism(mechanism))
+                tokens = [peer.first()]
+                server = ScramServer(ScramMechanism(mechanism), USERS, NONCE)
+                challenge = server.step(tokens[0], 0)
+                assert isinstance(challenge, Challenge)
+                tokens.append(peer.final(challenge.token))
+            found.append(bytes([number]) + b"".join(len(token).to_bytes(2) + token for token in tokens))
+    return found
+
+
+def feed_certificate(data: bytes) -> None:
+    """As a certificate, and as the subject of one. Different bytes may be the same name, but none is empty."""
+    with suppress(InvalidSubject):
+        assert user_of_certificate(data, RULES)
+    with suppress(InvalidSubject):
+        print_subject(data)
+
+
+def certificate_corpus(random: Random) -> list[bytes]:
+    subjects = [random_subject(random) for _ in range(30)]
+    field, version = element(0x02, b"1"), element(0xA0, element(0x02, b"2"))
+    signed = [element(0x30, version * (n % 2) + field * 4 + one) for n, one in enumerate(subjects)]
+    return [*subjects, *(element(0x30, one + field) for one in signed)]
+
+
 class Target(NamedTuple):
     """`feed` takes any bytes; `corpus` makes sound ones."""
 
@@ -362,5 +443,7 @@ TARGETS = {
     "files": Target(feed_file, file_corpus),
     "view_checkpoints": Target(feed_view_checkpoint, view_checkpoint_corpus),
     "group_records": Target(feed_group_record, group_record_corpus),
+    "sasl": Target(feed_sasl, sasl_corpus),
+    "certificates": Target(feed_certificate, certificate_corpus),
     "metadata_values": Target(feed_metadata_value, metadata_corpus),
 }

@@ -1,0 +1,29 @@
+"""Results of one step of an authentication."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Challenge(NamedTuple):
+    """The server's bytes for the client, which has to answer them."""
+
+    token: bytes
+
+
+class Accepted(NamedTuple):
+    """The client is authenticated as `user`."""
+
+    user: str
+    token: bytes = b""
+    """The server's last bytes for the client."""
+    revision: int = 0
+    """Revision of the credential that was used."""
+    valid_until_ms: int | None = None
+    """Unix time at which the credential that was used becomes invalid: the end of a previous password."""
+
+
+class Rejected(NamedTuple):
+    """The client is not authenticated. `reason` is for the log only: it may reveal whether a user exists."""
+
+    reason: str
