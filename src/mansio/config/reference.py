@@ -57,11 +57,12 @@ _TOPICS: Final = """
 ## Settings of a topic
 
 Kafka's names and values. They are set when a topic is created, changed with `mansio topic alter` or any Kafka tool,
-and shown by `mansio topic describe`. All settings of Kafka 4 are accepted; those without effect are stored and marked,
-and a warning is logged when one is set. `topic_defaults` in the broker's settings sets them for all topics without a
-value of their own; in the environment it is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`. Values are
-plain numbers, as in Kafka; an unknown setting or an invalid value is refused with `INVALID_CONFIG` and the reason.
-Names that begin with `mansio.` are extensions; for retention see [holds](../how-to/pipelines.md#retention-holds).
+and shown by `mansio topic describe`. All settings of Kafka 4.3 are accepted; those without effect are stored and
+marked, and a warning is logged when one is set. `topic_defaults` in the broker's settings sets them for all topics
+without a value of their own; in the environment it is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`.
+Values are plain numbers, as in Kafka; an unknown setting or an invalid value is refused with `INVALID_CONFIG` and
+the reason. Names that begin with `mansio.` are extensions; for retention see
+[holds](../how-to/pipelines.md#retention-holds).
 """
 
 _NOT_OFFERED: Final = """

@@ -158,7 +158,10 @@ def partitions(
 
     rows = [_partition_row(one) for one in run(work()) if _matches_filter(one, only)]
     show_rows(
-        output, rows, PARTITION_COLUMNS, empty="no such partitions" if only or topic else "no partitions"
+        output,
+        rows,
+        PARTITION_COLUMNS,
+        empty="no partition is in that state" if only or topic else "no partitions",
     )
 
 

@@ -346,7 +346,7 @@ class Controller:
                 self._count_elections([change])
                 level = logging.INFO if unclean_leader is None else logging.WARNING
                 known = fields(topic=name, partition=index, leader=change.after.leader, reason=change.reason)
-                logger.log(level, "leader elected on request", extra=known)
+                logger.log(level, "leader_elected_on_request", extra=known)
                 return change.after
         raise ConcurrentChange(f"{name}-{index} was changed concurrently")
 
