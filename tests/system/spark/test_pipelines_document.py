@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+import mansio
 from mansio.cli.main import app
 from support.machine import scaled
 from support.paths import ROOT
@@ -157,9 +158,16 @@ def command(line: str) -> str:
 
 
 @pytest.mark.full
-def test_the_example_of_the_readme_reads_a_stream(spark: SparkSession, broker_process: ServedBroker) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_example_of_the_readme_shows_a_topic(
+    broker_process: ServedBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
     language, code = examples("README.md")["spark"]
     assert language == "python"
-    orders = execute(code.replace(BOOTSTRAP, broker_process.bootstrap_servers))["orders"]
-    assert orders.isStreaming
-    assert {"key", "value", "partition", "offset"} <= set(orders.columns)
+    topic = "readme-orders"
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
+        client.admin.create_topic(topic)
+        client.publish(topic, b"2 apples")
+    code = code.replace('"orders"', f'"{topic}"')
+    execute(code.replace(BOOTSTRAP, broker_process.bootstrap_servers))
+    assert re.search(r"\|2 apples\| +0\|", capsys.readouterr().out)
