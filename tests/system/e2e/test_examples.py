@@ -65,7 +65,7 @@ class Bench:
         }
         paths = [str(Path(sys.executable).parent), str(TOOLS), os.environ.get("PATH", "")]
         self.environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
             "PATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
             "MANSIO_BOOTSTRAP_SERVERS": self.bootstrap_servers,
