@@ -413,7 +413,8 @@ def test_pipelines_and_maintenance_at_the_same_time_lose_and_double_nothing(tmp_
         mine = open_existing_table("ns.t", str(tmp_path), {})
         try:
             while not is_over.is_set():
-                with suppress(CommitConflict):  # pipelines that commit all the time come first; then run it again
+                # Pipelines that commit all the time come first: then it is run again.
+                with suppress(CommitConflict):
                     maintain_table(mine, snapshots_kept=2, grace_s=60)
         except BaseException as error:  # noqa: BLE001  # it belongs to the test's thread
             failures.append(error)
