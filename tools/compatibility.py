@@ -6,15 +6,19 @@ The table of test suites is made from the results that `python -m nightly.suites
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.wire.api_versions import SUPPORTED_APIS, UNSUPPORTED_APIS
 
 if TYPE_CHECKING:
     from mansio.wire.api_versions import Api
 
-_RESULTS: Final = Path(__file__).resolve().parent.parent / "tests/nightly/suites/results.json"
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_RESULTS: Final = _ROOT / "tests/nightly/suites/results.json"
+_OLDEST: Final = _ROOT / "tests/nightly/interop/oldest_clients/versions.json"
+_CONSTRAINTS: Final = _ROOT / "constraints.txt"
 
 _INTRODUCTION: Final = """\
 # Compatibility with Kafka
@@ -32,6 +36,47 @@ not read there, and the records of a batch without compression are not counted.
 | API | key | versions | remarks |
 |---|---|---|---|
 """
+
+_CLIENTS: Final = """
+## Client versions
+
+The newest version is the one with which the named tests run. The oldest version of confluent-kafka, kafka-python,
+aiokafka and boto3 creates a topic or a queue, writes to it and reads from it in `make nightly`, which also runs the tests
+of Spark with PySpark 4.1; Celery 5.4.0 and grpcio 1.80.0 passed the named tests by hand. Older versions may work and are
+not tested.
+
+| client | oldest tested | newest tested | tests of the newest |
+|---|---|---|---|
+"""
+
+
+class _Client(NamedTuple):
+    """`distribution`: in constraints.txt, "" if there is `newest`. `oldest`: where versions.json has none."""
+
+    name: str
+    distribution: str
+    tests: str
+    oldest: str = ""
+    newest: str = ""
+
+
+_TESTED_CLIENTS: Final = (
+    _Client(
+        "confluent-kafka (librdkafka)", "confluent-kafka", "`tests/system/interop`, `tests/system/cluster`"
+    ),
+    _Client("kafka-python", "kafka-python", "`tests/system/interop`"),
+    _Client("aiokafka", "aiokafka", "`tests/system/interop`"),
+    _Client("kcat of Debian 12", "", "`tests/system/interop`", "1.7.1", "1.7.1"),
+    _Client("Apache Kafka's Java client, Streams", "", "`tests/nightly/interop`, nightly", "4.2.1", "4.2.1"),
+    _Client("Apache Kafka's command line tools", "", "`make nightly-suites`", "4.3.1", "4.3.1"),
+    _Client("franz-go", "", "`make nightly-suites`", "1.22.2", "1.22.2"),
+    _Client("sarama", "", "`make nightly-suites`", "1.61.1", "1.61.1"),
+    _Client("kafka-go", "", "`make nightly-suites`", "0.4.51", "0.4.51"),
+    _Client("boto3", "boto3", "`tests/component/sqs`"),
+    _Client("Celery with `mansio://`", "celery", "`tests/system/e2e/test_celery.py`", "5.4.0"),
+    _Client("grpcio", "grpcio", "`tests/component/grpc`", "1.80.0"),
+    _Client("PySpark", "pyspark", "`tests/system/spark`", "4.1"),
+)
 
 _NOT_OFFERED: Final = """
 ## Not supported
@@ -202,6 +247,9 @@ def render() -> str:
     return (
         _INTRODUCTION
         + offered
+        + client_versions(
+            json.loads(_OLDEST.read_text(encoding="utf-8")), _CONSTRAINTS.read_text(encoding="utf-8")
+        )
         + _NOT_OFFERED
         + skipped
         + _DEFAULTS
@@ -211,6 +259,17 @@ def render() -> str:
         + _BY_HAND
         + _WEB_UI
     )
+
+
+def client_versions(oldest: dict[str, str], constraints: str) -> str:
+    """The section on versions of clients."""
+    pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", constraints, re.MULTILINE))
+    rows = (
+        f"| {each.name} | {each.oldest or oldest[each.distribution]} "
+        f"| {each.newest or pinned[each.distribution]} | {each.tests} |\n"
+        for each in _TESTED_CLIENTS
+    )
+    return _CLIENTS + "".join(rows)
 
 
 def suite_tables(recorded: dict[str, Any]) -> str:

@@ -5,72 +5,38 @@ Debian's tools unpack it and run it (umoci, skopeo, bubblewrap); `make full` fet
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import httpx
 import pytest
 
 from mansio.config.settings import SPECIFICATIONS
+from support.container_image import HAS_TOOLS, USER, Image, build_image
 from support.machine import scaled
-from support.paths import ROOT, free_port
+from support.paths import free_port
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TOOLS: Final = ROOT / ".tools" / "bin"
 SIZE_BYTES_MAX: Final = 150_000_000
-USER: Final = 10001
 
 pytestmark = [
     pytest.mark.full,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not all((TOOLS / name).exists() for name in ("mmdebstrap", "umoci", "skopeo", "bwrap")),
-        reason="the tools come from Debian",
-    ),
+    pytest.mark.skipif(not HAS_TOOLS, reason="the tools come from Debian"),
 ]
-
-
-class Image(NamedTuple):
-    archive: Path
-    root: Path
-    config: dict[str, Any]
-
-
-def output_of(*command: str | Path) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=scaled(120)).stdout
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    folder = tmp_path_factory.mktemp("image")
-    architecture = output_of("dpkg", "--print-architecture").strip()
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "tools.image",
-        "--flavour",
-        "broker",
-        "--architecture",
-        architecture,
-        folder,
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=scaled(600))
-    (archive,) = folder.glob("*.oci.tar")
-    config = json.loads(output_of(TOOLS / "skopeo", "inspect", "--config", "--raw", f"oci-archive:{archive}"))
-    layout, unpacked = folder / "layout", folder / "unpacked"
-    output_of(TOOLS / "skopeo", "copy", "--insecure-policy", f"oci-archive:{archive}", f"oci:{layout}:image")
-    output_of(TOOLS / "umoci", "unpack", "--rootless", "--image", f"{layout}:image", unpacked)
-    return Image(archive, unpacked / "rootfs", config)
+    return build_image("broker", tmp_path_factory.mktemp("image"))
 
 
 def test_the_configuration_names_settings_that_exist_and_listens_on_loopback(image: Image) -> None:
@@ -111,18 +77,12 @@ class Container(NamedTuple):
 @contextmanager
 def container(image: Image, data: Path) -> Iterator[Container]:
     kafka, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    environment = dict(entry.split("=", 1) for entry in image.config["config"]["Env"])
-    environment |= {
+    environment = image.environment | {
         "MANSIO_LISTENERS": kafka,
         "MANSIO_HTTP_LISTENER": http,
         "MANSIO_BOOTSTRAP_SERVERS": kafka,
     }
-    command: list[str | Path] = [TOOLS / "bwrap", "--unshare-user", "--unshare-pid", "--die-with-parent"]
-    command += ["--uid", str(USER), "--gid", str(USER), "--as-pid-1", "--ro-bind", image.root, "/"]
-    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", data, "/data"]
-    command += ["--chdir", image.config["config"]["WorkingDir"], "--clearenv"]
-    for name, value in environment.items():
-        command += ["--setenv", name, value]
+    command = image.command(data, environment)
     config = image.config["config"]
     with (data / "broker.log").open("wb") as log:
         process = subprocess.Popen(
