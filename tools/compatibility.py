@@ -41,9 +41,9 @@ _CLIENTS: Final = """
 ## Client versions
 
 The newest version is the one with which the named tests run. The oldest version of confluent-kafka, kafka-python,
-aiokafka and boto3 creates a topic or a queue, writes to it and reads from it in `make nightly`, which also runs the tests
-of Spark with PySpark 4.1; Celery 5.4.0 and grpcio 1.80.0 passed the named tests by hand. Older versions may work and are
-not tested.
+aiokafka and boto3 creates a topic or a queue, writes to it and reads from it in `make nightly`, which also runs the
+tests of Spark with PySpark 4.1; Celery 5.4.0 and grpcio 1.80.0 passed the named tests by hand. Older versions may work
+and are not tested.
 
 | client | oldest tested | newest tested | tests of the newest |
 |---|---|---|---|
