@@ -30,13 +30,13 @@ from mansio.metadata.model import (
     BROKER_DRAINING,
     BROKER_FENCED,
     TOPIC_LIVE,
-    BrokerState,
     ControllerState,
     PartitionState,
     Registration,
     Topic,
 )
 from mansio.wire.api_versions import ApiKey
+from support.listeners import broker_state, served_listener
 from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
@@ -68,7 +68,7 @@ class ClusterNode:
                 BROKER_ACTIVE if node_id in alive else BROKER_FENCED, 1
             )
         for node_id in alive:
-            self.state.brokers[node_id] = BrokerState(
+            self.state.brokers[node_id] = broker_state(
                 node_id, f"host{node_id}", 9000 + node_id, f"r{node_id}", 10 * node_id
             )
         self.put(Topic(name, UUID(int=5), tuple(partitions), 3, {}, False, TOPIC_LIVE, 1))
@@ -177,7 +177,7 @@ def test_metadata_names_the_brokers_that_have_a_session_and_no_others_as_leaders
 def test_when_a_broker_comes_back_metadata_show_it_at_once() -> None:
     world = ClusterNode([partition(3)], alive=(1, 2))
     assert world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0].leader_id == -1
-    world.state.brokers[3] = BrokerState(3, "host3", 9003, None, 30)
+    world.state.brokers[3] = broker_state(3, "host3", 9003, None, 30)
     shown = world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0]
     assert (shown.leader_id, list(shown.offline_replicas)) == (3, [])
 
@@ -411,7 +411,7 @@ def test_requests_about_leases_and_hints_name_the_leader_in_the_session_it_was_c
     topic_id = world.state.topics["t"].topic_id.bytes
     assert forwarder.partitions_by_leader(["t"]) == {2: [("t", 0)]}
     assert forwarder.other_leader(topic_id, 0) == 2
-    hints = LeaderHints(services)
+    hints = LeaderHints(services, served_listener())
     assert hints.leader_of(topic_id, 0, NotLeaderOrFollower("")) == (
         2,
         world.state.topics["t"].partitions[0].leader_epoch,

@@ -20,6 +20,7 @@ from mansio.config.settings import Settings
 from mansio.host.clock import HostRandom
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
+from support.listeners import served_listener
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
 
@@ -75,7 +76,7 @@ class Peer:
         assert name is not None
         module, _, function = name.partition(".")
         handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
-        context = RequestContext(api_key, version, 77, "client", "127.0.0.1", LISTENER)
+        context = RequestContext(api_key, version, 77, "client", "127.0.0.1", served_listener(*LISTENER))
         answer = await handler(self.service, request, context)
         if not isinstance(answer, bytes):
             answer = messages.encode_response(api_key, version, 77, answer)
