@@ -76,7 +76,10 @@ class Peer:
         assert name is not None
         module, _, function = name.partition(".")
         handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
-        context = RequestContext(api_key, version, 77, "client", "127.0.0.1", served_listener(*LISTENER))
+        rack = self.service.settings.broker_rack or None
+        context = RequestContext(
+            api_key, version, 77, "client", "127.0.0.1", served_listener(*LISTENER, rack=rack)
+        )
         answer = await handler(self.service, request, context)
         if not isinstance(answer, bytes):
             answer = messages.encode_response(api_key, version, 77, answer)

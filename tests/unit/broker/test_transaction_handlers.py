@@ -59,7 +59,7 @@ class Server:
         request = messages.decode_request(api_key, version, frame[start:])
         module, _, function = str(SUPPORTED_APIS[ApiKey(api_key)].handler).partition(".")
         handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
-        context = RequestContext(api_key, version, 5, "c", "host", served_listener(), peer)
+        context = RequestContext(api_key, version, 5, "c", "host", served_listener(port=1, node_id=0), peer)
         found = await handler(self.service, request, context)
         encoded = messages.encode_response(api_key, version, 5, found)
         return messages.decode_response_frame(api_key, version, encoded[4:])[1]
@@ -242,7 +242,7 @@ class Peers:
         client_id_bytes = int.from_bytes(request[12:14], "big")
         asked = messages.decode_request(24, 5, request[14 + client_id_bytes + 1 :])
         handler = importlib.import_module("mansio.api.kafka.handlers.transactions").add_partitions_to_txn
-        context = RequestContext(24, 5, 5, "c", "host", served_listener(), PEER)
+        context = RequestContext(24, 5, 5, "c", "host", served_listener(port=1, node_id=0), PEER)
         found = await handler(self.server.service, asked, context)
         return messages.encode_response(24, 5, 5, found)[4:]
 

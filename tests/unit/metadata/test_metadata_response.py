@@ -177,7 +177,7 @@ def test_a_leader_without_the_listener_is_reported_as_kafka_does(version: int, c
         topics=[encoder.encode(version, make_topic(1), 0)],
         cluster_operations=0,
     )
-    (topic,) = messages.decode_response(ApiKey.METADATA, version, answer[4:]).topics
+    (topic,) = messages.decode_response_frame(ApiKey.METADATA, version, answer[4:])[1].topics
     assert [(each.error_code, each.leader_id) for each in topic.partitions] == [(code, -1)]
 
 
