@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Any
+
 from mansio.broker.services.cluster import ServedListener
 from mansio.config.listeners import DEFAULT_LISTENER, SecurityProtocol
 from mansio.metadata.model import BrokerEndpoint, BrokerState
+from mansio.wire.headers import read_request_header
 
 
 def served_listener(
@@ -27,3 +31,24 @@ def broker_state(
     return BrokerState(
         node_id, host, port, rack, epoch, dict.fromkeys(listeners or (DEFAULT_LISTENER,), endpoint)
     )
+
+
+class AskedListeners:
+    """The listeners through which clients of embedded brokers make requests."""
+
+    def __init__(self) -> None:
+        self.by_client: defaultdict[str, set[str]] = defaultdict(set)
+        """Names of listeners by client id."""
+        self.requests: defaultdict[str, set[int]] = defaultdict(set)
+        """API keys by client id."""
+
+    def intercept(self, begin: Any) -> Any:
+        """See `KafkaServer`."""
+
+        def noted(connection: Any, frame: memoryview) -> Any:
+            header = read_request_header(frame)
+            self.by_client[header.client_id or ""].add(connection.listener.name)
+            self.requests[header.client_id or ""].add(header.api_key)
+            return begin(connection, frame)
+
+        return noted

@@ -27,6 +27,7 @@ from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from mansio.broker.services.cluster import ServedListener
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
     from support.metadata import Admin
@@ -47,6 +48,9 @@ OK, UNKNOWN_TOPIC, INVALID_TOPIC, EXISTS, BAD_PARTITIONS, BAD_REPLICAS, BAD_CONF
 
 class Peer:
     """Speaks to the handlers as the server does."""
+
+    listener: ServedListener | None = None
+    """The listener through which it asks; None: one that advertises `LISTENER`."""
 
     def __init__(self, admin: Admin, settings: Settings) -> None:
         self.admin = admin
@@ -77,9 +81,8 @@ class Peer:
         module, _, function = name.partition(".")
         handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
         rack = self.service.settings.broker_rack or None
-        context = RequestContext(
-            api_key, version, 77, "client", "127.0.0.1", served_listener(*LISTENER, rack=rack)
-        )
+        listener = self.listener or served_listener(*LISTENER, rack=rack)
+        context = RequestContext(api_key, version, 77, "client", "127.0.0.1", listener)
         answer = await handler(self.service, request, context)
         if not isinstance(answer, bytes):
             answer = messages.encode_response(api_key, version, 77, answer)
