@@ -140,7 +140,7 @@ def use_kcat(address: str, client_id: str) -> list[bytes | None]:
         "-X",
         "broker.address.family=v4",
     ]
-    with_deadline = partial(subprocess.run, check=True, timeout=scaled(TIMEOUT_S))
+    with_deadline: Any = partial(subprocess.run, check=True, timeout=scaled(TIMEOUT_S))
     with_deadline([*kcat, "-b", address, "-t", client_id, "-P"], input=b"1")
     arguments = ["-b", address, "-t", client_id, "-C", "-e", "-c", "1"]
     found: bytes = with_deadline([*kcat, *arguments], stdout=subprocess.PIPE).stdout

@@ -19,7 +19,7 @@ class Address(NamedTuple):
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether the host means all interfaces, so that nobody can connect to it from another machine."""
+        """Whether the host means all interfaces: an address to listen on, not one to connect to."""
         return self.host in WILDCARD_HOSTS
 
     def __str__(self) -> str:
