@@ -432,9 +432,8 @@ class ListenerNode(ClusterNode):
     def __init__(self, *, is_advertised: bool = True) -> None:
         super().__init__([partition(1), partition(2), partition(3), partition(-1)])
         for node_id, listeners in {1: ("PLAINTEXT", "OUTSIDE"), 2: ("OUTSIDE",), 3: ("PLAINTEXT",)}.items():
-            self.state.brokers[node_id] = broker_state(
-                node_id, f"out{node_id}", 9000 + node_id, None, 10 * node_id, *listeners
-            )
+            outside = broker_state(node_id, f"out{node_id}", 9000 + node_id, None, 10 * node_id, *listeners)
+            self.state.brokers[node_id] = outside._replace(host="inside", port=1)
         asked = served_listener(*LISTENER, name="OUTSIDE")
         self.listener = asked if is_advertised else asked._replace(endpoint=None)
         if not is_advertised:

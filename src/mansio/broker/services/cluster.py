@@ -75,19 +75,16 @@ class ServedListener(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
     """The cluster for clients of one listener. `brokers`: the brokers that have a session and the listener, sorted by
-    id. `fenced`: ids of registered brokers without a session. `without_listener`: ids of brokers that have a session
-    and not the listener. `controller_id`: id of the active controller, `NO_CONTROLLER` if none is in `brokers`."""
+    id; `live_broker_ids`: their ids. `without_listener`: ids of brokers that have a session and not the listener.
+    `fenced`: ids of registered brokers without a session. `controller_id`: id of the active controller,
+    `NO_CONTROLLER` if it is not in `brokers`."""
 
     cluster_id: str
     controller_id: int
     brokers: Sequence[BrokerEndpoint]
+    live_broker_ids: frozenset[int]
     fenced: Sequence[int]
-    without_listener: frozenset[int] = frozenset()
-
-    @property
-    def live_broker_ids(self) -> frozenset[int]:
-        """Ids of the brokers that have a session and the listener."""
-        return frozenset(broker.node_id for broker in self.brokers)
+    without_listener: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +141,21 @@ class ClusterDescriptionService:
         if listener.endpoint is not None and (own in state.brokers or not state.brokers):
             known[own] = listener.endpoint
         brokers = [known[node_id] for node_id in sorted(known)]
+        without_listener: frozenset[int] = frozenset()
+        if len(known) < len(state.brokers):
+            without_listener = frozenset(state.brokers.keys() - known.keys())
         fenced = [
             node_id
             for node_id in sorted(state.registrations)
-            if node_id not in known and node_id not in state.brokers
+            if node_id not in known and node_id not in without_listener
         ]
-        without_listener = frozenset(state.brokers.keys() - known.keys())
         return ClusterDescription(
-            state.cluster_id, self._controller_id(known), brokers, fenced, without_listener
+            state.cluster_id,
+            self._controller_id(known),
+            brokers,
+            frozenset(known),
+            fenced,
+            without_listener,
         )
 
     def _controller_id(self, known: Container[int]) -> int:
