@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import zipfile
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,8 @@ from mansio.node.broker import Broker
 from mansio.wire.api_versions import ApiKey
 from support.etcd import one_etcd
 from support.listeners import AskedListeners
-from support.paths import free_port
+from support.paths import ROOT, free_port
+from support.process import ServedBroker
 from support.raw_peer import RawPeer
 from support.recording_proxy import recording
 from support.tiers import smoke_first
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WAIT_S = 30
+WHEEL = ROOT / "tests" / "fixtures" / "wheels" / "mansio-0.1.0-py3-none-any.whl"
 PROTOCOLS = "INTERNAL:PLAINTEXT,EXTERNAL:PLAINTEXT,RENAMED:PLAINTEXT"
 NODES = (1, 2)
 
@@ -39,7 +43,7 @@ class Pair:
         self.proxied = {node_id: free_port() for node_id in NODES}
         self.brokers: dict[int, mansio.Broker] = {}
         self._directory = directory
-        self._etcd_url = etcd_url
+        self.etcd_url = etcd_url
         self._stack = stack
         for node_id in NODES:
             stack.enter_context(recording(self.proxied[node_id], self.external[node_id]))
@@ -68,7 +72,7 @@ class Pair:
             "group_initial_rebalance_delay_ms": 0,
         }
         broker = mansio.Broker(
-            self._directory / str(node_id), etcd_endpoints=self._etcd_url, node_id=node_id, **settings
+            self._directory / str(node_id), etcd_endpoints=self.etcd_url, node_id=node_id, **settings
         )
         self.brokers[node_id] = self._stack.enter_context(broker)
 
@@ -208,3 +212,42 @@ def test_the_listener_between_brokers_is_renamed_in_a_rolling_restart(
         between_brokers = {name: used for name, used in one.asked.by_client.items() if used != {"EXTERNAL"}}
         assert between_brokers
         assert all(used == {"RENAMED"} for used in between_brokers.values()), between_brokers
+
+
+@pytest.mark.full
+@pytest.mark.row("A3", "C4")
+@pytest.mark.timeout(240)
+def test_a_broker_of_the_last_release_counts_as_one_with_the_listener_between_brokers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zipfile.ZipFile(WHEEL).extractall(tmp_path / "release")
+    release = f"PYTHONPATH={tmp_path / 'release'}"
+    command = ["env", release, "PYTHONSAFEPATH=1", sys.executable, "-m", "mansio"]
+    with pair(tmp_path, monkeypatch) as one:
+        arguments = ["--node-id", "2", "--etcd", one.etcd_url, "--set", "default_replication_factor=2"]
+        old = ServedBroker(tmp_path / "2", command=command, arguments=arguments, http=False)
+        try:
+            one.start(1)
+            old.start()
+            for address in (f"127.0.0.1:{one.internal[1]}", old.bootstrap_servers):
+                with mansio.blocking.connect(address) as inside:
+                    wait_until(
+                        lambda inside=inside: len(inside.admin.describe_cluster().brokers) == 2,
+                        WAIT_S,
+                        "it sees both",
+                    )
+                    described = [(each.host, each.port) for each in inside.admin.describe_cluster().brokers]
+                    assert described == [("127.0.0.1", one.internal[1]), ("127.0.0.1", old.kafka_port)]
+                    inside.admin.create_topic("t", partitions=2, exist_ok=True)
+                    assert led_by(inside, "t") == set(NODES)
+                    for partition in (0, 1):
+                        inside.publish("t", b"1", partition=partition)
+                    wait_until(lambda inside=inside: in_sync(inside, "t"), WAIT_S, "both have a copy")
+            with RawPeer(one.external[1]) as peer:
+                found = peer.call(ApiKey.METADATA, 12, {"topics": [{"name": "t"}]})
+                assert [each.node_id for each in found.brokers] == [1]
+                codes = {each.error_code: each.leader_id for each in found.topics[0].partitions}
+                assert codes == {0: 1, 72: -1}
+            assert old.stop() == 0
+        finally:
+            old.kill()
