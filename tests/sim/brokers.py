@@ -34,6 +34,7 @@ from mansio.wire.apis import produce as produce_wire
 from sim import workload_clients
 from sim.etcd import KeepAliveTurns, SimulatedEtcdClient
 from sim.network import SimulatedPeers
+from support.listeners import served_listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -250,7 +251,7 @@ class SimulatedBroker:
         await core.open(stack, self.scheduler.close)
         stack.push_async_callback(self.cluster_member.leave)
         self._listen()
-        await self.cluster_member.join(*self.server.listener)
+        await self.cluster_member.join(self.server.endpoints)
         core.start_background_work()
         self.ready = True
 
@@ -274,7 +275,8 @@ class SimulatedBroker:
             LIMITS,
             LoopOnPorts(self.scheduler, self.clock),  # type: ignore[arg-type]  # what of it is used
         )
-        self.server.listener = (f"host-{self.node_id}", 9092)
+        listener = served_listener(f"host-{self.node_id}", node_id=self.node_id)
+        self.server.use_listeners([listener], inter_broker_name=listener.name)
         self.server._sweep_idle()
         self.listening = True
 

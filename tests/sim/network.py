@@ -273,7 +273,7 @@ class SimulatedConnection(Connection):
     __slots__ = ("_ended", "_inbox", "_version", "_versions", "broker", "link")
 
     def __init__(self, broker: SimulatedBroker, link: Link) -> None:
-        super().__init__(broker.server)
+        super().__init__(broker.server, broker.server.inter_broker_listener)
         self.broker = broker
         self.link = link
         self._inbox = bytearray()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.api.http.broker_stats import RunningBroker
 from mansio.api.http.service_stats import ServiceStats
 from mansio.api.routing.routed_clients import RoutedClients
-from mansio.config.settings import Address
+from mansio.config.addresses import Address
 from mansio.metadata.metadata_store import Put, encode
 from sim.brokers import TTL_MS
 from sim.clients import TOPIC

@@ -17,6 +17,7 @@ from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import LeaseExpired
 from mansio.metadata.session import RENEW_FRACTION
 from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
+from support.listeners import broker_state
 from support.metadata import Host
 from support.virtual_time import SeededRandom, VirtualClock, VirtualLoop
 
@@ -118,8 +119,9 @@ class Member:
             random=self.random,
             node_id=node_id,
             ttl_s=TTL_S,
-            host="127.0.0.1",
-            port=9000 + node_id,
+            endpoints=broker_state(
+                node_id, "127.0.0.1", 9000 + node_id, cluster.racks.get(node_id), 0
+            ).endpoints,
             rack=cluster.racks.get(node_id),
             lost_logs=lambda: self.lost,
         )

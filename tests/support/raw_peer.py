@@ -28,15 +28,15 @@ CLIENT_ID = "raw"
 
 
 class RawPeer:
-    """One connection to the broker on a port of loopback."""
+    """One connection to the broker on a port of loopback. `host`: another loopback address."""
 
-    def __init__(self, port: int, *, receive_buffer_bytes: int = 0) -> None:
-        self.socket = socket.socket()
+    def __init__(self, port: int, *, host: str = "127.0.0.1", receive_buffer_bytes: int = 0) -> None:
+        self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(scaled(DEADLINE_S))
         try:
-            self.socket.connect(("127.0.0.1", port))
+            self.socket.connect((host, port))
         except OSError:
             self.socket.close()
             raise

@@ -20,6 +20,7 @@ from mansio.testing.scheduler import SimulatedClock, SimulatedRandom, Simulation
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.headers import read_request_header
+from support.listeners import served_listener
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -158,7 +159,7 @@ class StateNode:
             header.correlation_id,
             header.client_id,
             "broker",
-            ("", 0),
+            served_listener(),
             peer,
         )
         answer: bytes = await handler(self.service, request[4:][header.body_position :], context)

@@ -19,7 +19,6 @@ MEMBERS_MAX: Final = 7
 """Limit on the etcd members of a cluster, as etcd recommends: each additional member makes writes slower."""
 
 ENDPOINTS_MAX: Final = 16
-WILDCARD_HOSTS: Final = ("0.0.0.0", "::")  # noqa: S104  # refused as an address for clients
 _ENTRY: Final = re.compile(
     r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:(?P<peer>\d{1,5}))?(/(?P<client>\d{1,5}))?"
 )

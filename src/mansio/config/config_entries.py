@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.config import group_config, topic_config
 from mansio.config.broker_config import BROKER_CONFIG, DYNAMIC_SETTINGS, THROTTLES, config_name
 from mansio.config.config_def import ConfigKey, ConfigType
+from mansio.config.listeners import format_listeners, parse_listeners
 from mansio.config.settings import SPECIFICATIONS, Origin, default_of
 
 if TYPE_CHECKING:
@@ -168,19 +169,21 @@ def _broker_entry(config_sources: BrokerConfigSources, name: str) -> ConfigEntry
     settings, specification = config_sources.static_settings, SPECIFICATIONS[name]
     shown = config_name(name)
     default = default_of(name)
-    default_shown = Synonym(shown, _format_setting(default, specification), Source.DEFAULT)
+    default_shown = Synonym(shown, _format_setting(name, default, specification), Source.DEFAULT)
     synonyms: tuple[Synonym, ...] = (default_shown,)
     if settings.origin(name) is not Origin.DEFAULT:
-        value = _format_setting(getattr(settings, name), specification)
+        value = _format_setting(name, getattr(settings, name), specification)
         synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
     synonyms = (*_dynamic_synonyms(shown, config_sources), *synonyms)
     read_only = name not in DYNAMIC_SETTINGS
     return _entry(shown, _KINDS[type(default)], synonyms, documentation(specification), read_only=read_only)
 
 
-def _format_setting(value: Any, specification: Specification) -> str:
+def _format_setting(name: str, value: Any, specification: Specification) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if specification.kafka_unit > 1:
         return str(ceil(value / specification.kafka_unit))
-    return f"PLAINTEXT://{value}" if specification.address and value else str(value)
+    if name in ("listeners", "advertised_listeners") and value:
+        return format_listeners(parse_listeners(name, value))
+    return str(value)

@@ -165,8 +165,8 @@ def _range(name: str) -> str:
     specification = SPECIFICATIONS[name]
     if specification.choices:
         return ", ".join(specification.choices)
-    if specification.address:
-        return "host:port"
+    if specification.form or specification.is_address:
+        return specification.form or "host:port"
     if isinstance(default_of(name), bool):
         return "true, false"
     if specification.minimum is None:

@@ -21,14 +21,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config import topic_config
+from mansio.config.addresses import Address, parse_address
 from mansio.config.cluster import (
-    WILDCARD_HOSTS,
     MemberAddress,
     is_loopback,
     parse_endpoints,
     parse_member,
     parse_members,
 )
+from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, Listeners, resolve_listeners
 from mansio.errors import ConfigError, InvalidConfig
 
 if TYPE_CHECKING:
@@ -53,24 +54,13 @@ class Origin(StrEnum):
     FLAG = "flag"
 
 
-class Address(NamedTuple):
-    """A host and a port. With port 0 the operating system assigns a free port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
 class Specification(NamedTuple):
     """Definition of a setting. Its name, type and default are those of the dataclass field.
 
     `is_kafka_setting`: Kafka has a broker setting with the same name and meaning. `kafka_name`: Kafka's name, which may
     differ; "" if Kafka has no such setting. `kafka_unit`: Kafka's unit in Mansio's units, such as 60,000 for minutes.
     `no_effect`: why the setting is accepted and not used, and until when; empty if it is used. A broker that is started
-    with such a setting logs a warning.
+    with such a setting logs a warning. `form`: the form of the value, in documents.
     """
 
     meaning: str
@@ -78,7 +68,8 @@ class Specification(NamedTuple):
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[str, ...] = ()
-    address: str = ""  # "required" or "optional": the value is host:port
+    is_address: bool = False  # the value is host:port, or empty
+    form: str = ""
     is_kafka_setting: bool = False
     kafka_name: str = ""
     kafka_unit: int = 1
@@ -124,18 +115,35 @@ class Settings:
     )
     listeners: str = _setting(
         "127.0.0.1:9092",
-        "host:port of the Kafka protocol. Port 0: a free one. The default accepts local connections only.",
-        address="required",
+        "Addresses on which the broker serves the Kafka protocol, separated by commas: NAME://host:port, or host:port "
+        "for the listener PLAINTEXT. An empty host (NAME://:9092): all interfaces. Port 0: a free one. The default "
+        "accepts local connections only.",
+        form="[NAME://]host:port, ...",
         is_kafka_setting=True,
     )
     advertised_listeners: str = _setting(
         "",
-        "host:port that clients connect to. Empty: the address of the listener.",
-        address="optional",
+        "Addresses that clients of each listener, and other brokers, connect to, in the form of listeners. Empty: the "
+        "addresses of the listeners. Otherwise a listener without an entry is not advertised: its clients find no "
+        "broker.",
+        form="[NAME://]host:port, ...",
+        is_kafka_setting=True,
+    )
+    listener_security_protocol_map: str = _setting(
+        DEFAULT_PROTOCOL_MAP,
+        "Security protocol of each listener by its name. Only PLAINTEXT is served yet.",
+        form="NAME:PROTOCOL, ...",
+        is_kafka_setting=True,
+    )
+    inter_broker_listener_name: str = _setting(
+        "",
+        "Listener through which the brokers of a cluster reach each other. Empty: PLAINTEXT if it is advertised, "
+        "otherwise the first advertised listener.",
+        form="NAME",
         is_kafka_setting=True,
     )
     http_listener: str = _setting(
-        "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", address="optional"
+        "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", is_address=True
     )
     http_host_names: str = _setting(
         "",
@@ -143,11 +151,9 @@ class Settings:
         "request with another name in its Host header is refused: it may come from a page in a browser.",
     )
     sqs_listener: str = _setting(
-        "", "host:port of the endpoint for programs written for Amazon SQS. Empty: off.", address="optional"
+        "", "host:port of the endpoint for programs written for Amazon SQS. Empty: off.", is_address=True
     )
-    grpc_listener: str = _setting(
-        "", "host:port of the gRPC API (extra grpc). Empty: off.", address="optional"
-    )
+    grpc_listener: str = _setting("", "host:port of the gRPC API (extra grpc). Empty: off.", is_address=True)
     sqs_access_keys_file: str = _setting(
         "",
         "File with an access key id and its secret key, separated by a blank, on each line. With it requests to the "
@@ -603,7 +609,7 @@ class Settings:
             raise ConfigError(
                 "group_consumer_heartbeat_interval_ms is not less than group_consumer_session_timeout_ms"
             )
-        self._check_cluster()
+        self._check_cluster(self.kafka_listeners)
 
     def without_effect(self) -> dict[str, str]:
         """Reasons by name: the settings that are set and not used."""
@@ -624,17 +630,13 @@ class Settings:
         return Origin.DEFAULT if getattr(self, name) == default_of(name) else Origin.FLAG
 
     @property
-    def listener_address(self) -> Address:
-        """Address on which the broker serves Kafka's protocol."""
-        return parse_address("listeners", self.listeners)
-
-    @property
-    def advertised_address(self) -> Address | None:
-        """Address that clients connect to; None: the address of the listener."""
-        return (
-            parse_address("advertised_listeners", self.advertised_listeners)
-            if self.advertised_listeners
-            else None
+    def kafka_listeners(self) -> Listeners:
+        """The listeners of the Kafka protocol."""
+        return resolve_listeners(
+            self.listeners,
+            self.advertised_listeners,
+            self.listener_security_protocol_map,
+            self.inter_broker_listener_name,
         )
 
     @property
@@ -687,7 +689,7 @@ class Settings:
             if not own:
                 raise ConfigError(f"etcd_member: {self.etcd_member} is not in etcd_join")
             return own[0]
-        host = (self.advertised_address or self.listener_address).host.lower()
+        host = self.kafka_listeners.inter_broker.advertised_address.host.lower()
         own = [one for one in members if one.host == host]
         if len(own) == 1:
             return own[0]
@@ -706,7 +708,7 @@ class Settings:
         """Replication factor of topics that are created without one."""
         return self.default_replication_factor if self.clustered else 1
 
-    def _check_cluster(self) -> None:
+    def _check_cluster(self, listeners: Listeners) -> None:
         """Check the settings of a cluster against each other. Raises `ConfigError`."""
         if not self.clustered:
             for name in (
@@ -722,7 +724,7 @@ class Settings:
             return
         if self.etcd_endpoints and self.etcd_join:
             raise ConfigError("etcd_join: it excludes etcd_endpoints; set one of them")
-        self._check_advertised_address()
+        _check_addresses_for_others(listeners)
         if bool(self.etcd_user) != bool(self.etcd_password_file):
             raise ConfigError("etcd_user: it requires etcd_password_file, and the other way round")
         if bool(self.etcd_cert_file) != bool(self.etcd_key_file):
@@ -731,16 +733,6 @@ class Settings:
             self._check_endpoints()
         else:
             self._check_own_member()
-
-    def _check_advertised_address(self) -> None:
-        address = self.advertised_address or self.listener_address
-        if address.host in WILDCARD_HOSTS:
-            raise ConfigError(
-                f"advertised_listeners: {address.host} is no address to connect to; set the address of this broker "
-                "that clients and other brokers can reach"
-            )
-        if self.advertised_address is not None and address.port == 0:
-            raise ConfigError("advertised_listeners: port 0 is no port to connect to")
 
     def _check_endpoints(self) -> None:
         urls = parse_endpoints(self.etcd_endpoints)
@@ -764,6 +756,16 @@ class Settings:
         if bool(self.etcd_ca_file) != bool(self.etcd_cert_file):
             raise ConfigError(
                 "etcd_ca_file: an own member needs etcd_cert_file, etcd_key_file and etcd_ca_file, or none of them"
+            )
+
+
+def _check_addresses_for_others(listeners: Listeners) -> None:
+    for listener in listeners.all:
+        address = listener.advertised_address
+        if listener.is_advertised and address.is_wildcard:
+            raise ConfigError(
+                f"advertised_listeners: {address.host or 'an empty host'} is no address to connect to; set the address "
+                f"of this broker that clients and other brokers can reach, for the listener {listener.name}"
             )
 
 
@@ -793,18 +795,6 @@ def default_of(name: str) -> Any:
 _DEFAULTS: Final[dict[str, Any]] = {one.name: one.default for one in fields(Settings)}
 
 
-def parse_address(name: str, text: str) -> Address:
-    """Parse `host:port` or `[ipv6]:port`. Raises `ConfigError` with the name of the setting."""
-    host, separator, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        separator = ""
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{name}: {text!r} is not host:port")
-    return Address(host, int(port))
-
-
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return the text "; did you mean ...?" with a known word similar to `word`; "" if there is none."""
     import difflib  # only for an error: it costs a tenth of an embedded broker's start
@@ -821,7 +811,7 @@ def _check(name: str, value: Any, specification: Specification) -> None:
         raise ConfigError(f"{name}: {value!r} is not {_TYPE_NAMES[expected]}")
     if specification.choices and value not in specification.choices:
         raise ConfigError(f"{name}: {value!r} is not one of {', '.join(specification.choices)}")
-    if specification.address and (value or specification.address == "required"):
+    if specification.is_address and value:
         parse_address(name, value)
     unit = f" {specification.unit}" if specification.unit else ""
     if specification.minimum is not None and value < specification.minimum:

@@ -27,17 +27,17 @@ from mansio.metadata.controller_plan import (
 )
 from mansio.metadata.image import create_cluster_secret
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
-from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING
+from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING, session_document
 from mansio.metadata.session import Session
 from mansio.tracebacks import copied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import Leases, MetadataStore
-    from mansio.metadata.model import BrokerChange
+    from mansio.metadata.model import BrokerChange, BrokerEndpoint
     from mansio.ports import Clock, Random, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -72,12 +72,12 @@ class BrokerLifecycle:
         random: Random,
         node_id: int,
         ttl_s: float,
-        host: str,
-        port: int,
+        endpoints: Mapping[str, BrokerEndpoint],
         rack: str | None,
         lost_logs: Callable[[], Iterable[tuple[UUID, int]]] = tuple,
     ) -> None:
-        """`host` and `port` are advertised to clients and other brokers. `ttl_s` is the duration of a lease.
+        """`endpoints` are advertised to clients and other brokers, by name of the listener; one is that of the image's
+        inter-broker listener. `ttl_s` is the duration of a lease.
 
         `lost_logs` is called before each registration. It returns the partitions (topic id, index) whose local log may
         lack records that this broker acknowledged.
@@ -90,7 +90,10 @@ class BrokerLifecycle:
         self._random = random
         self._node_id = node_id
         self._ttl_s = ttl_s
-        self._address = {"host": host, "port": port, "rack": rack, "run": new_writer_id(random)}
+        self._document = {
+            **session_document(endpoints, state.inter_broker.name, rack),
+            "run": new_writer_id(random),
+        }
         self._lost_logs = lost_logs
         self._callbacks: list[Callable[[Session | None], None]] = []
         self._is_leaving = False
@@ -194,7 +197,7 @@ class BrokerLifecycle:
             Compare(registration, mod_revision=0 if found is None else found.mod_revision),
         ]
         puts = [
-            Put(key, metadata_store.encode(self._address, writer), session.lease),
+            Put(key, metadata_store.encode(self._document, writer), session.lease),
             Put(registration, metadata_store.encode({"state": BROKER_ACTIVE}, writer)),
         ]
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)

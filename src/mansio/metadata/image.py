@@ -39,12 +39,14 @@ from mansio.metadata.model import (
     BrokerState,
     ConfigOverrides,
     ControllerState,
+    InterBrokerListener,
     PartitionState,
     QuotaEntry,
     Registration,
     Topic,
     TopicChange,
     decode_partition,
+    decode_session,
     decode_topic,
 )
 from mansio.ports import complete, complete_with_error
@@ -80,6 +82,8 @@ class MetadataImage:
 
     cluster_id: str
     keys: Keys
+    inter_broker: InterBrokerListener = field(default_factory=InterBrokerListener)
+    """The listener through which this broker reaches the others."""
     revision: int = 0
     brokers: dict[int, BrokerState] = field(default_factory=dict)
     topics: dict[str, Topic] = field(default_factory=dict)
@@ -117,14 +121,20 @@ class MetadataImage:
     _shared: bool = False
 
     @classmethod
-    async def load(cls, store: MetadataStore, cluster_id: str, random: Random) -> MetadataImage:
+    async def load(
+        cls,
+        store: MetadataStore,
+        cluster_id: str,
+        random: Random,
+        inter_broker: InterBrokerListener | None = None,
+    ) -> MetadataImage:
         """Load the image of the cluster in `store`, or create the cluster.
 
         An empty `cluster_id` means the existing cluster, or a new one with a random id. Raises `ConfigError` if the
-        store contains another cluster.
+        store contains another cluster. `inter_broker`: the listener through which this broker reaches the others.
         """
         found = await find_or_create_cluster(store, cluster_id, random)
-        state = cls(found, Keys(found))
+        state = cls(found, Keys(found), inter_broker or InterBrokerListener())
         state._apply_listing(await store.list(state.keys.prefix))
         return state
 
@@ -379,8 +389,7 @@ class MetadataImage:
         if kind == "session":
             after = None
             if document is not None:
-                host, port, rack = document["host"], document["port"], document["rack"]
-                after = BrokerState(node_id, host, port, rack, event.create_revision)
+                after = decode_session(node_id, document, event.create_revision, self.inter_broker)
             if after is None:
                 self.brokers.pop(node_id, None)
             else:

@@ -1,11 +1,12 @@
 """Hand-written encoder of Metadata responses, which clients request often and which may have thousands of partitions.
 
 The encoded form of each topic is computed once per group of API versions and cached as long as the `Topic` object
-exists (each change of a topic replaces that object). Each response only joins the cached parts.
+exists (each change of a topic replaces that object). Each response only joins the cached parts. The form depends on the
+brokers that the clients of a listener can reach; listeners through which the same ones are reached share the cache.
 
 Invariants:
 * The bytes are those that kio writes for the same values; the tests compare all versions.
-* The setting `partitions_max` bounds the size of the cache.
+* The setting `partitions_max` bounds the size of the cache of each listener.
 
 Layout: https://kafka.apache.org/protocol.html#The_Messages_Metadata
 """
@@ -21,40 +22,73 @@ from mansio.wire.headers import unsigned_varint
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mansio.metadata.model import BrokerState, PartitionState, Topic
+    from mansio.metadata.model import BrokerEndpoint, PartitionState, Topic
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _LEADER_NOT_AVAILABLE: Final = 5
+_LISTENER_NOT_FOUND: Final = 72
+_LISTENER_NOT_FOUND_VERSION_MIN: Final = 6
+"""As in Kafka: older versions have LEADER_NOT_AVAILABLE for a leader without the listener."""
 _NO_LEADER: Final = -1
 _NO_UUID: Final = bytes(16)
 _FLEXIBLE_VERSION_MIN: Final = 9
-_FORMS: Final = (10, 9, 8, 7, 5, 1, 0)  # the versions in which the encoding of a topic changed
+_FORMS: Final = (10, 9, 8, 7, 6, 5, 1, 0)  # the versions in which the encoding of a topic changed
 
 
 class TopicEncoder:
-    """Encoder of the topics of Metadata responses, with a cache. A broker has one."""
+    """Encoders of the topics of Metadata responses by listener. A broker has one."""
 
-    __slots__ = ("_alive", "_cached_topics")
+    __slots__ = ("_encoders",)
 
     def __init__(self) -> None:
+        self._encoders: dict[str, ListenerTopicEncoder] = {}
+
+    def for_listener(
+        self, listener: str, alive: frozenset[int], without_listener: frozenset[int] = frozenset()
+    ) -> ListenerTopicEncoder:
+        """Return the encoder for clients of a listener. `alive`: node ids of the brokers that they can reach;
+        `without_listener`: of those that are online and do not have the listener."""
+        found = self._encoders.get(listener)
+        if found is None or not found.is_for(alive, without_listener):
+            others = (each for each in self._encoders.values() if each.is_for(alive, without_listener))
+            found = next(others, None) or ListenerTopicEncoder(alive, without_listener)
+            self._encoders[listener] = found
+        return found
+
+
+class ListenerTopicEncoder:
+    """Encoder of the topics of Metadata responses for clients that reach the same brokers, with a cache."""
+
+    __slots__ = ("_alive", "_cached_topics", "_without_listener")
+
+    def __init__(self, alive: frozenset[int], without_listener: frozenset[int]) -> None:
         self._cached_topics: WeakKeyDictionary[Topic, dict[int, bytes]] = WeakKeyDictionary()
-        self._alive: frozenset[int] = frozenset()
+        self._alive = alive
+        self._without_listener = without_listener
 
-    def encode(self, version: int, topic: Topic, alive: frozenset[int], operations: int) -> bytes:
-        """Encode an existing topic. `alive` are the node ids of online brokers, `operations` the authorized operations.
+    def is_for(self, alive: frozenset[int], without_listener: frozenset[int]) -> bool:
+        """Whether the encoder is for clients that reach exactly the brokers `alive`."""
+        return self._alive == alive and self._without_listener == without_listener
 
-        Other replicas are marked as offline; a leader that is not online is reported as missing.
+    def encode(self, version: int, topic: Topic, operations: int) -> bytes:
+        """Encode an existing topic. `operations`: the authorized operations.
+
+        Replicas that clients cannot reach are marked as offline; such a leader is reported as missing.
         """
-        if alive != self._alive:
-            self._alive = alive
-            self._cached_topics.clear()
         forms = self._cached_topics.setdefault(topic, {})
         form = next(form for form in _FORMS if form <= version)
         body = forms.get(form)
         if body is None:
             body = forms[form] = _topic_body(
-                form, 0, topic.name, topic.topic_id.bytes, topic.internal, topic.partitions, alive
+                form,
+                0,
+                topic.name,
+                topic.topic_id.bytes,
+                topic.internal,
+                topic.partitions,
+                self._alive,
+                self._without_listener,
             )
         return body + _topic_end(version, operations)
 
@@ -73,7 +107,7 @@ def encode_metadata(
     version: int,
     correlation_id: int,
     *,
-    brokers: Sequence[BrokerState],
+    brokers: Sequence[BrokerEndpoint],
     cluster_id: str,
     controller_id: int,
     topics: Sequence[bytes],
@@ -112,6 +146,7 @@ def _topic_body(
     internal: bool,
     partitions: Sequence[PartitionState],
     alive: frozenset[int],
+    without_listener: frozenset[int] = frozenset(),
 ) -> bytes:
     """Encode the fields of a topic that precede its authorized operations."""
     flexible = version >= _FLEXIBLE_VERSION_MIN
@@ -132,7 +167,8 @@ def _topic_body(
             tail = tails[replicas] = _partition_tail(version, partition, alive)
         leader, error = partition.leader, 0
         if leader not in alive:  # as Kafka: a client could not find it among the brokers
-            leader, error = _NO_LEADER, _LEADER_NOT_AVAILABLE
+            has_error = version >= _LISTENER_NOT_FOUND_VERSION_MIN and leader in without_listener
+            leader, error = _NO_LEADER, _LISTENER_NOT_FOUND if has_error else _LEADER_NOT_AVAILABLE
         if version >= 7:
             pieces.append(head.pack(error, index, leader, partition.leader_epoch) + tail)
         else:

@@ -223,7 +223,7 @@ class Keys:
         return f"{self.broker_configs}{name or DEFAULT_BROKER}"
 
     def session(self, node_id: int) -> str:
-        """Key of {host, port, rack, run}, the session of a broker, which has a lease.
+        """Key of {host, port, rack, run, listeners, inter_broker_listener}, the session of a broker, which has a lease.
 
         The create revision of the key is the broker epoch.
         """

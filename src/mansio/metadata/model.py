@@ -10,9 +10,11 @@ and 0 on a single node. The leader epoch identifies a leadership of a partition.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
+from mansio.config.listeners import DEFAULT_LISTENER, SecurityProtocol
 from mansio.errors import StorageError
 
 if TYPE_CHECKING:
@@ -27,14 +29,35 @@ BROKER_ACTIVE: Final = "active"
 BROKER_DRAINING: Final = "draining"
 
 
+class BrokerEndpoint(NamedTuple):
+    """A broker as the clients of one listener see it: the address that it advertises there. `rack` is None if
+    unknown."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    security_protocol: str = SecurityProtocol.PLAINTEXT
+
+
+class InterBrokerListener(NamedTuple):
+    """The listener through which a broker reaches the others."""
+
+    name: str = DEFAULT_LISTENER
+    security_protocol: str = SecurityProtocol.PLAINTEXT
+
+
 class BrokerState(NamedTuple):
-    """A broker with a session. `rack` is None if unknown. `epoch` identifies the session."""
+    """A broker with a session. `host` and `port`: its address for this broker, an empty host if there is none. `rack`
+    is None if unknown. `epoch` identifies the session. `endpoints`: its addresses for clients, by name of the listener;
+    not to be changed."""
 
     node_id: int
     host: str
     port: int
     rack: str | None
     epoch: int = 0
+    endpoints: Mapping[str, BrokerEndpoint] = MappingProxyType({})
 
 
 class Registration(NamedTuple):
@@ -136,6 +159,56 @@ class TopicChange:
 
     before: Topic | None
     after: Topic | None
+
+
+def session_document(
+    endpoints: Mapping[str, BrokerEndpoint], inter_broker_listener: str, rack: str | None
+) -> dict[str, Any]:
+    """Return the value of a broker's session key, without the field `run`. `endpoints`: by name of the listener.
+
+    Version 0.1 reads `host` and `port` only: the address of the inter-broker listener, for brokers and clients."""
+    own = endpoints[inter_broker_listener]
+    listeners = {
+        name: {"host": each.host, "port": each.port, "security_protocol": str(each.security_protocol)}
+        for name, each in endpoints.items()
+    }
+    return {
+        "host": own.host,
+        "port": own.port,
+        "rack": rack,
+        "listeners": listeners,
+        "inter_broker_listener": inter_broker_listener,
+    }
+
+
+def decode_session(
+    node_id: int, document: Mapping[str, Any], epoch: int, inter_broker: InterBrokerListener
+) -> BrokerState:
+    """Decode the value of a broker's session key. `inter_broker`: the listener through which this broker reaches the
+    others.
+
+    A broker without that listener is reached through its own inter-broker listener, if that has the same security
+    protocol: so a listener can be renamed in a rolling restart. A broker of version 0.1 has one listener, which has the
+    name of `inter_broker`.
+    """
+    host, port, rack = document["host"], document["port"], document["rack"]
+    listeners = document.get("listeners")
+    if listeners is None:
+        listeners = {inter_broker.name: {"host": host, "port": port}}
+    endpoints = {
+        name: BrokerEndpoint(
+            node_id,
+            each["host"],
+            each["port"],
+            rack,
+            each.get("security_protocol", SecurityProtocol.PLAINTEXT),
+        )
+        for name, each in listeners.items()
+    }
+    found = endpoints.get(inter_broker.name, endpoints.get(document.get("inter_broker_listener", "")))
+    if found is None or found.security_protocol != inter_broker.security_protocol:
+        return BrokerState(node_id, "", -1, rack, epoch, endpoints)
+    return BrokerState(node_id, found.host, found.port, rack, epoch, endpoints)
 
 
 def topic_document(topic: Topic) -> dict[str, Any]:

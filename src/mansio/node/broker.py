@@ -1,8 +1,8 @@
-"""Broker on a real host: host ports, metadata store and Kafka listener, and the order in which they start and stop.
+"""Broker on a real host: host ports, metadata store and Kafka listeners, and the order in which they start and stop.
 
 Start: lock the data directory, open the metadata store (a file, or etcd), recover every log, load the groups, listen;
-in a cluster, register under the advertised address. Stop: transfer leaderships, stop listening, respond to requests in
-progress, end the session, flush all logs, close. If a step of the start fails, the steps before it are undone.
+in a cluster, register under the advertised addresses. Stop: transfer leaderships, stop listening, respond to requests
+in progress, end the session, flush all logs, close. If a step of the start fails, the steps before it are undone.
 
 `process_host` creates the real implementations of `mansio.ports`; `broker_runtime` composes the other parts of a
 broker.
@@ -20,8 +20,8 @@ from mansio.api.kafka.server.listener import KafkaServer
 from mansio.api.routing.routed_clients import RoutedClients
 from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
 from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode
-from mansio.config.cluster import WILDCARD_HOSTS
-from mansio.config.settings import Address
+from mansio.config.addresses import WILDCARD_IPV4, Address
+from mansio.config.listeners import format_listeners
 from mansio.host import file_descriptors
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
@@ -45,7 +45,7 @@ IDLE_MS_UNLIMITED = 1 << 50
 
 
 class Broker:
-    """A broker with its listener. `start` and `stop` are called once each, on the same running event loop."""
+    """A broker with its listeners. `start` and `stop` are called once each, on the same running event loop."""
 
     def __init__(
         self,
@@ -62,7 +62,6 @@ class Broker:
         self._open_host = open_host or ProcessHost
         self._intercept = intercept
         self._schema_preload = warm_up
-        self.listener_address = Address("", 0)
         self._stack = AsyncExitStack()
         self._cluster_member: ClusterMember | None = None
         self._service: BrokerServices | None = None
@@ -79,9 +78,28 @@ class Broker:
 
     @property
     def server(self) -> KafkaServer:
-        """The Kafka listener. Available after `start`."""
+        """The server of the Kafka listeners. Available after `start`."""
         assert self._server is not None, "the broker has not been started"
         return self._server
+
+    @property
+    def listener_addresses(self) -> dict[str, Address]:
+        """Addresses of the Kafka listeners by name, in the order of the setting. Available after `start`."""
+        return {
+            name: address._replace(host=address.host or WILDCARD_IPV4)
+            for name, address in self.server.addresses.items()
+        }
+
+    @property
+    def listener_address(self) -> Address:
+        """Address of the first Kafka listener. Available after `start`."""
+        return next(iter(self.listener_addresses.values()))
+
+    @property
+    def listeners_text(self) -> str:
+        """The Kafka listeners for people: `host:port` of the only one, otherwise `NAME://host:port,...`."""
+        addresses = self.listener_addresses
+        return format_listeners(addresses) if len(addresses) > 1 else str(self.listener_address)
 
     @property
     def clients(self) -> RoutedClients:
@@ -146,31 +164,30 @@ class Broker:
         if self._schema_preload:
             stack.callback(SchemaPreload(scheduler.call_from_thread).stop)
         if self._cluster_member is not None:
-            await self._cluster_member.join(*(settings.advertised_address or self.listener_address))
+            await self._cluster_member.join(self.server.endpoints)
         self.is_ready = True
-        logger.info("broker_ready", extra=fields(kafka=self.listener_address, node=settings.node_id))
+        logger.info("broker_ready", extra=fields(kafka=self.listeners_text, node=settings.node_id))
         runtime.start_background_work()
 
     async def _listen(
         self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop, stack: AsyncExitStack
     ) -> None:
-        settings, service = self.settings, runtime.service
+        service, listeners = runtime.service, self.settings.kafka_listeners
         server = KafkaServer(service, _server_limits(runtime.settings), loop, self._intercept)
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
-        host, port = settings.listener_address
-        self.listener_address = Address(
-            *await server.start(host, port, advertised=settings.advertised_address)
-        )
+        await server.listen(listeners)
         self._server = server
         member = self._cluster_member
         self._clients = RoutedClients(server, None if member is None else member.peers)
         stack.push_async_callback(self._clients.close)
-        if server.listener[0] in WILDCARD_HOSTS:
-            details = fields(address=Address(*server.listener), remedy="set advertised_listeners")
-            logger.warning(
-                "advertised_listener_is_wildcard",
-                extra=details,
-            )
+        for name, listener in server.listeners.items():
+            endpoint = listener.endpoint
+            if endpoint is None:
+                known = fields(listener=name, remedy="add it to advertised_listeners")
+                logger.warning("listener_is_not_advertised", extra=known)
+            elif (address := Address(endpoint.host, endpoint.port)).is_wildcard:
+                known = fields(listener=name, address=address, remedy="set advertised_listeners")
+                logger.warning("advertised_listener_is_wildcard", extra=known)
 
 
 def _server_limits(settings: Settings) -> ServerLimits:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mansio.metadata.etcd.lease import ThreadKeepAlive
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.image import MetadataImage
+from mansio.metadata.model import InterBrokerListener
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.peer_connections import PeerConnectionClasses
 from mansio.node.cluster_member import ClusterMember
@@ -31,11 +32,17 @@ async def open_cluster(
     config = etcd_config(settings)
     store = await EtcdStore.open(config, host_ports.random)
     stack.push_async_callback(store.close)
-    state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
+    listener = settings.kafka_listeners.inter_broker
+    state = await MetadataImage.load(
+        store,
+        settings.cluster_id,
+        host_ports.random,
+        InterBrokerListener(listener.name, listener.security_protocol),
+    )
 
     def broker_address(node_id: int) -> tuple[str, int] | None:
         broker = state.brokers.get(node_id)
-        return None if broker is None else (broker.host, broker.port)
+        return (broker.host, broker.port) if broker is not None and broker.host else None
 
     credentials = BrokerCredentials(
         settings.node_id,

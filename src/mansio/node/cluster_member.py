@@ -35,7 +35,7 @@ from mansio.metadata.controller.controller import Controller
 from mansio.ports import RequestClass
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from uuid import UUID
 
     from mansio.broker.partition.partition import Partition
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import Leases, MetadataStore, StoreCounts
-    from mansio.metadata.model import PartitionState, Topic
+    from mansio.metadata.model import BrokerEndpoint, PartitionState, Topic
     from mansio.metadata.session import Session
     from mansio.ports import ForwardingPeers
 
@@ -289,8 +289,9 @@ class ClusterMember:
 
     # Join and leave
 
-    async def join(self, host: str, port: int) -> None:
-        """Start replication and controller, and register this broker under an address that others can reach.
+    async def join(self, endpoints: Mapping[str, BrokerEndpoint]) -> None:
+        """Start replication and controller, and register this broker under addresses that others can reach, by name of
+        the listener.
 
         Returns when the broker is registered; waits for the metadata store, and for the end of an earlier session of
         this broker. Raises `ConfigError` if another broker runs with its node id.
@@ -308,8 +309,7 @@ class ClusterMember:
             random=host_ports.random,
             node_id=settings.node_id,
             ttl_s=settings.broker_session_timeout_ms / 1000,
-            host=host,
-            port=port,
+            endpoints=endpoints,
             rack=settings.broker_rack or None,
             lost_logs=replica_manager.lost_logs,
         )

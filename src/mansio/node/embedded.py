@@ -54,11 +54,12 @@ class EmbeddedBroker:
 
     @property
     def address(self) -> str:
-        """Address of the broker for Kafka clients, as `host:port`. Raises `Unavailable` if it is not running."""
+        """Address of the broker for Kafka clients, as `host:port`, of its first listener.
+
+        Raises `Unavailable` if it is not running."""
         if self._broker is None:
             raise Unavailable("the embedded broker is not running")
-        host, port = self._broker.listener_address
-        return f"{host}:{port}"
+        return str(self._broker.listener_address)
 
     def start(self) -> Self:
         """Start the broker; returns when clients can connect. Raises the error that prevented the start."""

@@ -15,7 +15,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mansio.broker.features.delays.delay_feature import DelayFeature
-from mansio.config.settings import DEV_SETTINGS, Address, Settings
+from mansio.config.addresses import Address
+from mansio.config.listeners import format_listeners
+from mansio.config.settings import DEV_SETTINGS, Settings
 from mansio.errors import Unavailable
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.host.clock import HostRandom
@@ -119,8 +121,9 @@ class TestBroker:
             self._client_ends.clear()
 
     def restart(self) -> None:
-        """Stop the broker, and start it again with the same records on the same port. Clients reconnect."""
-        settings = replace(self._settings, listeners=self.bootstrap_servers)
+        """Stop the broker, and start it again with the same records on the same ports. Clients reconnect."""
+        listeners = format_listeners(self._running().listener_addresses)
+        settings = replace(self._settings, listeners=listeners)
         self._call(self._stop(), self._stop_s_max)
         self._call(self._start(settings), START_S_MAX)
 
@@ -139,7 +142,7 @@ class TestBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Address of the broker for Kafka clients, as `host:port`."""
+        """Address of the broker for Kafka clients, as `host:port`, of its first listener."""
         return str(self._running().listener_address)
 
     @property

@@ -11,6 +11,7 @@ from component.services.services_fixtures import run
 from mansio.broker.topics.topics import NewTopic
 from mansio.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 from mansio.host.item_turns import ItemTurns
+from support.listeners import served_listener
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ LISTENER = ("broker.example", 19092)
 
 def test_a_single_node_is_its_own_controller_at_the_address_of_the_listener(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        described = services.cluster_description.describe(LISTENER)
+        described = services.cluster_description.describe(served_listener(*LISTENER, node_id=7, rack="east"))
         (broker,) = described.brokers
         assert (broker.node_id, broker.host, broker.port, broker.rack) == (7, *LISTENER, "east")
         assert described.controller_id == 7

@@ -19,6 +19,7 @@ from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.image import MetadataImage
 from mansio.node.lease_keep_alive import LeaseKeepAlive
 from support.etcd import one_etcd
+from support.listeners import broker_state
 from support.machine import scaled
 from support.metadata import Host
 
@@ -54,8 +55,7 @@ class Member:
             clock=clock,
             node_id=self.node_id,
             ttl_s=TTL_S,
-            host="127.0.0.1",
-            port=9000 + self.node_id,
+            endpoints=broker_state(self.node_id, "127.0.0.1", 9000 + self.node_id, None, 0).endpoints,
             rack=None,
         )
         self.controller = Controller(

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from mansio.cli.broker.serve import SystemdNotifier
-from mansio.config.settings import SPECIFICATIONS
+from mansio.config.settings import SPECIFICATIONS, Settings
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled
 from support.paths import ROOT
@@ -347,7 +347,10 @@ def test_compose_file_is_sound_and_names_settings_that_exist() -> None:
 
     services = yaml.safe_load((ROOT / "deploy/container/compose.yaml").read_text())["services"]
     mansio = services["mansio"]
-    assert all(name.removeprefix("MANSIO_").lower() in SPECIFICATIONS for name in mansio["environment"])
+    given = {name.removeprefix("MANSIO_").lower(): value for name, value in mansio["environment"].items()}
+    assert set(given) <= set(SPECIFICATIONS)
+    advertised = {one.name: one.advertised for one in Settings(**given).kafka_listeners.all}
+    assert advertised == {"CONTAINERS": ("mansio", 29092), "HOST": ("127.0.0.1", 9092)}
     assert all(port.startswith("127.0.0.1:") for port in mansio["ports"]), "nothing listens beyond loopback"
     assert mansio["image"] == "mansio:${MANSIO_VERSION}"
 

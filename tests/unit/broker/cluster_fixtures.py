@@ -10,7 +10,7 @@ from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.routing.routes import java_string_hash
 from mansio.broker.services.groups import GroupService
 from mansio.errors import NotLeaderOrFollower
-from mansio.metadata.model import BrokerState
+from support.listeners import broker_state
 from support.no_transactions import NoCoordinator
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 from unit.broker.test_groups import Broker, Chance
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mansio.errors import MansioError
-    from mansio.metadata.model import Topic
+    from mansio.metadata.model import BrokerState, Topic
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
 PARTITIONS = 3
@@ -133,7 +133,7 @@ class GroupCluster:
 
     def leader(self, index: int) -> BrokerState | None:
         node_id = self.leaders[index]
-        return None if node_id < 0 else BrokerState(node_id, f"host{node_id}", 9000 + node_id, None, node_id)
+        return None if node_id < 0 else broker_state(node_id, f"host{node_id}", 9000 + node_id, None, node_id)
 
     def leader_id(self, index: int) -> int:
         return self.leaders[index]

@@ -30,13 +30,13 @@ from mansio.metadata.model import (
     BROKER_DRAINING,
     BROKER_FENCED,
     TOPIC_LIVE,
-    BrokerState,
     ControllerState,
     PartitionState,
     Registration,
     Topic,
 )
 from mansio.wire.api_versions import ApiKey
+from support.listeners import broker_state, served_listener
 from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
@@ -68,7 +68,7 @@ class ClusterNode:
                 BROKER_ACTIVE if node_id in alive else BROKER_FENCED, 1
             )
         for node_id in alive:
-            self.state.brokers[node_id] = BrokerState(
+            self.state.brokers[node_id] = broker_state(
                 node_id, f"host{node_id}", 9000 + node_id, f"r{node_id}", 10 * node_id
             )
         self.put(Topic(name, UUID(int=5), tuple(partitions), 3, {}, False, TOPIC_LIVE, 1))
@@ -177,7 +177,7 @@ def test_metadata_names_the_brokers_that_have_a_session_and_no_others_as_leaders
 def test_when_a_broker_comes_back_metadata_show_it_at_once() -> None:
     world = ClusterNode([partition(3)], alive=(1, 2))
     assert world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0].leader_id == -1
-    world.state.brokers[3] = BrokerState(3, "host3", 9003, None, 30)
+    world.state.brokers[3] = broker_state(3, "host3", 9003, None, 30)
     shown = world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0]
     assert (shown.leader_id, list(shown.offline_replicas)) == (3, [])
 
@@ -411,7 +411,7 @@ def test_requests_about_leases_and_hints_name_the_leader_in_the_session_it_was_c
     topic_id = world.state.topics["t"].topic_id.bytes
     assert forwarder.partitions_by_leader(["t"]) == {2: [("t", 0)]}
     assert forwarder.other_leader(topic_id, 0) == 2
-    hints = LeaderHints(services)
+    hints = LeaderHints(services, served_listener())
     assert hints.leader_of(topic_id, 0, NotLeaderOrFollower("")) == (
         2,
         world.state.topics["t"].partitions[0].leader_epoch,
@@ -421,3 +421,66 @@ def test_requests_about_leases_and_hints_name_the_leader_in_the_session_it_was_c
             forwarder.other_leader(topic_id, index)
         assert hints.leader_of(topic_id, index, NotLeaderOrFollower("")) == (-1, -1)
     assert [each.node_id for each in hints.endpoints] == [2]
+
+
+# Listeners
+
+
+class ListenerNode(ClusterNode):
+    """Node 1 of a cluster in which broker 3 has no listener OUTSIDE, asked through that listener."""
+
+    def __init__(self, *, is_advertised: bool = True) -> None:
+        super().__init__([partition(1), partition(2), partition(3), partition(-1)])
+        for node_id, listeners in {1: ("PLAINTEXT", "OUTSIDE"), 2: ("OUTSIDE",), 3: ("PLAINTEXT",)}.items():
+            outside = broker_state(node_id, f"out{node_id}", 9000 + node_id, None, 10 * node_id, *listeners)
+            self.state.brokers[node_id] = outside._replace(host="inside", port=1)
+        asked = served_listener(*LISTENER, name="OUTSIDE")
+        self.listener = asked if is_advertised else asked._replace(endpoint=None)
+        if not is_advertised:
+            self.state.brokers[OWN] = broker_state(OWN, "out1", 9001, None, 10)
+
+    def ask(self, api_key: ApiKey, version: int, **fields: Any) -> Struct:
+        peer = Peer.__new__(Peer)
+        peer.service, peer.listener = self, self.listener
+        return asyncio.run(peer.ask(api_key, version, fields))
+
+
+@each_version(ApiKey.METADATA)
+def test_metadata_leave_out_brokers_without_the_listener_and_say_so_of_their_partitions(version: int) -> None:
+    answer = ListenerNode().ask(ApiKey.METADATA, version, topics=[] if version == 0 else None)
+    assert [(one.node_id, one.host, one.port) for one in answer.brokers] == [
+        (1, *LISTENER),
+        (2, "out2", 9002),
+    ]
+    no_listener = 72 if version >= 6 else NO_LEADER_NOW
+    found = [(one.error_code, one.leader_id) for one in answer.topics[0].partitions]
+    assert found == [(OK, 1), (OK, 2), (no_listener, -1), (NO_LEADER_NOW, -1)]
+    if version >= 5:
+        assert {tuple(one.offline_replicas) for one in answer.topics[0].partitions} == {(3,)}
+
+
+def test_clients_of_a_listener_that_is_not_advertised_are_not_sent_to_this_broker() -> None:
+    answer = ListenerNode(is_advertised=False).ask(ApiKey.METADATA, 12, topics=None)
+    assert [one.node_id for one in answer.brokers] == [2]
+    assert [one.error_code for one in answer.topics[0].partitions] == [72, OK, 72, NO_LEADER_NOW]
+
+
+def test_the_cluster_and_pages_of_topics_are_described_for_the_listener() -> None:
+    world = ListenerNode()
+    world.state.controller = ControllerState(3, 9)
+    described = world.ask(ApiKey.DESCRIBE_CLUSTER, 2, endpoint_type=1, include_fenced_brokers=True)
+    assert [(one.broker_id, one.host) for one in described.brokers] == [(1, LISTENER[0]), (2, "out2")]
+    assert described.controller_id == -1, "clients cannot reach it"
+    page = world.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, topics=[], response_partition_limit=10, cursor=None)
+    found = [(one.error_code, one.leader_id) for one in page.topics[0].partitions]
+    assert found == [(OK, 1), (OK, 2), (72, -1), (NO_LEADER_NOW, -1)]
+
+
+def test_hints_name_leaders_that_the_client_reaches_through_its_listener() -> None:
+    world = ListenerNode()
+    services: Any = SimpleNamespace(topics=SimpleNamespace(state=world.state))
+    topic_id = world.state.topics["t"].topic_id.bytes
+    hints = LeaderHints(services, world.listener)
+    found = [hints.leader_of(topic_id, index, NotLeaderOrFollower(""))[0] for index in (1, 2)]
+    assert found == [2, -1]
+    assert [(each.node_id, each.host, each.port) for each in hints.endpoints] == [(2, "out2", 9002)]

@@ -25,6 +25,7 @@ from mansio.metadata.metadata_store import Put
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.headers import read_request_header
+from support.listeners import served_listener
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
@@ -76,7 +77,7 @@ async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: 
         ApiKey.INCREMENTAL_ALTER_CONFIGS: handlers.incremental_alter_configs,
         ApiKey.LIST_CONFIG_RESOURCES: handlers.list_config_resources,
     }[api]
-    context = RequestContext(int(api), version, 7, "client", "10.0.0.1", ("broker", 9092))
+    context = RequestContext(int(api), version, 7, "client", "10.0.0.1", served_listener())
     answer = await handler(service, request, context)
     encoded = messages.encode_response(int(api), version, 7, answer)
     return messages.decode_response_frame(int(api), version, encoded[4:])[1]

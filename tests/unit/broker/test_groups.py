@@ -15,6 +15,7 @@ from mansio.broker.services.groups import GroupService
 from mansio.errors import StorageError
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
+from support.listeners import served_listener
 from support.no_transactions import NoCoordinator
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 
@@ -84,7 +85,9 @@ class Broker:
     def begin(self, api: ApiKey, version: int | None = None, **fields: Any) -> Any:
         """Start a request; the promise of its response."""
         version = SUPPORTED_APIS[api].max_version if version is None else version
-        context = RequestContext(int(api), version, 7, "client", "10.0.0.1", ("broker", 9092))
+        context = RequestContext(
+            int(api), version, 7, "client", "10.0.0.1", served_listener(node_id=self.node_id)
+        )
         frame = messages.encode_request(int(api), version, 7, "client", fields)
         request = messages.decode_request(int(api), version, _body(frame, api, version))
 

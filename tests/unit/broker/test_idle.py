@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from mansio.api.kafka.connections.connection import Connection
 from mansio.wire.framing import new_scratch_buffer
+from support.listeners import served_listener
 
 IDLE_S = 5.0
 
@@ -14,7 +15,8 @@ IDLE_S = 5.0
 def connection() -> Any:
     """One that sent something at the beginning of time, and waits for nothing."""
     limits = SimpleNamespace(socket_request_max_bytes=100)
-    made = Connection(cast("Any", SimpleNamespace(limits=limits, receive_scratch=new_scratch_buffer())))
+    server = SimpleNamespace(limits=limits, receive_scratch=new_scratch_buffer())
+    made = Connection(cast("Any", server), served_listener())
     made._socket_writer = cast("Any", SimpleNamespace(waiting_bytes=0))
     return made
 

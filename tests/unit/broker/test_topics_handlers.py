@@ -20,12 +20,14 @@ from mansio.config.settings import Settings
 from mansio.host.clock import HostRandom
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
+from support.listeners import served_listener
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from mansio.broker.services.cluster import ServedListener
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
     from support.metadata import Admin
@@ -46,6 +48,9 @@ OK, UNKNOWN_TOPIC, INVALID_TOPIC, EXISTS, BAD_PARTITIONS, BAD_REPLICAS, BAD_CONF
 
 class Peer:
     """Speaks to the handlers as the server does."""
+
+    listener: ServedListener | None = None
+    """The listener through which it asks; None: one that advertises `LISTENER`."""
 
     def __init__(self, admin: Admin, settings: Settings) -> None:
         self.admin = admin
@@ -75,7 +80,9 @@ class Peer:
         assert name is not None
         module, _, function = name.partition(".")
         handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
-        context = RequestContext(api_key, version, 77, "client", "127.0.0.1", LISTENER)
+        rack = self.service.settings.broker_rack or None
+        listener = self.listener or served_listener(*LISTENER, rack=rack)
+        context = RequestContext(api_key, version, 77, "client", "127.0.0.1", listener)
         answer = await handler(self.service, request, context)
         if not isinstance(answer, bytes):
             answer = messages.encode_response(api_key, version, 77, answer)

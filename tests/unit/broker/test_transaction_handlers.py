@@ -15,6 +15,7 @@ from mansio.broker.services.transactions.transaction_service import TransactionS
 from mansio.errors import ClusterAuthorizationFailed, CoordinatorNotAvailable, RequestTimedOut
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
+from support.listeners import served_listener
 from unit.broker.transactions_fixtures import CoordinatorRoom
 
 OK, FENCED_EPOCH, INVALID_STATE, FENCED, NOT_FOUND, ABORTABLE = 0, 47, 48, 90, 105, 120
@@ -58,7 +59,7 @@ class Server:
         request = messages.decode_request(api_key, version, frame[start:])
         module, _, function = str(SUPPORTED_APIS[ApiKey(api_key)].handler).partition(".")
         handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
-        context = RequestContext(api_key, version, 5, "c", "host", ("broker", 1), peer)
+        context = RequestContext(api_key, version, 5, "c", "host", served_listener(port=1, node_id=0), peer)
         found = await handler(self.service, request, context)
         encoded = messages.encode_response(api_key, version, 5, found)
         return messages.decode_response_frame(api_key, version, encoded[4:])[1]
@@ -241,7 +242,7 @@ class Peers:
         client_id_bytes = int.from_bytes(request[12:14], "big")
         asked = messages.decode_request(24, 5, request[14 + client_id_bytes + 1 :])
         handler = importlib.import_module("mansio.api.kafka.handlers.transactions").add_partitions_to_txn
-        context = RequestContext(24, 5, 5, "c", "host", ("broker", 1), PEER)
+        context = RequestContext(24, 5, 5, "c", "host", served_listener(port=1, node_id=0), PEER)
         found = await handler(self.server.service, asked, context)
         return messages.encode_response(24, 5, 5, found)[4:]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mansio.config import reference
-from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of, parse_address
+from mansio.config.addresses import parse_address
+from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of
 from mansio.config.sources import load_settings
 from mansio.errors import ConfigError
 
@@ -231,8 +232,9 @@ def test_addresses() -> None:
     assert parse_address("x", "[::1]:9092") == ("::1", 9092)
     assert str(parse_address("x", "[::1]:9092")) == "[::1]:9092"
     settings = Settings(listeners="0.0.0.0:0", advertised_listeners="", http_listener="")
-    assert settings.listener_address == ("0.0.0.0", 0)
-    assert settings.advertised_address is None
+    (listener,) = settings.kafka_listeners.all
+    assert listener.address == ("0.0.0.0", 0)
+    assert listener.advertised is None
     assert settings.http_address is None
     for wrong in ("::1:9092", "host", ":9092", "host:", "host:-1", "host:1.0", "host:\u0661"):
         with pytest.raises(ConfigError):
@@ -241,7 +243,7 @@ def test_addresses() -> None:
 
 def test_defaults_listen_on_loopback_only() -> None:
     settings = Settings()
-    assert settings.listener_address.host == "127.0.0.1"
+    assert [each.address.host for each in settings.kafka_listeners.all] == ["127.0.0.1"]
     assert settings.http_address is not None
     assert settings.http_address.host == "127.0.0.1"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.metadata.metadata_response import TopicEncoder, encode_metadata, encode_missing_topic
-from mansio.metadata.model import BrokerState, PartitionState, Topic
+from mansio.metadata.model import BrokerEndpoint, PartitionState, Topic
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from support.tiers import examples
@@ -40,7 +41,7 @@ MISSING = st.tuples(
     st.sampled_from([3, 17, 29, 100]), st.none() | NAMES, st.none() | st.uuids().map(lambda one: one.bytes)
 )
 BROKERS = st.builds(
-    BrokerState, node_id=NODES, host=st.text(max_size=40), port=INT32, rack=st.none() | st.text(max_size=9)
+    BrokerEndpoint, node_id=NODES, host=st.text(max_size=40), port=INT32, rack=st.none() | st.text(max_size=9)
 )
 
 
@@ -80,7 +81,7 @@ def shown_topic(topic: Topic, alive: set[int], operations: int) -> dict[str, obj
 def test_same_bytes_as_kio(
     version: int,
     correlation_id: int,
-    brokers: list[BrokerState],
+    brokers: list[BrokerEndpoint],
     cluster_id: str,
     controller_id: int,
     topics: list[Topic],
@@ -90,7 +91,9 @@ def test_same_bytes_as_kio(
     alive = {broker.node_id for broker in brokers}
     encoder = TopicEncoder()
     for _ in range(2):  # the second time from what was kept
-        encoded = [encoder.encode(version, topic, frozenset(alive), operations) for topic in topics]
+        encoded = [
+            encoder.for_listener("A", frozenset(alive)).encode(version, topic, operations) for topic in topics
+        ]
         encoded += [encode_missing_topic(version, *one, operations) for one in missing]
         ours = encode_metadata(
             version,
@@ -139,17 +142,49 @@ def make_topic(partitions: int) -> Topic:
 def test_a_changed_topic_is_encoded_again_and_an_old_one_is_dropped() -> None:
     encoder = TopicEncoder()
     small, large = make_topic(1), make_topic(2)
-    alive = frozenset({1})
-    assert encoder.encode(12, small, alive, 0) != encoder.encode(12, large, alive, 0)
-    assert encoder.encode(12, small, alive, 0) is not None
+    topics = encoder.for_listener("A", frozenset({1}))
+    assert topics.encode(12, small, 0) != topics.encode(12, large, 0)
+    assert topics.encode(12, small, 0) is not None
     del small
-    assert len(encoder._cached_topics) == 1
+    assert len(topics._cached_topics) == 1
+
+
+def test_listeners_that_reach_the_same_brokers_share_the_cache_and_others_keep_theirs() -> None:
+    encoder = TopicEncoder()
+    topic = make_topic(1)
+    inside, outside = frozenset({1, 2}), frozenset({2})
+    first = encoder.for_listener("INSIDE", inside)
+    assert encoder.for_listener("ALSO_INSIDE", frozenset({2, 1})) is first
+    second = encoder.for_listener("OUTSIDE", outside, frozenset({1}))
+    encoded = first.encode(12, topic, 0), second.encode(12, topic, 0)
+    assert encoded[0] != encoded[1]
+    for _ in range(2):  # requests through both take turns
+        assert encoder.for_listener("INSIDE", inside) is first
+        assert encoder.for_listener("OUTSIDE", outside, frozenset({1})) is second
+    assert encoder.for_listener("OUTSIDE", inside) is first
+    assert {id(each) for each in encoder._encoders.values()} == {id(first)}, "nothing is kept of those before"
+
+
+@pytest.mark.parametrize(("version", "code"), [(5, 5), (6, 72), (9, 72), (13, 72)])
+def test_a_leader_without_the_listener_is_reported_as_kafka_does(version: int, code: int) -> None:
+    encoder = TopicEncoder().for_listener("OUTSIDE", frozenset({2}), frozenset({1}))
+    answer = encode_metadata(
+        version,
+        1,
+        brokers=[],
+        cluster_id="c",
+        controller_id=1,
+        topics=[encoder.encode(version, make_topic(1), 0)],
+        cluster_operations=0,
+    )
+    (topic,) = messages.decode_response_frame(ApiKey.METADATA, version, answer[4:])[1].topics
+    assert [(each.error_code, each.leader_id) for each in topic.partitions] == [(code, -1)]
 
 
 def test_a_broker_that_goes_away_makes_its_replicas_offline() -> None:
     encoder = TopicEncoder()
     topic = make_topic(1)
-    there = encoder.encode(12, topic, frozenset({1}), 0)
-    gone = encoder.encode(12, topic, frozenset({2}), 0)
+    there = encoder.for_listener("A", frozenset({1})).encode(12, topic, 0)
+    gone = encoder.for_listener("A", frozenset({2})).encode(12, topic, 0)
     assert there != gone
-    assert encoder.encode(12, topic, frozenset({1}), 0) == there
+    assert encoder.for_listener("A", frozenset({1})).encode(12, topic, 0) == there

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
 from mansio.api.asgi.connection import HttpConnection
+from mansio.host.listening_sockets import listening_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """One listening socket and its server. Every method runs on the event loop."""
+    """The listening sockets of one address and their server. Every method runs on the event loop."""
 
     def __init__(self, app: Any, host: str, port: int) -> None:
         """`app` is any ASGI 3 application; port 0 selects a free port."""
@@ -55,14 +55,15 @@ class HttpServer:
     async def start(self) -> tuple[str, int]:
         """Start to accept connections. Return the bound (host, port). Raises `OSError` if the address is not
         available."""
-        listener = await _listen(self._host, self._port)
-        address = listener.getsockname()
+        listening = await listening_sockets(self._host, self._port, BACKLOG)
+        address = listening[0].getsockname()
         self._task = asyncio.get_running_loop().create_task(
-            self._server.serve(sockets=[listener]), name="mansio-http"
+            self._server.serve(sockets=listening), name="mansio-http"
         )
         while not self._server.started:
             if self._task.done():
-                listener.close()
+                for each in listening:
+                    each.close()
                 self._task.result()
                 raise RuntimeError("the HTTP server ended before it started")
             await asyncio.sleep(0)
@@ -89,19 +90,3 @@ def _config(app: Any) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S_MAX,
     )
-
-
-async def _listen(host: str, port: int) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.health import Problem
-    from mansio.config.settings import Address
+    from mansio.config.addresses import Address
 
 Phase = Literal["starting", "running", "stopping"]
 
@@ -126,7 +126,7 @@ class EtcdMemberStatus(Protocol):
 
 
 class KafkaListenerCounters(Protocol):
-    """Counters of the Kafka listener. `requests`: by API key."""
+    """Counters of the Kafka listeners. `requests`: by API key."""
 
     @property
     def requests(self) -> Mapping[int, int]: ...
@@ -142,21 +142,21 @@ class KafkaListenerCounters(Protocol):
 
 
 class KafkaListenerLimits(Protocol):
-    """Limits of the Kafka listener."""
+    """Limits of the Kafka listeners."""
 
     @property
     def max_connections(self) -> int: ...
 
 
 class RequestMemory(Protocol):
-    """Memory of the requests that the Kafka listener is receiving."""
+    """Memory of the requests that the Kafka listeners are receiving."""
 
     @property
     def held_bytes(self) -> int: ...
 
 
 class KafkaListener(Protocol):
-    """State of the Kafka listener that metrics show."""
+    """State of the Kafka listeners that metrics show."""
 
     @property
     def counters(self) -> KafkaListenerCounters: ...
@@ -179,7 +179,7 @@ class RunningBroker:
     server: KafkaListener
     clients: RoutedClients
     address: Address
-    """Address of the Kafka listener."""
+    """Address of the first Kafka listener."""
     is_ready: Callable[[], bool]
     """Whether every port accepts connections and the broker is not stopping."""
     etcd_member: EtcdMemberStatus | None = None

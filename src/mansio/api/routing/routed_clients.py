@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.api.routing.routed_connections import ForwardedConnection, LocalConnection, Throttle
 from mansio.client.client import Client
 from mansio.client.producer.produce_request import PRODUCE_CHANNEL
-from mansio.config.settings import Address
+from mansio.config.addresses import Address
 from mansio.errors import ConnectionLost
 from mansio.net.cluster import UNKNOWN_NODE, Cluster
 from mansio.net.connection import Connection, ConnectionOptions
@@ -85,7 +85,8 @@ class RoutedClients:
                 return LocalConnection(self._server, caller, options, throttle)
             return await self._connect(node, channel, caller, options, throttle)
 
-        own_address = str(Address(*self._server.listener))
+        own = self._server.inter_broker_listener.endpoint
+        own_address = str(Address("", 0) if own is None else Address(own.host, own.port))
         options = ConnectionOptions(client_id=client_id, request_timeout_ms=ROUTED_TIMEOUT_MS)
         return Client(Cluster(own_address, options=options, connect=connect))
 

@@ -184,7 +184,9 @@ class LocalConnection(RoutedConnection):
         self, server: KafkaServer, caller: Caller | None, options: ConnectionOptions, throttle: Throttle
     ) -> None:
         """`caller`: the client, None for requests of the broker itself."""
-        super().__init__(server.listener, options, server.service.scheduler, throttle)
+        own = server.inter_broker_listener.endpoint
+        address = ("", 0) if own is None else (own.host, own.port)
+        super().__init__(address, options, server.service.scheduler, throttle)
         self.versions = OWN_VERSIONS
         self._server = server
         self._address = "" if caller is None else caller.address
@@ -192,7 +194,12 @@ class LocalConnection(RoutedConnection):
         self._identity = None if caller is not None else BrokerIdentity(own_id, 0)
 
     def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:  # noqa: ARG002
-        direct = DirectRequest(self._address, self._identity, partial(self._on_done, correlation_id))
+        direct = DirectRequest(
+            self._address,
+            self._identity,
+            partial(self._on_done, correlation_id),
+            self._server.inter_broker_listener,
+        )
         direct.begin(self._server, memoryview(frame))
         return direct.cancel
 

@@ -1,8 +1,8 @@
 """Description of the cluster for clients: brokers, controller, topics and metadata quorum.
 
 Not obvious:
-* A client gets as this broker's address the advertised address of the listener to which it is connected, not the
-  address in the metadata.
+* A client gets the addresses that brokers advertise for the listener through which it asks: that of this broker from
+  the listener itself, those of others from the metadata. A broker without that listener is not returned.
 * In a cluster, only brokers with a session are returned as brokers and as leaders. A registered broker without a
   session is fenced; its address is unknown.
 """
@@ -11,29 +11,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.replication.log_repairer import RepairCounts
 from mansio.errors import InvalidRequest, InvalidUpdateVersion, LeaderNotAvailable, MansioError
-from mansio.metadata.model import BrokerState
 from mansio.metadata.topic_plan import check_topic_name
 from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Container, Sequence
 
     from mansio.broker.replication.isr_manager import IsrManager
     from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
     from mansio.broker.topics.topics import TopicService
+    from mansio.config.listeners import SecurityProtocol
     from mansio.config.settings import Settings
     from mansio.host.item_turns import ItemTurns
     from mansio.metadata.controller.controller import Controller
     from mansio.metadata.metadata_store import StoreCounts
-    from mansio.metadata.model import Topic
+    from mansio.metadata.model import BrokerEndpoint, Topic
     from mansio.metadata.session import Session
-
-    Listener = tuple[str, int]
-    """Host and port that are advertised to clients."""
 
     Cursor = tuple[str, int]
     """(topic, partition) with which a page of partitions begins."""
@@ -67,20 +64,27 @@ class ClusterServices:
     """Returns counts of calls to the metadata store by outcome; None if the store does not count them."""
 
 
+class ServedListener(NamedTuple):
+    """A listener of this broker. `endpoint`: what it advertises to the clients of the listener, None if nothing."""
+
+    name: str
+    security_protocol: SecurityProtocol
+    endpoint: BrokerEndpoint | None
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """`brokers`: the brokers with a session, sorted by id. `fenced`: ids of registered brokers without a session.
-    `controller_id`: id of the active controller, `NO_CONTROLLER` if there is none."""
+    """The cluster for clients of one listener. `brokers`: the brokers that have a session and the listener, sorted by
+    id; `live_broker_ids`: their ids. `without_listener`: ids of brokers that have a session and not the listener.
+    `fenced`: ids of registered brokers without a session. `controller_id`: id of the active controller,
+    `NO_CONTROLLER` if it is not in `brokers`."""
 
     cluster_id: str
     controller_id: int
-    brokers: Sequence[BrokerState]
+    brokers: Sequence[BrokerEndpoint]
+    live_broker_ids: frozenset[int]
     fenced: Sequence[int]
-
-    @property
-    def live_broker_ids(self) -> frozenset[int]:
-        """Ids of the brokers with a session."""
-        return frozenset(broker.node_id for broker in self.brokers)
+    without_listener: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,27 +128,44 @@ class ClusterDescriptionService:
         self._settings = settings
         self._cluster = cluster
 
-    def describe(self, listener: Listener) -> ClusterDescription:
-        """Describe the cluster to a client of `listener`, this broker's advertised address. The result contains at
-        least one broker."""
+    def describe(self, listener: ServedListener) -> ClusterDescription:
+        """Describe the cluster to a client of `listener`. If this broker advertises the listener, the result contains
+        at least one broker."""
         own, state = self._settings.node_id, self._topics.state
-        known = dict(state.brokers)
-        if own in known or not known:
-            known[own] = BrokerState(own, *listener, self._settings.broker_rack or None)
+        name = listener.name
+        known = {
+            node_id: endpoint
+            for node_id, broker in state.brokers.items()
+            if (endpoint := broker.endpoints.get(name)) is not None
+        }
+        if listener.endpoint is not None and (own in state.brokers or not state.brokers):
+            known[own] = listener.endpoint
         brokers = [known[node_id] for node_id in sorted(known)]
-        fenced = [node_id for node_id in sorted(state.registrations) if node_id not in known]
-        return ClusterDescription(state.cluster_id, self._controller_id(brokers), brokers, fenced)
+        without_listener: frozenset[int] = frozenset()
+        if len(known) < len(state.brokers):
+            without_listener = frozenset(state.brokers.keys() - known.keys())
+        fenced = [
+            node_id
+            for node_id in sorted(state.registrations)
+            if node_id not in known and node_id not in without_listener
+        ]
+        return ClusterDescription(
+            state.cluster_id,
+            self._controller_id(known),
+            brokers,
+            frozenset(known),
+            fenced,
+            without_listener,
+        )
 
-    def _controller_id(self, brokers: Sequence[BrokerState]) -> int:
-        """Return the id of the active controller if it has a session, else `NO_CONTROLLER`. A single node is its own
+    def _controller_id(self, known: Container[int]) -> int:
+        """Return the id of the active controller if it is in `known`, else `NO_CONTROLLER`. A single node is its own
         controller."""
         state = self._topics.state
         if not state.registrations:
-            return brokers[0].node_id
+            return self._settings.node_id
         controller = state.controller
-        if controller is None or controller.node_id not in state.brokers:
-            return NO_CONTROLLER
-        return controller.node_id
+        return NO_CONTROLLER if controller is None or controller.node_id not in known else controller.node_id
 
     def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata store in the form of a KRaft quorum (KIP-595). The members of etcd have no broker ids;

@@ -96,8 +96,9 @@ KafkaOption = Annotated[
     str | None,
     typer.Option(
         "--kafka",
-        metavar="HOST:PORT",
-        help="Listener of the Kafka protocol; port 0: a free one. [default: 127.0.0.1:9092]",
+        metavar="LISTENERS",
+        help="Listener of the Kafka protocol, HOST:PORT, or several, NAME://HOST:PORT,...; port 0: a free one. "
+        "[default: 127.0.0.1:9092]",
     ),
 ]
 HttpOption = Annotated[
@@ -155,8 +156,8 @@ AdvertiseOption = Annotated[
     str | None,
     typer.Option(
         "--advertise",
-        metavar="HOST:PORT",
-        help="Address for clients and other brokers. [default: the listener]",
+        metavar="LISTENERS",
+        help="Address for clients and other brokers, in the form of --kafka. [default: the listeners]",
     ),
 ]
 RackOption = Annotated[

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from mansio.api.asgi.server import HttpServer
     from mansio.api.grpc.server import GrpcServer
     from mansio.api.http.service_stats import ServiceStats
-    from mansio.config.settings import Address, Settings
+    from mansio.config.addresses import Address
+    from mansio.config.settings import Settings
     from mansio.logs import LineHandler
     from mansio.node.broker import Broker
     from mansio.node.etcd_member.member import EtcdMember
@@ -57,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 """Time for closing the logs after the drain; then the process ends without closing them."""
-
-LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 SUPPRESSED_LINES_INTERVAL_S = 1.0
 """Interval at which suppressed log lines are released."""
@@ -138,7 +137,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.api.http.service_stats import ServiceStats
     from mansio.cli.broker.serve import SystemdNotifier
-    from mansio.config.settings import Address
+    from mansio.config.addresses import Address
     from mansio.node.broker import Broker
 
     stop = asyncio.Event()
@@ -173,7 +172,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
             if http is not None:
                 addresses = {"http": Address(*http_address), **addresses}
             _print_ready(settings, broker, addresses)
-            manager.ready(f"kafka={broker.listener_address}")
+            manager.ready(f"kafka={broker.listeners_text}")
             await stop.wait()
     finally:
         manager.stopping()
@@ -259,7 +258,7 @@ async def _start_servers(
 ) -> dict[str, Address]:
     """Start the listeners that are configured besides Kafka's and HTTP, and add them to `servers`. Return their
     addresses. Raises `ConfigError` if an address is not available."""
-    from mansio.config.settings import Address
+    from mansio.config.addresses import Address
 
     wanted: dict[str, tuple[Address, HttpServer | GrpcServer]] = {}
     if (address := settings.sqs_address) is not None:
@@ -306,9 +305,13 @@ async def _start_unless_stopped(broker: Broker, stop: asyncio.Event) -> bool:
 
 
 async def _start(broker: Broker) -> None:
+    from mansio.host.listening_sockets import ListenError
+
     directory = broker.settings.data_dir
     try:
         await broker.start()
+    except ListenError as error:
+        raise ConfigError(_listen_error(error, error.host, error.port, "--kafka")) from error
     except DataDirectoryLocked as error:
         raise ConfigError(f"data directory {directory} is in use by another broker: use --data") from error
     except OSError as error:
@@ -316,27 +319,26 @@ async def _start(broker: Broker) -> None:
             raise ConfigError(
                 f"cannot use data directory {directory}: {error.strerror}; use --data"
             ) from error
-        if error.errno not in LISTEN_ERRNOS:
-            raise
-        address = broker.settings.listener_address
-        raise ConfigError(_listen_error(error, address.host, address.port, "--kafka")) from error
+        raise
 
 
 def _listen_error(error: OSError, host: str, port: int, flag: str) -> str:
     """Return the error message for a port that cannot be bound: the reason or the process that uses it, and the flag
     for another port.
     """
+    from mansio.config.addresses import Address
+    from mansio.host.listening_sockets import ListenError
     from mansio.host.port_owner import port_in_use_message
 
     if error.errno == errno.EADDRINUSE:
         return f"{port_in_use_message(host, port)}: use {flag} for another port"
-    reason = error.strerror or str(error)
-    return f"cannot listen on {host}:{port}: {reason}; use {flag} for another address"
+    reason = error.reason if isinstance(error, ListenError) else error.strerror or str(error)
+    return f"cannot listen on {Address(host, port)}: {reason}; use {flag} for another address"
 
 
 def _print_ready(settings: Settings, broker: Broker, addresses: dict[str, Address]) -> None:
     others = " ".join(f"{name}={address}" for name, address in {"http": "off", **addresses}.items())
-    listeners = f"kafka={broker.listener_address} {others}"
+    listeners = f"kafka={broker.listeners_text} {others}"
     print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_memory_pool import RequestMemoryPool
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_authenticator import BrokerChallenge
+    from mansio.broker.services.cluster import ServedListener
     from mansio.broker.services.statistics import LoopHolds
     from mansio.state.broker_handshake import BrokerIdentity
     from mansio.storage.log import LogSlice
@@ -129,14 +130,17 @@ class Connection(asyncio.BufferedProtocol):
         "get_buffer",
         "is_unordered",
         "last_active",
+        "listener",
         "peer",
         "received_bytes",
         "template",
         "template_misses",
     )
 
-    def __init__(self, server: ConnectionOwner) -> None:
+    def __init__(self, server: ConnectionOwner, listener: ServedListener) -> None:
+        """Create the protocol of a connection that `listener` has accepted."""
         self._server = server
+        self.listener = listener
         self._frames = FrameReader(server.limits.socket_request_max_bytes, server.receive_scratch)
         self.get_buffer = self._frames.get_buffer  # type: ignore[assignment,method-assign]  # the transport's own call, no detour
         self._backlog: deque[bytes] = deque()

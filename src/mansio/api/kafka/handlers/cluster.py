@@ -41,6 +41,8 @@ ALL_CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9,
 ENDPOINT_TYPE_BROKERS: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 LEADER_NOT_AVAILABLE: Final = 5
+LISTENER_NOT_FOUND: Final = 72
+"""The leader does not advertise the listener through which the client asks."""
 PROBLEMS_MAX: Final = 100
 """Maximum number of problems, and of warnings, in a DescribeHealth response."""
 NO_PORT: Final = -1
@@ -81,14 +83,15 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     version = context.api_version
     operations = ALL_TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_OMITTED
     described = service.cluster_description.describe(context.listener)
-    encoder = service.topics.encoder
-    alive = described.live_broker_ids
+    encoder = service.topics.encoder.for_listener(
+        context.listener.name, described.live_broker_ids, described.without_listener
+    )
     turns = ItemTurns(service.scheduler)
     if request.topics is None or (version == 0 and not request.topics):
         topics = []
         for topic in list(service.topics.state.topics.values()):
             await turns.next()
-            topics.append(encoder.encode(version, topic, alive, operations))
+            topics.append(encoder.encode(version, topic, operations))
     else:
         may_create = version < 4 or request.allow_auto_topic_creation
         may_create = may_create and len(request.topics) <= ITEMS_MAX
@@ -100,7 +103,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
             except MansioError as error:
                 topics.append(encode_missing_topic(version, error.kafka_code, name, topic_id, operations))
             else:
-                topics.append(encoder.encode(version, topic, alive, operations))
+                topics.append(encoder.encode(version, topic, operations))
     return encode_metadata(
         version,
         context.correlation_id,
@@ -223,7 +226,8 @@ async def describe_topic_partitions(
     A page ends before the partition that `next_cursor` names; a cursor whose topic was deleted continues with the next
     topic.
     """
-    alive = service.cluster_description.describe(context.listener).live_broker_ids
+    described = service.cluster_description.describe(context.listener)
+    alive, without_listener = described.live_broker_ids, described.without_listener
     cursor = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
     turns = ItemTurns(service.scheduler)
     page = await service.cluster_description.describe_topics(
@@ -239,11 +243,13 @@ async def describe_topic_partitions(
     topics = []
     for found in page.topics:
         await turns.next(1 + len(found.partitions))
-        topics.append(_topic_fields(found, alive))
+        topics.append(_topic_fields(found, alive, without_listener))
     return {"topics": topics, "next_cursor": next_cursor}
 
 
-def _topic_fields(found: DescribedTopic, alive: frozenset[int]) -> dict[str, Any]:
+def _topic_fields(
+    found: DescribedTopic, alive: frozenset[int], without_listener: frozenset[int]
+) -> dict[str, Any]:
     topic = found.topic
     if topic is None:
         return {"name": found.name, "error_code": 0 if found.error is None else found.error.kafka_code}
@@ -251,17 +257,24 @@ def _topic_fields(found: DescribedTopic, alive: frozenset[int]) -> dict[str, Any
         "name": found.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.internal,
-        "partitions": [_partition_fields(topic, index, alive) for index in found.partitions],
+        "partitions": [
+            _partition_fields(topic, index, alive, without_listener) for index in found.partitions
+        ],
         "topic_authorized_operations": ALL_TOPIC_OPERATIONS,
     }
 
 
-def _partition_fields(topic: Topic, index: int, alive: frozenset[int]) -> dict[str, Any]:
+def _partition_fields(
+    topic: Topic, index: int, alive: frozenset[int], without_listener: frozenset[int]
+) -> dict[str, Any]:
     partition = topic.partitions[index]
+    error = 0
+    if partition.leader not in alive:
+        error = LISTENER_NOT_FOUND if partition.leader in without_listener else LEADER_NOT_AVAILABLE
     return {
         "partition_index": index,
-        "error_code": 0 if partition.leader in alive else LEADER_NOT_AVAILABLE,
-        "leader_id": partition.leader if partition.leader in alive else NO_LEADER,
+        "error_code": error,
+        "leader_id": NO_LEADER if error else partition.leader,
         "leader_epoch": partition.leader_epoch,
         "replica_nodes": partition.replicas,
         "isr_nodes": partition.isr,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.api.kafka.handlers.group_responses import described_groups, error_code
 from mansio.broker.services.groups import LeavingMember
 from mansio.errors import (
+    CoordinatorNotAvailable,
     GroupIdNotFound,
     InvalidRequest,
     MansioError,
@@ -64,10 +65,17 @@ async def _coordinator(service: BrokerServices, key_type: int, key: str, context
             raise InvalidRequest(f"unknown coordinator type {key_type}")
     except MansioError as error:
         return {**NO_COORDINATOR_FIELDS, "error_code": error.kafka_code, "error_message": error.message}
-    if broker is None:  # clients reach this broker by the listener they used
-        host, port = context.listener
-        return {"node_id": service.settings.node_id, "host": host, "port": port, "error_code": 0}
-    return {"node_id": broker.node_id, "host": broker.host, "port": broker.port, "error_code": 0}
+    listener = (
+        context.listener
+    )  # clients reach this broker by the listener they used, and others by the same one
+    found = listener.endpoint if broker is None else broker.endpoints.get(listener.name)
+    if found is None:
+        return {
+            **NO_COORDINATOR_FIELDS,
+            "error_code": CoordinatorNotAvailable.kafka_code,
+            "error_message": f"the coordinator has no listener {listener.name}",
+        }
+    return {"node_id": found.node_id, "host": found.host, "port": found.port, "error_code": 0}
 
 
 async def _share_coordinator(service: BrokerServices, key: str) -> BrokerState | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.pending_response import QueuedResponse
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.cluster import ServedListener
     from mansio.state.broker_handshake import BrokerIdentity
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class DirectRequest:
         "client_host",
         "closed",
         "error",
+        "listener",
         "peer",
         "response",
         "template",
@@ -78,10 +80,15 @@ class DirectRequest:
     )
 
     def __init__(
-        self, client_host: str, peer: BrokerIdentity | None, on_done: Callable[[DirectRequest], None]
+        self,
+        client_host: str,
+        peer: BrokerIdentity | None,
+        on_done: Callable[[DirectRequest], None],
+        listener: ServedListener,
     ) -> None:
         """`client_host`: address of the client; `peer`: the broker that makes the request for itself, None for a
-        client's."""
+        client's; `listener`: the one through which the sender reaches brokers."""
+        self.listener = listener
         self.client_host = client_host
         self.peer = peer
         self.closed = False

@@ -47,7 +47,10 @@ def forward(
     response = connection.defer_response()
     release = connection.hold_request(len(frame))
     direct = DirectRequest(
-        request.client_address, peer if request.is_own else None, partial(_answer, header, response, release)
+        request.client_address,
+        peer if request.is_own else None,
+        partial(_answer, header, response, release),
+        connection.listener,
     )
     response.on_lost(direct.cancel)
     direct.begin(server, memoryview(request.request))

@@ -1,4 +1,4 @@
-"""Kafka listener: accepts connections, routes requests to handlers and enforces limits.
+"""Kafka listeners: accept connections, route requests to handlers and enforce limits.
 
 Produce, Fetch, ShareFetch and ShareAcknowledge have handlers that receive the raw frame. Every other request is decoded
 by `wire.codec.messages` and runs as a coroutine (`RequestRouter`). Owns the listening sockets, the connections and the
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.connections.connection import Connection
@@ -28,9 +29,13 @@ from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.forwarded_requests import forward
 from mansio.api.kafka.server.request_router import RequestRouter
+from mansio.broker.services.cluster import ServedListener
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
+from mansio.config.addresses import WILDCARD_IPV4
 from mansio.errors import FrameStalled, UnsupportedVersion
+from mansio.host.listening_sockets import listening_sockets
 from mansio.logs import fields
+from mansio.metadata.model import BrokerEndpoint
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis.produce import match_template
 from mansio.wire.codec import messages
@@ -38,11 +43,14 @@ from mansio.wire.framing import new_scratch_buffer
 from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from mansio.api.kafka.connections.limits import ServerLimits
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.addresses import Address
+    from mansio.config.listeners import Listener, Listeners
     from mansio.ports import Clock, Timer
     from mansio.storage.log import LogSlice
     from mansio.wire.headers import RequestHeader
@@ -74,7 +82,7 @@ DRAIN_POLL_S = 0.005
 
 
 class KafkaServer:
-    """Kafka listener of one broker: accepts connections and owns the memory that they share."""
+    """Kafka listeners of one broker: accept connections and own the memory that they share."""
 
     def __init__(
         self,
@@ -96,8 +104,12 @@ class KafkaServer:
         self.now = self.clock.monotonic()
         """Monotonic seconds as of the last sweep; precise enough for idle timeouts."""
         self.counters = ServerCounters()
-        self.listener = ("", 0)
-        self._listening: asyncio.Server | None = None
+        self.listeners: dict[str, ServedListener] = {}
+        """The listeners by name."""
+        self.addresses: dict[str, Address] = {}
+        """Addresses on which the listeners accept connections, by name, with the ports that free ones became."""
+        self._inter_broker_name = ""
+        self._listening: list[asyncio.Server] = []
         self._router = RequestRouter(service)
         self._connections: dict[
             Connection, None
@@ -118,17 +130,62 @@ class KafkaServer:
 
     # Start and stop
 
-    async def start(
-        self, host: str, port: int, *, advertised: tuple[str, int] | None = None
-    ) -> tuple[str, int]:
-        """Start to accept connections; port 0 selects a free port. Return the bound (host, port). Raises `OSError`."""
-        self._listening = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=ACCEPT_BACKLOG
+    async def listen(self, listeners: Listeners) -> None:
+        """Start to accept connections on all listeners; port 0 selects a free port. Raises `ListenError`, and accepts
+        none then."""
+        opened: list[tuple[Listener, list[socket.socket]]] = []
+        try:
+            for listener in listeners.all:
+                sockets = await listening_sockets(*listener.address, ACCEPT_BACKLOG)
+                opened.append((listener, sockets))
+        except OSError:
+            for _, sockets in opened:
+                for each in sockets:
+                    each.close()
+            raise
+        self.addresses = {
+            listener.name: listener.address._replace(port=sockets[0].getsockname()[1])
+            for listener, sockets in opened
+        }
+        self.use_listeners(
+            [self._served(each) for each in listeners.all], inter_broker_name=listeners.inter_broker.name
         )
-        bound = self._listening.sockets[0].getsockname()[:2]
-        self.listener = advertised or (host, bound[1])
+        for listener, sockets in opened:
+            accept = partial(Connection, self, self.listeners[listener.name])
+            for each in sockets:
+                self._listening.append(
+                    await self.loop.create_server(accept, sock=each, backlog=ACCEPT_BACKLOG)
+                )
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
-        return host, bound[1]
+
+    def use_listeners(self, listeners: Sequence[ServedListener], *, inter_broker_name: str) -> None:
+        """Set the listeners, one of which is that for other brokers. Called once, before the first connection."""
+        self.listeners = {each.name: each for each in listeners}
+        self._inter_broker_name = inter_broker_name
+
+    def _served(self, listener: Listener) -> ServedListener:
+        settings = self.service.settings
+        endpoint = None
+        if listener.is_advertised:
+            host, port = listener.advertised or self.addresses[listener.name]
+            endpoint = BrokerEndpoint(
+                settings.node_id,
+                host or WILDCARD_IPV4,
+                port,
+                settings.broker_rack or None,
+                listener.security_protocol,
+            )
+        return ServedListener(listener.name, listener.security_protocol, endpoint)
+
+    @property
+    def inter_broker_listener(self) -> ServedListener:
+        """The listener through which other brokers reach this one; requests without a connection belong to it."""
+        return self.listeners[self._inter_broker_name]
+
+    @property
+    def endpoints(self) -> dict[str, BrokerEndpoint]:
+        """What this broker advertises, by name of the listener."""
+        return {name: each.endpoint for name, each in self.listeners.items() if each.endpoint is not None}
 
     async def stop(self, drain_ms: int) -> None:
         """Stop accepting connections, wait at most `drain_ms` for requests in progress, and close all connections."""
@@ -136,8 +193,8 @@ class KafkaServer:
         for timer in (self._sweep, self._stall_timer):
             if timer is not None:
                 timer.cancel()
-        if self._listening is not None:
-            self._listening.close()
+        for listening in self._listening:
+            listening.close()
         for connection in tuple(self._connections):
             connection.end_pause()
             connection.pause_reading()
@@ -341,7 +398,7 @@ class KafkaServer:
             header.correlation_id,
             header.client_id,
             connection.client_host,
-            self.listener,
+            connection.listener,
             connection.peer,
         )
         pending_response = connection.defer_response()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.pending_response import PendingResponse
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.cluster import ServedListener
     from mansio.broker.services.share_groups.share import AcknowledgeResult, ReceivedPartition
     from mansio.wire.apis.share_acknowledge import AckPartition
     from mansio.wire.apis.share_fetch import ShareFetchRequest
@@ -100,7 +101,7 @@ class _ShareFetch:
                 parts = await self._process()
             except MansioError as error:
                 self._service.statistics.count_error(int(ApiKey.SHARE_FETCH), error.kafka_code)
-                parts = self._encode({}, LeaderHints(self._service), 0, error)
+                parts = self._encode({}, LeaderHints(self._service, self._connection.listener), 0, error)
             pending_response.on_lost(None)
             if not pending_response.is_abandoned:
                 pending_response.answer(parts)
@@ -154,7 +155,7 @@ class _ShareFetch:
             await share.store_acknowledgements(results)
         if session.releases_leases and not shares.sessions.has_session(group, member):
             await shares.release_leases(group, member)
-        leaders = LeaderHints(service)
+        leaders = LeaderHints(service, self._connection.listener)
         lock_ms = receive.lock_ms if receive is not None else 0
         return self._encode(
             _merge_results(received, results, leaders), leaders, lock_ms or find_lock_ms(results)
@@ -271,10 +272,12 @@ def error_for_client(error: MansioError | None) -> tuple[int, str | None]:
 class LeaderHints:
     """Current leaders of the partitions of one response that this broker does not lead, with their endpoints."""
 
-    __slots__ = ("_endpoints", "_service")
+    __slots__ = ("_endpoints", "_listener", "_service")
 
-    def __init__(self, service: BrokerServices) -> None:
+    def __init__(self, service: BrokerServices, listener: ServedListener) -> None:
+        """Create hints for a client that asks through `listener`."""
         self._service = service
+        self._listener = listener
         self._endpoints: dict[int, Endpoint] = {}
 
     @property
@@ -284,7 +287,7 @@ class LeaderHints:
 
     def leader_of(self, topic_id: bytes, index: int, error: MansioError | None) -> tuple[int, int]:
         """Return the leader and leader epoch of a partition according to the metadata if a client gets `error` as
-        NOT_LEADER_OR_FOLLOWER; (-1, -1) otherwise."""
+        NOT_LEADER_OR_FOLLOWER and can reach the leader through its listener; (-1, -1) otherwise."""
         if error is None or error_for_client(error)[0] != NotLeaderOrFollower.kafka_code:
             return -1, -1
         state = self._service.topics.state
@@ -293,13 +296,14 @@ class LeaderHints:
             return -1, -1
         partition = topic.partitions[index]
         broker = available_leader(state, partition)
-        if broker is None:
+        endpoint = None if broker is None else broker.endpoints.get(self._listener.name)
+        if endpoint is None:
             return -1, -1
-        if broker.node_id not in self._endpoints:
-            self._endpoints[broker.node_id] = Endpoint(
-                broker.node_id, broker.host, broker.port, broker.rack or None
+        if endpoint.node_id not in self._endpoints:
+            self._endpoints[endpoint.node_id] = Endpoint(
+                endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack or None
             )
-        return broker.node_id, partition.leader_epoch
+        return endpoint.node_id, partition.leader_epoch
 
 
 def share_acknowledge(
@@ -345,7 +349,7 @@ async def _acknowledge(
     if session.releases_leases and not sessions.has_session(group, member):
         await service.share_partition_manager.release_leases(group, member)
     topics: dict[bytes, list[AckResult]] = {}
-    leaders = LeaderHints(service)
+    leaders = LeaderHints(service, connection.listener)
     for result in results:
         code, message = error_for_client(result.error)
         leader = leaders.leader_of(result.topic_id, result.partition, result.error)
