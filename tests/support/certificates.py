@@ -120,3 +120,9 @@ def _sign(
             directory=directory,
         )  # fmt: skip
     key.chmod(0o600)
+
+
+def encrypted_key(key: Path, path: Path, passphrase: str = "secret") -> Path:
+    """Write a copy of a key that is encrypted with a passphrase to `path`."""
+    _openssl("ec", "-in", key, "-aes256", "-passout", f"pass:{passphrase}", "-out", path, directory=path.parent)
+    return path

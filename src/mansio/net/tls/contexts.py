@@ -162,12 +162,12 @@ def _new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
 def _read(path: str) -> str:
     """Read a PEM file. What is not ASCII, as in comments, is replaced."""
     try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
+            raise ConfigError(f"{path} is not a regular file")
+        if status.st_size > FILE_BYTES_MAX:
+            raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB")
         with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{path} is not a regular file")
-            if status.st_size > FILE_BYTES_MAX:
-                raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB")
             return file.read(FILE_BYTES_MAX).decode("ascii", "replace")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
@@ -228,14 +228,16 @@ def _check_as_server(
 ) -> ssl.SSLObject:
     """Check the certificate of a listener as its clients will; return the client's side of the connection."""
     path = files.certificate
-    peer = _verified(context, _client_that_trusts([own], is_root=False), path, "the certificate")
+    peer = _verified(context, _client_that_trusts([own], is_root=False), path)
     if authorities:
         client = _client_that_trusts(authorities, is_root=True)
         try:
             _handshake(context, client)
         except ssl.SSLCertVerificationError as error:
             if error.verify_code not in _ISSUER_UNKNOWN:
-                raise _invalid(path, "the chain of the certificate", error) from None
+                raise ConfigError(
+                    f"an authority of the certificate in {path} is not valid: {error.verify_message}"
+                ) from None
             client.load_default_certs()
             try:
                 _handshake(context, client)
@@ -257,7 +259,7 @@ def _check_as_client(path: str, key: str, own: str) -> None:
     server.verify_mode = ssl.CERT_REQUIRED
     server.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     server.load_verify_locations(cadata=own)
-    _verified(server, client, path, "the certificate")
+    _verified(server, client, path)
 
 
 def _client_that_trusts(certificates: list[str], *, is_root: bool) -> ssl.SSLContext:
@@ -269,17 +271,14 @@ def _client_that_trusts(certificates: list[str], *, is_root: bool) -> ssl.SSLCon
     return client
 
 
-def _verified(server: ssl.SSLContext, client: ssl.SSLContext, path: str, what: str) -> ssl.SSLObject:
+def _verified(server: ssl.SSLContext, client: ssl.SSLContext, path: str) -> ssl.SSLObject:
+    """Connect two contexts, one of which verifies the certificates of the other in the file `path`."""
     try:
         return _handshake(server, client)
     except ssl.SSLCertVerificationError as error:
-        raise _invalid(path, what, error) from None
+        raise ConfigError(f"a certificate in {path} is not valid: {error.verify_message}") from None
     except ssl.SSLError as error:
-        raise ConfigError(f"{what} in {path} cannot be used: {_reason_of(error)}") from None
-
-
-def _invalid(path: str, what: str, error: ssl.SSLCertVerificationError) -> ConfigError:
-    return ConfigError(f"{what} in {path} is not valid: {error.verify_message}")
+        raise ConfigError(f"the certificate in {path} cannot be used: {_reason_of(error)}") from None
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
