@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 OPENSSL: Final = shutil.which("openssl")
 
@@ -42,7 +42,12 @@ class Authority:
     """A certificate authority in a directory of its own. `issuer`: the authority above it; None for a root."""
 
     def __init__(
-        self, directory: Path, name: str = "Test CA", *, issuer: Authority | None = None, expired: bool = False
+        self,
+        directory: Path,
+        name: str = "Test CA",
+        *,
+        issuer: Authority | None = None,
+        expired: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
@@ -72,8 +77,8 @@ class Authority:
         with_chain: bool = True,
     ) -> Certificate:
         """Issue a certificate. `subject`: a common name, or a whole subject as openssl takes it (`/O=x/CN=y`). `names`:
-        alternative names; none for a client. `days`: validity from now; negative for one that has expired. `with_chain`:
-        whether the file also has the authorities below the root."""
+        alternative names; none for a client. `days`: validity from now; negative for one that has expired.
+        `with_chain`: whether the file also has the authorities below the root."""
         self._issued += 1
         path = self.directory / f"{self._issued}.pem"
         key = self.directory / f"{self._issued}.key"
@@ -105,7 +110,19 @@ def _sign(
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
     if issuer is None and days > 0:
         added = [part for extension in extensions for part in ("-addext", extension)]
-        _openssl("req", "-x509", *new_key, "-out", path, "-subj", subject, "-days", str(days), *added, directory=directory)
+        _openssl(
+            "req",
+            "-x509",
+            *new_key,
+            "-out",
+            path,
+            "-subj",
+            subject,
+            "-days",
+            str(days),
+            *added,
+            directory=directory,
+        )
     else:
         request, settings = path.with_suffix(".csr"), path.with_suffix(".ext")
         settings.write_text("\n".join(extensions) + "\n")
@@ -124,5 +141,7 @@ def _sign(
 
 def encrypted_key(key: Path, path: Path, passphrase: str = "secret") -> Path:
     """Write a copy of a key that is encrypted with a passphrase to `path`."""
-    _openssl("ec", "-in", key, "-aes256", "-passout", f"pass:{passphrase}", "-out", path, directory=path.parent)
+    _openssl(
+        "ec", "-in", key, "-aes256", "-passout", f"pass:{passphrase}", "-out", path, directory=path.parent
+    )
     return path

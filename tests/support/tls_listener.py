@@ -84,7 +84,9 @@ class TlsListener:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        _, self.port = self.run(self.acceptor.start("127.0.0.1", 0))
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port = listening.getsockname()[1]
+        self.run(self._listen(listening))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,6 +97,9 @@ class TlsListener:
 
     def run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(scaled(60))
+
+    async def _listen(self, listening: socket.socket) -> None:
+        self.acceptor.listen([listening])
 
     async def _stop(self) -> None:
         await self.acceptor.stop()
@@ -110,9 +115,7 @@ class TlsListener:
     def connect_plain(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=scaled(CLIENT_TIMEOUT_S))
 
-    def connect(
-        self, context: ssl.SSLContext, *, session: ssl.SSLSession | None = None
-    ) -> ssl.SSLSocket:
+    def connect(self, context: ssl.SSLContext, *, session: ssl.SSLSession | None = None) -> ssl.SSLSocket:
         """Connect as the name `localhost`. Raises `ssl.SSLError`, `OSError`."""
         plain = self.connect_plain()
         try:

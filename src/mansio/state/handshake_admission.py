@@ -49,7 +49,9 @@ def address_key(host: str) -> str:
     except AddressValueError:
         return host
     mapped = address.ipv4_mapped
-    return str(IPv6Address(int(address) >> _HOST_BITS << _HOST_BITS) if mapped is None else IPv4Address(mapped))
+    return str(
+        IPv6Address(int(address) >> _HOST_BITS << _HOST_BITS) if mapped is None else IPv4Address(mapped)
+    )
 
 
 class _Address(Generic[C]):

@@ -1,4 +1,4 @@
-"""Files of certificates are checked before they are used, and what is wrong is said in one line without their content."""
+"""Files of certificates are checked before they are used, and an error is one line without their content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def issued(authority: Authority) -> Certificate:
     return authority.issue()
 
 
-def refusal(issued: Certificate, authority: Authority | None = None, client_authentication: str = "none") -> str:
+def refusal(
+    issued: Certificate, authority: Authority | None = None, client_authentication: str = "none"
+) -> str:
     with pytest.raises(ConfigError) as refused:
         load_server_context(tls_files(issued, authority, client_authentication))
     line = str(refused.value)
@@ -51,7 +53,10 @@ def test_valid_files_are_accepted_with_and_without_the_authority(
 
 def test_key_of_another_certificate_is_refused(authority: Authority, issued: Certificate) -> None:
     mixed = Certificate(issued.certificate, authority.issue().key)
-    assert refusal(mixed) == f"the private key in {mixed.key} does not fit the certificate in {mixed.certificate}"
+    assert (
+        refusal(mixed)
+        == f"the private key in {mixed.key} does not fit the certificate in {mixed.certificate}"
+    )
 
 
 @pytest.mark.parametrize("with_authority", [True, False])
@@ -70,7 +75,9 @@ def test_certificate_of_another_authority_is_refused(
     assert f"does not lead to an authority in {other.certificate}" in line
 
 
-def test_missing_certificate_between_root_and_certificate_is_found(authority: Authority, tmp_path: Path) -> None:
+def test_missing_certificate_between_root_and_certificate_is_found(
+    authority: Authority, tmp_path: Path
+) -> None:
     between = Authority(tmp_path, "Between", issuer=authority)
     load_server_context(tls_files(between.issue(), authority))
     assert "does not lead to an authority" in refusal(between.issue(with_chain=False), authority)
@@ -114,7 +121,9 @@ def test_damaged_certificate_and_damaged_key_are_refused(issued: Certificate, tm
 
 def test_key_with_a_passphrase_is_refused_without_a_question(issued: Certificate, tmp_path: Path) -> None:
     encrypted = encrypted_key(issued.key, tmp_path / "encrypted.key")
-    assert refusal(Certificate(issued.certificate, encrypted)).endswith("has a passphrase; store it without one")
+    assert refusal(Certificate(issued.certificate, encrypted)).endswith(
+        "has a passphrase; store it without one"
+    )
 
 
 def test_client_certificates_without_authorities_are_refused(issued: Certificate) -> None:
@@ -171,7 +180,11 @@ def connected(
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("how", ["requested", "required"])
 def test_session_of_a_client_certificate_is_not_resumed_after_the_certificate_has_expired(
-    authority: Authority, issued: Certificate, monkeypatch: pytest.MonkeyPatch, version: ssl.TLSVersion, how: str
+    authority: Authority,
+    issued: Certificate,
+    monkeypatch: pytest.MonkeyPatch,
+    version: ssl.TLSVersion,
+    how: str,
 ) -> None:
     server = server_context(issued, authority, how)
     client = client_context(authority.certificate, authority.issue("someone", names=()))
@@ -185,7 +198,7 @@ def test_session_of_a_client_certificate_is_not_resumed_after_the_certificate_ha
     certificate = ours.getpeercert()
     assert certificate is not None
     expires = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
-    monkeypatch.setattr(contexts.time, "time", lambda: expires + 1.0)
+    monkeypatch.setattr("mansio.net.tls.contexts.time.time", lambda: expires + 1.0)
     with pytest.raises(contexts.ResumedSessionExpired):
         connected(client, server, first.session)
 

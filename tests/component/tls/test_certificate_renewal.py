@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -27,8 +27,8 @@ class Bench:
         self.files = Certificate(directory / "listener.pem", directory / "listener.key")
         self._stamp_ns = 1_700_000_000_000_000_000
         self.install(self.authority.issue())
-        self.scheduler: Any = BenchScheduler()
-        self.thread: Any = ManualBackground()
+        self.scheduler = cast("Any", BenchScheduler())
+        self.thread = cast("Any", ManualBackground())
         self.reloader = CertificateReloader(
             tls_files(self.files, self.authority), self.scheduler, self.thread
         )
@@ -125,18 +125,14 @@ def test_files_that_cannot_be_used_leave_the_earlier_ones_in_force_with_one_warn
 def test_certificate_that_becomes_valid_is_used_without_another_change(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mansio.net.tls import certificate_reloader
-
-    load = certificate_reloader.load_server_context
-
     def not_yet(*_: object) -> None:
         raise ConfigError("not yet valid")
 
     bench.install(bench.authority.issue())
-    monkeypatch.setattr(certificate_reloader, "load_server_context", not_yet)
-    bench.pass_interval()
+    with monkeypatch.context() as patch:
+        patch.setattr("mansio.net.tls.certificate_reloader.load_server_context", not_yet)
+        bench.pass_interval()
     assert bench.reloader.reloads == 0
-    monkeypatch.setattr(certificate_reloader, "load_server_context", load)
     bench.pass_interval()
     assert bench.reloader.reloads == 1
 
@@ -175,9 +171,7 @@ def test_renewed_authority_is_required_of_new_clients_and_open_connections_go_on
     ca = tmp_path / "ca.pem"
     bench.install_file(authority.certificate, ca)
     files = replace(tls_files(bench.files, authority, "required"), ca=str(ca))
-    reloader = CertificateReloader(
-        files, bench.scheduler, bench.thread
-    )
+    reloader = CertificateReloader(files, bench.scheduler, bench.thread)
     old = client_context(authority.certificate, authority.issue("old", names=()))
     with TlsListener(reloader.context) as listener:
         connected = listener.connect(old)

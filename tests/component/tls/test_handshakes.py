@@ -260,7 +260,9 @@ def test_honest_client_is_served_beside_a_flood_that_sends_nothing(
         flood = [listener.connect_plain() for _ in range(250)]
         wait_until(lambda: listener.acceptor.accepted == 250, 20, "the flood")
         assert listener.failures()["overloaded"] >= 250 - 48 - 100
-        wait_until(lambda: listener.acceptor.running_count == 48, 20, "an address alone leaves places for others")
+        wait_until(
+            lambda: listener.acceptor.running_count == 48, 20, "an address alone leaves places for others"
+        )
         honest = socket.socket()
         honest.settimeout(scaled(20))
         honest.bind(("127.0.0.2", 0))
@@ -282,7 +284,9 @@ def test_hundreds_of_clients_of_one_address_connect_at_once(
         clients = []
         for each in plain:
             each.setblocking(False)
-            clients.append(trusting.wrap_socket(each, server_hostname="localhost", do_handshake_on_connect=False))
+            clients.append(
+                trusting.wrap_socket(each, server_hostname="localhost", do_handshake_on_connect=False)
+            )
         left = dict.fromkeys(clients)
         end = time.monotonic() + scaled(30)
         while left and time.monotonic() < end:
@@ -330,11 +334,13 @@ def test_stop_closes_waiting_and_running_handshakes(
         silent = [listener.connect_plain() for _ in range(5)]
         wait_until(lambda: listener.acceptor.accepted == 6, 20, "the connections")
         listener.run(listener.acceptor.stop())
-        for client in silent:
+        for each in silent:
             with contextlib.suppress(ConnectionResetError):
-                assert client.recv(1) == b""
-            client.close()
-        wait_until(lambda: descriptors() == before - 1, 20, "all descriptors closed, and that of the listener")
+                assert each.recv(1) == b""
+            each.close()
+        wait_until(
+            lambda: descriptors() == before - 1, 20, "all descriptors closed, and that of the listener"
+        )
         with pytest.raises(OSError, match="refused"):
             listener.connect_plain()
 

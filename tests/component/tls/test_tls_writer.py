@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from mansio.api.kafka.connections import tls_writer
-from mansio.api.kafka.connections.socket_writer import SLICE_BYTES_MIN, UnreadableSlice
+from mansio.api.kafka.connections.socket_writer import SLICE_BYTES_MIN, UnreadableSlice, read_slice_into
 from mansio.api.kafka.connections.tls_writer import PIECE_BYTES_MAX, TRANSPORT_BYTES_MAX, TlsWriter
 from mansio.host.disk import HostDisk
 from mansio.storage.log import LogSlice
@@ -157,49 +156,52 @@ def test_bytes_and_file_ranges_arrive_in_order_and_whole_at_a_slow_reader(
     setting: Setting, loop: str
 ) -> None:
     for seed in range(examples(2, 20)):
-        chance = random.Random(seed)
-        expected = hashlib.sha256()
-        parts: list[bytes | LogSlice] = []
-        for _ in range(40):
-            if chance.random() < 0.5:
-                small = chance.randbytes(chance.choice((0, 1, 44, 5000, PIECE_BYTES_MAX, 300_000)))
-                parts.append(small)
-                expected.update(small)
+        check_order(setting, loop, random.Random(seed))
+
+
+def check_order(setting: Setting, loop: str, chance: random.Random) -> None:
+    expected = hashlib.sha256()
+    parts: list[bytes | LogSlice] = []
+    for _ in range(40):
+        if chance.random() < 0.5:
+            small = chance.randbytes(chance.choice((0, 1, 44, 5000, PIECE_BYTES_MAX, 300_000)))
+            parts.append(small)
+            expected.update(small)
+        else:
+            position = chance.randrange(FILE_BYTES // 2)
+            length = chance.randrange(1, 6 * SLICE_BYTES_MIN)
+            parts.append(setting.slice_of(position, length))
+            expected.update(setting.content[position : position + length])
+    total = sum(len(part) if isinstance(part, bytes) else part.length for part in parts)
+
+    async def work(protocol: WritingProtocol, reader: Reader) -> None:
+        writer = protocol.writer
+        assert writer is not None
+        received = hashlib.sha256()
+        left = total
+        was_waiting = False
+        while left:
+            if parts and chance.random() < 0.3:  # while the reader lags behind
+                count = chance.randrange(1, 6)
+                writer.send(parts[:count])
+                del parts[:count]
+                assert writer.held_bytes <= writer.waiting_bytes + 1_000
+                was_waiting |= writer.waiting_bytes > 0
+            elif left and (writer.waiting_bytes or not parts):
+                data = await reader.read(chance.randrange(1, 50_000))
+                assert data
+                received.update(data)
+                left -= len(data)
             else:
-                position = chance.randrange(FILE_BYTES // 2)
-                length = chance.randrange(1, 6 * SLICE_BYTES_MIN)
-                parts.append(setting.slice_of(position, length))
-                expected.update(setting.content[position : position + length])
-        total = sum(len(part) if isinstance(part, bytes) else part.length for part in parts)
-
-        async def work(protocol: WritingProtocol, reader: Reader) -> None:
-            writer = protocol.writer
-            assert writer is not None
-            received = hashlib.sha256()
-            left = total
-            was_waiting = False
-            while left:
-                if parts and chance.random() < 0.3:  # while the reader lags behind
-                    count = chance.randrange(1, 6)
-                    writer.send(parts[:count])
-                    del parts[:count]
-                    assert writer.held_bytes <= writer.waiting_bytes + 1_000
-                    was_waiting |= writer.waiting_bytes > 0
-                elif left and (writer.waiting_bytes or not parts):
-                    data = await reader.read(chance.randrange(1, 50_000))
-                    assert data
-                    received.update(data)
-                    left -= len(data)
-                else:
-                    await asyncio.sleep(0)
-            assert was_waiting, "the reader is meant to be slower than the sender"
-            while writer.waiting_bytes or not protocol.drained:  # noqa: ASYNC110 - some turns of the loop
                 await asyncio.sleep(0)
-            assert writer.waiting_bytes == writer.held_bytes == writer.waiting_parts == 0
-            assert received.hexdigest() == expected.hexdigest()
-            assert not protocol.errors
+        assert was_waiting, "the reader is meant to be slower than the sender"
+        while writer.waiting_bytes or not protocol.drained:  # noqa: ASYNC110 - some turns of the loop
+            await asyncio.sleep(0)
+        assert writer.waiting_bytes == writer.held_bytes == writer.waiting_parts == 0
+        assert received.hexdigest() == expected.hexdigest()
+        assert not protocol.errors
 
-        run(setting, loop, work)
+    run(setting, loop, work)
 
 
 @EACH_LOOP
@@ -211,7 +213,6 @@ def test_file_range_is_read_only_as_far_as_the_peer_reads(
     os.truncate(tmp_path / "large", size)
     large = LogSlice(HostDisk().open_readonly(str(tmp_path / "large")), 0, size, 0)
     read = 0
-    read_slice_into = tls_writer.read_slice_into
 
     def counted(buffer: memoryview, part: LogSlice, done: int) -> int:
         nonlocal read
@@ -219,7 +220,7 @@ def test_file_range_is_read_only_as_far_as_the_peer_reads(
         read += count
         return count
 
-    monkeypatch.setattr(tls_writer, "read_slice_into", counted)
+    monkeypatch.setattr("mansio.api.kafka.connections.tls_writer.read_slice_into", counted)
 
     async def work(protocol: WritingProtocol, reader: Reader) -> None:
         writer = protocol.writer

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ACCEPT_BACKLOG: Final = 1024
-"""Accept queue of the kernel; connections beyond it wait for their SYN to be answered."""
-
 ACCEPTS_PER_TURN: Final = 64
 """Maximum number of sockets that are accepted before the event loop serves others; one takes about 20 us."""
 
@@ -96,11 +93,6 @@ class TlsAcceptor:
         """Number of connections whose handshake failed, by reason."""
 
     @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """Addresses on which the acceptor listens."""
-        return [listening.getsockname()[:2] for listening in self._listening]
-
-    @property
     def running_count(self) -> int:
         """Number of handshakes in progress."""
         return self._admission.running_count
@@ -110,25 +102,8 @@ class TlsAcceptor:
         """Number of connections whose handshake has not begun."""
         return self._admission.waiting_count
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen on all addresses of `host`; an empty one stands for all interfaces, port 0 for a free port. Return the
-        bound (host, port) of the first. Raises `OSError`."""
-        infos = await self._loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        try:
-            for family, _, _, _, address in dict.fromkeys(infos):
-                listening = _listen(family, (address[0], port, *address[2:]))
-                self._listening.append(listening)
-                port = listening.getsockname()[1]  # the same for the other addresses
-        except BaseException:
-            self.stop_listening()
-            raise
-        self._resume()
-        return host, port
-
     def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept connections of sockets that listen already; the acceptor closes them."""
+        """Start to accept the connections of sockets that listen. The acceptor closes them."""
         for listening in sockets:
             listening.setblocking(False)
         self._listening.extend(sockets)
@@ -278,18 +253,3 @@ class TlsAcceptor:
         level = logging.DEBUG if failure is DISCONNECTED else logging.WARNING
         known = fields(peer=connection.peer, reason=failure.reason, detail=failure.detail)
         logger.log(level, "tls_handshake_failed", extra=known)
-
-
-def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # another socket has the IPv4 addresses
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.bind(address)
-        listening.listen(ACCEPT_BACKLOG)
-        listening.setblocking(False)
-    except BaseException:
-        listening.close()
-        raise
-    return listening

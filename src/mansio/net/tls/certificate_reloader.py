@@ -1,8 +1,8 @@
 """Renewal of a listener's certificates while it runs.
 
 The files are read again when they have changed, which is checked every `CHECK_INTERVAL_MS`, and on request (SIGHUP).
-New files become a new context only if they pass the checks of `load_server_context`; otherwise the context in use stays.
-New connections use the new context, and open ones keep theirs.
+New files become a new context only if they pass the checks of `load_server_context`; otherwise the context in use
+stays. New connections use the new context, and open ones keep theirs.
 
 Invariants:
 * Files are read on a thread: a hanging file system does not stop the event loop.

@@ -80,10 +80,13 @@ def failure_of(error: BaseException) -> Failure:
         words = reason_text.replace("_", " ").lower()
         if "_ALERT_" in reason_text:
             return Failure(
-                FailureReason.REFUSED_BY_CLIENT, f"the client ended the handshake: {words.partition('alert ')[2]}"
+                FailureReason.REFUSED_BY_CLIENT,
+                f"the client ended the handshake: {words.partition('alert ')[2]}",
             )
         return _REASONS.get(reason_text) or Failure(FailureReason.OTHER, words or "the handshake failed")
-    if isinstance(error, TimeoutError | ConnectionAbortedError):  # what event loops raise after the handshake's time
+    if isinstance(
+        error, TimeoutError | ConnectionAbortedError
+    ):  # what event loops raise after the handshake's time
         return TIMED_OUT
     if isinstance(error, OSError):
         return DISCONNECTED

@@ -157,7 +157,9 @@ class TlsWriter:
         self._is_pump_due = False
         if self._transport is None or self._is_paused:
             return
-        if self._transport.is_closing():  # what has not been passed on is lost, as with a plaintext connection
+        if (
+            self._transport.is_closing()
+        ):  # what has not been passed on is lost, as with a plaintext connection
             self.close()
             return
         self._write_waiting_parts()
