@@ -43,6 +43,7 @@ PEER_LOGGERS: Final = (
     "mansio.api.kafka.handlers",
     "mansio.broker.coordinator.group",
     "mansio.broker.services.broker_authenticator",
+    "mansio.net.tls.acceptor",
     "uvicorn",
 )
 """Loggers whose lines are caused by requests or connections, so that a client can cause any number of them."""

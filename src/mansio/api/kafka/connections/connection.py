@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.api.kafka.connections.pending_response import PendingResponse
 from mansio.api.kafka.connections.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
+from mansio.api.kafka.connections.tls_writer import TlsWriter
 from mansio.broker.services.statistics import HOLD_S_MIN
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.limits import ServerCounters, ServerLimits
     from mansio.api.kafka.connections.pending_response import QueuedResponse
     from mansio.api.kafka.connections.request_memory_pool import RequestMemoryPool
+    from mansio.api.kafka.connections.response_writer import ResponseWriter
     from mansio.api.kafka.connections.socket_writer import ResponsePart
     from mansio.broker.services.broker_authenticator import BrokerChallenge
     from mansio.broker.services.cluster import ServedListener
@@ -154,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         self._muted: asyncio.Handle | None = None
         self._muted_until = 0.0
         self._transport: asyncio.Transport | None = None
-        self._socket_writer: SocketWriter | None = None
+        self._socket_writer: ResponseWriter | None = None
         self._unsent_before = 0
         self._unsent_since = 0.0
         self.client_host = ""
@@ -179,17 +181,37 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = str(peer[0]) if peer else ""
         self.last_active = self._server.now
         try:
-            self._socket_writer = SocketWriter(
-                self._server.loop,
-                transport.get_extra_info("socket").fileno(),
-                self._server.scratch if is_loopback(self.client_host) or not HAS_SENDFILE else None,
-                self._on_drained,
-                self._on_send_error,
-            )
+            self._socket_writer = self._new_writer(self._transport)
         except OSError as error:  # no descriptor left
             self._server.reject(self, "descriptors", error.strerror or str(error))
             return
         self._server.on_connected(self)
+
+    def _new_writer(self, transport: asyncio.Transport) -> ResponseWriter:
+        server = self._server
+        if transport.get_extra_info("ssl_object") is not None:
+            return TlsWriter(server.loop, transport, server.scratch, self._on_drained, self._on_send_error)
+        return SocketWriter(
+            server.loop,
+            transport.get_extra_info("socket").fileno(),
+            server.scratch if is_loopback(self.client_host) or not HAS_SENDFILE else None,
+            self._on_drained,
+            self._on_send_error,
+        )
+
+    @property
+    def client_certificate(self) -> bytes | None:
+        """The verified certificate of the client in DER; None without TLS, or if the client has none."""
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return None if tls is None else cast("bytes | None", tls.getpeercert(binary_form=True))
+
+    def pause_writing(self) -> None:
+        if self._socket_writer is not None:
+            self._socket_writer.pause()
+
+    def resume_writing(self) -> None:
+        if self._socket_writer is not None:
+            self._socket_writer.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.closed = True

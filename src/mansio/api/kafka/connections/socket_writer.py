@@ -138,6 +138,12 @@ class SocketWriter:
             self.held_bytes += len(data) - sent
             self._wait_until_writable()
 
+    def pause(self) -> None:
+        """Do nothing: the writer does not use the transport's buffer."""
+
+    def resume(self) -> None:
+        """Do nothing, as `pause`."""
+
     def close(self) -> None:
         """Discard the waiting parts and close the file descriptor."""
         if self._socket is None:
@@ -151,34 +157,13 @@ class SocketWriter:
         self._socket = None
 
     def _enqueue(self, parts: Sequence[ResponsePart]) -> None:
-        """Join adjacent small parts; keep large file ranges as they are."""
-        small: list[bytes] = []
-        small_bytes = 0
-        for part in parts:
-            if type(part) is bytes:
-                data = part
-            elif (
-                part.length < SLICE_BYTES_MIN and self.held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
-            ) or part.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
-                data = _read_slice(part)  # type: ignore[arg-type]  # not bytes, as above
+        for part in join_small_parts(parts, self.held_bytes):
+            self._queue.append(part)
+            if isinstance(part, memoryview):
+                self.waiting_bytes += len(part)
+                self.held_bytes += len(part)
             else:
-                self._enqueue_joined(small, small_bytes)
-                small, small_bytes = [], 0
-                self._queue.append(part)  # type: ignore[arg-type]  # not bytes, as above
-                self.waiting_bytes += part.length  # type: ignore[union-attr]  # not bytes, as above
-                continue
-            small.append(data)
-            small_bytes += len(data)
-            if small_bytes > JOIN_BYTES_MAX:
-                self._enqueue_joined(small, small_bytes)
-                small, small_bytes = [], 0
-        self._enqueue_joined(small, small_bytes)
-
-    def _enqueue_joined(self, small: list[bytes], small_bytes: int) -> None:
-        if small_bytes:
-            self._queue.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
-            self.waiting_bytes += small_bytes
-            self.held_bytes += small_bytes
+                self.waiting_bytes += part.length
 
     def _send_waiting_parts(self) -> None:
         assert self._socket is not None
@@ -230,14 +215,7 @@ class SocketWriter:
             buffer = scratch[filled : filled + part.length - done]
             if not buffer:
                 break
-            try:
-                count = _read_into(buffer, part.file.fileno(), part.position + done)
-            except OSError as error:
-                if error.errno in UNREADABLE_ERRNOS:
-                    raise UnreadableSlice(part, error) from error
-                raise
-            if not count:
-                raise _ended_early_error(part)
+            count = read_slice_into(buffer, part, done)
             buffers.append(buffer[:count])
             filled += count
             total += count
@@ -260,7 +238,7 @@ class SocketWriter:
                 raise UnreadableSlice(part, error) from error
             raise
         if not sent:
-            raise _ended_early_error(part)
+            raise ended_early_error(part)
         self._remove_sent_bytes(sent)
 
     def _remove_sent_bytes(self, count: int) -> None:
@@ -291,6 +269,52 @@ class SocketWriter:
             self._writing = True
 
 
+def join_small_parts(parts: Sequence[ResponsePart], held_bytes: int) -> list[memoryview | LogSlice]:
+    """Join adjacent small parts, reading small file ranges; keep large file ranges as they are. `held_bytes`: bytes
+    that wait in memory already."""
+    joined: list[memoryview | LogSlice] = []
+    small: list[bytes] = []
+    small_bytes = 0
+    for part in parts:
+        data: bytes | None = None
+        if type(part) is bytes:
+            data = part
+        elif (
+            part.length < SLICE_BYTES_MIN and held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
+        ) or part.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
+            data = _read_slice(part)  # type: ignore[arg-type]  # not bytes, as above
+        if data is not None:
+            small.append(data)
+            small_bytes += len(data)
+        if small_bytes and (data is None or small_bytes > JOIN_BYTES_MAX):
+            joined.append(_joined(small))
+            held_bytes += small_bytes
+            small, small_bytes = [], 0
+        if data is None:
+            joined.append(part)  # type: ignore[arg-type]  # not bytes, as above
+    if small_bytes:
+        joined.append(_joined(small))
+    return joined
+
+
+def _joined(small: list[bytes]) -> memoryview:
+    return memoryview(small[0] if len(small) == 1 else b"".join(small))
+
+
+def read_slice_into(buffer: memoryview, part: LogSlice, done: int) -> int:
+    """Read bytes of a file range from its position `done` into `buffer`, with one system call; return their number.
+    Raises `UnreadableSlice` if the disk cannot read them, `OSError` if the file is shorter than the range."""
+    try:
+        count = _read_into(buffer, part.file.fileno(), part.position + done)
+    except OSError as error:
+        if error.errno in UNREADABLE_ERRNOS:
+            raise UnreadableSlice(part, error) from error
+        raise
+    if not count:
+        raise ended_early_error(part)
+    return count
+
+
 def _read_into(buffer: memoryview, descriptor: int, position: int) -> int:
     if _HAS_PREADV:
         return os.preadv(descriptor, [buffer], position)
@@ -299,7 +323,7 @@ def _read_into(buffer: memoryview, descriptor: int, position: int) -> int:
     return len(data)
 
 
-def _ended_early_error(part: LogSlice) -> OSError:
+def ended_early_error(part: LogSlice) -> OSError:
     return OSError(f"{part.file.path} ends before byte {part.position + part.length}")
 
 

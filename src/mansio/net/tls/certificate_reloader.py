@@ -1,0 +1,155 @@
+"""Renewal of a listener's certificates while it runs.
+
+The files are read again when they have changed, which is checked every `CHECK_INTERVAL_MS`, and on request (SIGHUP).
+New files become a new context only if they pass the checks of `load_server_context`; otherwise the context in use
+stays. New connections use the new context, and open ones keep theirs.
+
+Invariants:
+* Files are read on a thread: a hanging file system does not stop the event loop.
+* A failure is logged and counted once, however often it is found again. Files that failed are tried again even if they
+  do not change, because a certificate may become valid.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import ConfigError
+from mansio.logs import fields
+from mansio.net.tls.contexts import load_server_context
+
+if TYPE_CHECKING:
+    import ssl
+
+    from mansio.net.tls.contexts import ServerContext, TlsFiles
+    from mansio.ports import Background, Scheduler, Timer
+
+    Stamps = tuple[tuple[int, int, int] | None, ...]
+    """Modification time, size and inode of each file; None for one that cannot be read."""
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_MS: Final = 10_000
+
+
+class CertificateReloader:
+    """The context of a listener, renewed when its files change. Belongs to one event loop."""
+
+    def __init__(self, files: TlsFiles, scheduler: Scheduler, thread: Background) -> None:
+        """Load the files. Raises `ConfigError` if they cannot be used."""
+        self._files = files
+        self._scheduler = scheduler
+        self._thread = thread
+        self._stamps = _stamps_of(files)
+        self._server_context = load_server_context(files)
+        self._failure = ""
+        """Why the files could not be used when they were last read; empty if they could."""
+        self._is_loading = False
+        self._is_requested = False
+        self._is_stopped = False
+        self._timer: Timer | None = None
+        self.reloads = 0
+        """Number of contexts that replaced another one."""
+        self.failures = 0
+        """Number of changes that could not be used."""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The context for new connections."""
+        return self._server_context.context
+
+    @property
+    def server_context(self) -> ServerContext:
+        """The context for new connections, and the expiry and the digest of its certificate."""
+        return self._server_context
+
+    def start(self) -> None:
+        """Begin to watch the files."""
+        self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self.check)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def reload(self) -> None:
+        """Read the files again, whether or not they have changed (SIGHUP)."""
+        self._is_requested = True
+        self.check()
+
+    def check(self) -> None:
+        """Read the files again if they have changed, or if they could not be used before."""
+        if self._is_loading or self._is_stopped:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._is_loading = True
+        is_requested, self._is_requested = self._is_requested, False
+        before = None if is_requested or self._failure else self._stamps
+
+        def loaded(result: tuple[Stamps, ServerContext | None] | None, error: BaseException | None) -> None:
+            self._on_loaded(result, error, is_requested=is_requested)
+
+        self._thread.submit(lambda: _load_changed(self._files, before), loaded)
+
+    def _on_loaded(
+        self,
+        result: tuple[Stamps, ServerContext | None] | None,
+        error: BaseException | None,
+        *,
+        is_requested: bool,
+    ) -> None:
+        self._is_loading = False
+        if self._is_stopped:
+            return
+        if error is not None or result is None:
+            self._on_failed(str(error), is_requested=is_requested)
+        elif (server_context := result[1]) is not None:
+            self._stamps = result[0]
+            self._server_context = server_context
+            self._failure = ""
+            self.reloads += 1
+            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(server_context.expires_s))
+            logger.info(
+                "tls_certificate_renewed", extra=fields(file=self._files.certificate, expires=expires)
+            )
+        if self._is_requested:
+            self.check()
+        else:
+            self.start()
+
+    def _on_failed(self, reason: str, *, is_requested: bool) -> None:
+        if reason == self._failure and not is_requested:
+            return
+        self._failure = reason
+        self.failures += 1
+        logger.warning("tls_certificate_not_renewed", extra=fields(reason=reason, remains="the one before"))
+
+
+def _load_changed(files: TlsFiles, before: Stamps | None) -> tuple[Stamps, ServerContext | None]:
+    """Load the files, unless their stamps are those of `before`; return their stamps as of before the load, so that a
+    change in the meantime is found by the next check."""
+    stamps = _stamps_of(files)
+    if stamps == before:
+        return stamps, None
+    try:
+        return stamps, load_server_context(files)
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _stamps_of(files: TlsFiles) -> Stamps:
+    stamps: list[tuple[int, int, int] | None] = []
+    for path in files.paths:
+        try:
+            status = os.stat(path)  # of the file behind a link: Kubernetes renews a secret by another link
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(stamps)

@@ -1,0 +1,370 @@
+"""Handshakes of a TLS listener over real sockets: what is refused and why, floods, slow clients, and a clean end, with
+both event loops."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import ssl
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from mansio.state.handshake_admission import HandshakeAdmission
+from support.certificates import OPENSSL, Authority, Certificate
+from support.machine import scaled
+from support.tiers import smoke_first
+from support.tls_listener import (
+    LOOPS,
+    TlsListener,
+    client_context,
+    echoes,
+    is_refused,
+    server_context,
+)
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EACH_LOOP = pytest.mark.parametrize("loop", smoke_first(*LOOPS))
+ANY_CIPHER: Final = "ALL:@SECLEVEL=0"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def issued(authority: Authority) -> Certificate:
+    return authority.issue()
+
+
+@pytest.fixture(scope="module")
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return client_context(authority.certificate)
+
+
+def fails_with(listener: TlsListener, **expected: int) -> bool:
+    """Whether the listener counts these failures, and no others, in a moment."""
+    return bool(wait_until(lambda: listener.failures() == expected, 20, f"failures {expected}"))
+
+
+@EACH_LOOP
+def test_clients_of_both_versions_are_served_and_everything_is_counted(
+    authority: Authority, issued: Certificate, loop: str
+) -> None:
+    with TlsListener(server_context(issued, authority), loop=loop) as listener:
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            context = client_context(authority.certificate)
+            context.minimum_version = context.maximum_version = version
+            with listener.connect(context) as client:
+                assert echoes(client, os.urandom(300_000))
+                cipher = client.cipher()
+                assert cipher is not None
+                assert "GCM" in cipher[0] or "CHACHA20" in cipher[0]
+        assert listener.acceptor.accepted == listener.acceptor.completed == 2
+        assert not listener.failures()
+
+
+@EACH_LOOP
+def test_what_is_sent_is_never_on_the_wire_in_plain(
+    authority: Authority, issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    with TlsListener(server_context(issued), loop=loop) as listener:
+        secret = b"a text that is easy to find " * 400
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = trusting.wrap_bio(to_client, to_server, server_hostname="localhost")
+        wire = bytearray()
+        with listener.connect_plain() as plain:
+
+            def exchange(step: Any) -> Any:
+                while True:
+                    try:
+                        result = step()
+                    except ssl.SSLWantReadError:
+                        result = None
+                    if sent := to_server.read():
+                        wire.extend(sent)
+                        plain.sendall(sent)
+                    if result is not None:
+                        return result
+                    received = plain.recv(1 << 16)
+                    wire.extend(received)
+                    to_client.write(received)
+
+            exchange(lambda: client.do_handshake() or True)
+            exchange(lambda: client.write(secret))
+            echoed = b""
+            while len(echoed) < len(secret):
+                echoed += exchange(lambda: client.read(1 << 16))
+        assert echoed == secret
+        assert len(wire) > 2 * len(secret)
+        assert b"easy to find" not in wire
+
+
+@EACH_LOOP
+def test_tls_1_1_is_refused(
+    authority: Authority, issued: Certificate, loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.load_verify_locations(authority.certificate)
+    old.set_ciphers(ANY_CIPHER)
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with TlsListener(server_context(issued), loop=loop) as listener:
+        assert is_refused(listener, old)
+        assert fails_with(listener, protocol_version=1)
+    assert "tls_handshake_failed" in caplog.text
+
+
+@pytest.mark.full
+def test_cipher_suite_without_forward_secrecy_is_refused(authority: Authority, issued: Certificate) -> None:
+    weak = client_context(authority.certificate)
+    weak.maximum_version = ssl.TLSVersion.TLSv1_2
+    weak.set_ciphers("ECDHE-ECDSA-AES256-SHA384")
+    with TlsListener(server_context(issued)) as listener:
+        assert is_refused(listener, weak)
+        assert fails_with(listener, no_shared_cipher=1)
+
+
+@pytest.mark.full
+def test_renegotiation_is_refused(authority: Authority, issued: Certificate) -> None:
+    assert OPENSSL is not None
+    with TlsListener(server_context(issued)) as listener:
+        command = [OPENSSL, "s_client", "-connect", f"127.0.0.1:{listener.port}", "-tls1_2"]
+        client = subprocess.Popen(
+            [*command, "-CAfile", str(authority.certificate)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert client.stdin is not None
+        wait_until(lambda: listener.acceptor.completed == 1, 20, "the handshake")
+        client.stdin.write(b"R\n")  # s_client renegotiates at this line
+        client.stdin.flush()
+        output, _ = client.communicate(timeout=scaled(30))
+        assert b"RENEGOTIATING" in output
+        assert b"no renegotiation" in output
+        with listener.connect(client_context(authority.certificate)) as other:
+            assert echoes(other)
+
+
+@EACH_LOOP
+def test_plaintext_is_answered_by_a_close_and_counted(
+    issued: Certificate, loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    api_versions = bytes.fromhex("0000001a001200000000000100106c696272646b61666b612d74657374")
+    with TlsListener(server_context(issued), loop=loop) as listener:
+        for request in (api_versions, b"GET / HTTP/1.1\r\n\r\n", bytes(200)):
+            with listener.connect_plain() as client:
+                client.sendall(request)
+                with contextlib.suppress(ConnectionResetError):
+                    assert b"Kafka" not in client.recv(1000)
+                    assert client.recv(1000) == b""
+        assert fails_with(listener, plaintext=3)
+    (line, *_) = [record for record in caplog.records if record.message == "tls_handshake_failed"]
+    known = line.mansio_fields  # type: ignore[attr-defined]  # of `mansio.logs.fields`
+    assert known == {"peer": "127.0.0.1", "reason": "plaintext", "detail": "the client does not use TLS"}
+
+
+@EACH_LOOP
+def test_required_client_certificate_is_verified(
+    authority: Authority, issued: Certificate, tmp_path: Path, loop: str
+) -> None:
+    with TlsListener(server_context(issued, authority, "required"), loop=loop) as listener:
+        good = client_context(authority.certificate, authority.issue("/O=Example/CN=alice", names=()))
+        with listener.connect(good) as client:
+            assert echoes(client)
+            (connection,) = listener.open
+            subject = connection.transport.get_extra_info("peercert")["subject"]
+            assert subject == ((("organizationName", "Example"),), (("commonName", "alice"),))
+        assert is_refused(listener, client_context(authority.certificate))
+        assert fails_with(listener, no_certificate=1)
+        stranger = Authority(tmp_path, "Stranger").issue("mallory")
+        assert is_refused(listener, client_context(authority.certificate, stranger))
+        assert fails_with(listener, no_certificate=1, unknown_ca=1)
+        expired = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        expired.load_verify_locations(authority.certificate)
+        expired.load_cert_chain(*authority.issue("late", days=-1))
+        assert is_refused(listener, expired)
+        assert fails_with(listener, no_certificate=1, unknown_ca=1, expired=1)
+
+
+@pytest.mark.full
+def test_requested_client_certificate_may_be_missing_but_not_wrong(
+    authority: Authority, issued: Certificate, tmp_path: Path
+) -> None:
+    with TlsListener(server_context(issued, authority, "requested")) as listener:
+        with listener.connect(client_context(authority.certificate)) as client:
+            assert echoes(client)
+        stranger = Authority(tmp_path, "Stranger").issue("mallory")
+        assert is_refused(listener, client_context(authority.certificate, stranger))
+        assert fails_with(listener, unknown_ca=1)
+
+
+@pytest.mark.full
+def test_client_that_does_not_trust_the_listener_is_named(issued: Certificate, tmp_path: Path) -> None:
+    distrusting = client_context(Authority(tmp_path, "Other CA").certificate)
+    with TlsListener(server_context(issued)) as listener:
+        assert is_refused(listener, distrusting)
+        assert fails_with(listener, refused_by_client=1)
+
+
+def quick_admission() -> HandshakeAdmission[Any]:
+    return HandshakeAdmission(running_max=4, running_per_address_max=2, waiting_max=8, handshake_ms=500)
+
+
+@EACH_LOOP
+def test_slow_handshake_is_closed_after_its_time_whether_it_runs_or_waits(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    with TlsListener(server_context(issued), loop=loop, new_admission=quick_admission) as listener:
+        silent = [listener.connect_plain() for _ in range(7)]
+        assert silent[0].send(b"\x16\x03\x01") == 3  # the beginning of a ClientHello, and no more
+        for client in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+            client.close()
+        assert fails_with(listener, timeout=7)
+        assert not listener.acceptor.running_count
+        assert not listener.acceptor.waiting_count
+        with listener.connect(trusting) as client:
+            assert echoes(client)
+
+
+@pytest.mark.full
+def test_client_that_goes_away_in_its_handshake_leaves_nothing(issued: Certificate) -> None:
+    with TlsListener(server_context(issued)) as listener:
+        for _ in range(20):
+            listener.connect_plain().close()
+        assert fails_with(listener, disconnected=20)
+        assert not listener.open
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loop", LOOPS)
+def test_honest_client_is_served_beside_a_flood_that_sends_nothing(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    def admission() -> HandshakeAdmission[Any]:
+        return HandshakeAdmission(waiting_max=100, handshake_ms=int(scaled(20) * 1000))
+
+    with TlsListener(server_context(issued), loop=loop, new_admission=admission) as listener:
+        flood = [listener.connect_plain() for _ in range(250)]
+        wait_until(lambda: listener.acceptor.accepted == 250, 20, "the flood")
+        assert listener.failures()["overloaded"] >= 250 - 48 - 100
+        wait_until(
+            lambda: listener.acceptor.running_count == 48, 20, "an address alone leaves places for others"
+        )
+        honest = socket.socket()
+        honest.settimeout(scaled(20))
+        honest.bind(("127.0.0.2", 0))
+        honest.connect(("127.0.0.1", listener.port))
+        with trusting.wrap_socket(honest, server_hostname="localhost") as client:
+            assert echoes(client)
+        assert listener.acceptor.completed == 1
+        for each in flood:
+            each.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loop", LOOPS)
+def test_hundreds_of_clients_of_one_address_connect_at_once(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    with TlsListener(server_context(issued), loop=loop) as listener:
+        plain = [listener.connect_plain() for _ in range(200)]
+        clients = []
+        for each in plain:
+            each.setblocking(False)
+            clients.append(
+                trusting.wrap_socket(each, server_hostname="localhost", do_handshake_on_connect=False)
+            )
+        left = dict.fromkeys(clients)
+        end = time.monotonic() + scaled(30)
+        while left and time.monotonic() < end:
+            for client in tuple(left):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    client.do_handshake()
+                    del left[client]
+            select.select(list(left), [], [], 0.01)
+        assert not left
+        wait_until(lambda: listener.acceptor.completed == 200, 20, "all handshakes")
+        for client in clients:
+            client.close()
+
+
+@EACH_LOOP
+def test_reload_drops_no_open_connection_and_new_ones_get_the_new_certificate(
+    authority: Authority, issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    with TlsListener(server_context(issued), loop=loop) as listener:
+        before = [listener.connect(trusting) for _ in range(100)]
+        listener.context = server_context(authority.issue())
+        after = listener.connect(trusting)
+        numbers = {(present["serialNumber"]) for each in before if (present := each.getpeercert())}
+        new = after.getpeercert()
+        assert len(numbers) == 1
+        assert new is not None
+        assert new["serialNumber"] not in numbers
+        for client in (*before, after):
+            assert echoes(client)
+            client.close()
+
+
+@pytest.mark.parametrize("loop", smoke_first(*LOOPS))
+def test_stop_closes_waiting_and_running_handshakes(
+    issued: Certificate, trusting: ssl.SSLContext, loop: str
+) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/dev/fd"))
+
+    with TlsListener(server_context(issued), loop=loop, new_admission=quick_admission) as listener:
+        with listener.connect(trusting) as client:  # libuv opens a descriptor for its first connection
+            assert echoes(client)
+        wait_until(lambda: not listener.open, 20, "the end of the connection")
+        before = descriptors()
+        silent = [listener.connect_plain() for _ in range(5)]
+        wait_until(lambda: listener.acceptor.accepted == 6, 20, "the connections")
+        listener.run(listener.acceptor.stop())
+        for each in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+            each.close()
+        wait_until(
+            lambda: descriptors() == before - 1, 20, "all descriptors closed, and that of the listener"
+        )
+        with pytest.raises(OSError, match="refused"):
+            listener.connect_plain()
+
+
+@EACH_LOOP
+def test_accepting_pauses_without_descriptors_and_goes_on(
+    issued: Certificate,
+    trusting: ssl.SSLContext,
+    loop: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TlsListener(server_context(issued), loop=loop) as listener:
+        failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), OSError(errno.ECONNABORTED, "aborted")]
+        accept = socket.socket.accept
+
+        def accept_or_fail(listening: socket.socket) -> Any:
+            if failures:
+                raise failures.pop(0)
+            return accept(listening)
+
+        monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
+        with listener.connect(trusting) as client:
+            assert echoes(client)
+    lines = [record for record in caplog.records if record.message == "accept_paused"]
+    assert len(lines) == 1
+    assert lines[0].mansio_fields["reason"] == "Too many open files"  # type: ignore[attr-defined]
