@@ -274,6 +274,20 @@ class UnacceptableCredential(RequestError):
     kafka_code = 93
 
 
+class ResourceNotFound(RequestError):
+    """The resource does not exist."""
+
+    kafka_code = 91
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class DuplicateResource(RequestError):
+    """The request names a resource more than once."""
+
+    kafka_code = 92
+
+
 class LogDirNotFound(RequestError):
     """The broker has no such data directory."""
 

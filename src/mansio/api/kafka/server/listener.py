@@ -28,6 +28,7 @@ from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.forwarded_requests import forward
 from mansio.api.kafka.server.request_router import RequestRouter
+from mansio.api.kafka.server.sasl_gate import Authentication
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.connections.limits import ServerLimits
     from mansio.api.kafka.connections.socket_writer import ResponsePart
+    from mansio.api.kafka.server.sasl_gate import SaslSettings
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.ports import Clock, Timer
     from mansio.storage.log import LogSlice
@@ -82,8 +84,10 @@ class KafkaServer:
         limits: ServerLimits,
         loop: asyncio.AbstractEventLoop,
         intercept: Intercept | None = None,
+        sasl: SaslSettings | None = None,
     ) -> None:
-        """`intercept` returns a replacement of the function that starts a request, for a test broker."""
+        """`intercept` returns a replacement of the function that starts a request, for a test broker. `sasl`: how
+        clients authenticate; None if they do not."""
         self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
         """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
@@ -96,6 +100,9 @@ class KafkaServer:
         self.now = self.clock.monotonic()
         """Monotonic seconds as of the last sweep; precise enough for idle timeouts."""
         self.counters = ServerCounters()
+        self.authentication = Authentication(self)
+        service.users.on_change(self.authentication.handle_user_change)
+        self._sasl = sasl
         self.listener = ("", 0)
         self._listening: asyncio.Server | None = None
         self._router = RequestRouter(service)
@@ -123,12 +130,15 @@ class KafkaServer:
     ) -> tuple[str, int]:
         """Start to accept connections; port 0 selects a free port. Return the bound (host, port). Raises `OSError`."""
         self._listening = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=ACCEPT_BACKLOG
+            self._new_connection, host, port, backlog=ACCEPT_BACKLOG
         )
         bound = self._listening.sockets[0].getsockname()[:2]
         self.listener = advertised or (host, bound[1])
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
         return host, bound[1]
+
+    def _new_connection(self) -> Connection:
+        return Connection(self, None if self._sasl is None else self.authentication.new_gate(self._sasl))
 
     async def stop(self, drain_ms: int) -> None:
         """Stop accepting connections, wait at most `drain_ms` for requests in progress, and close all connections."""
@@ -187,6 +197,8 @@ class KafkaServer:
         else:
             self._connections[connection] = None
             self._hosts[host] = from_host + 1
+            if connection.gate is not None:
+                self.authentication.add(connection, connection.gate.timeout_ms)
             self.counters.connections_accepted += 1
 
     def reject(self, connection: Connection, reason: str, detail: str) -> None:
@@ -220,6 +232,7 @@ class KafkaServer:
             logger.info("idle_connection_closed", extra=fields(peer=connection.client_host))
             self.counters.count_closed("idle")
             connection.close()
+        self.authentication.close_late(now)
         self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
@@ -343,6 +356,8 @@ class KafkaServer:
             connection.client_host,
             self.listener,
             connection.peer,
+            connection.session,
+            connection.is_confidential,
         )
         pending_response = connection.defer_response()
         name = api.key.name.lower()
