@@ -284,6 +284,11 @@ class Program:
         quotas: list[mansio.Quota] = await done(admin.quotas.list())
         assert quotas[0].client_id is default
         await done(admin.quotas.delete(client_id=default))
+        await done(admin.users.create("carol", "secret", mechanisms=["SCRAM-SHA-256"]))
+        await done(admin.users.set_password("carol", "changed", previous_valid=HOUR))
+        users: list[mansio.User] = await done(admin.users.list())
+        assert users == [mansio.User("carol", {"SCRAM-SHA-256": 4_096})]
+        await done(admin.users.delete("carol"))
         await done(admin.alter_topic_config(self.topic, {"retention.ms": "60000000"}))
         config: dict[str, mansio.ConfigEntry] = await done(admin.describe_config(self.topic))
         assert config["retention.ms"].value == "60000000"
