@@ -413,7 +413,8 @@ async def items(iterable: Any) -> AsyncIterator[Any]:
 
 def check_kinds(client: Any, *kinds: type) -> None:
     admin = client.admin
-    for value, kind in zip((client, admin, admin.quotas, admin.cluster, admin.shares), kinds, strict=True):
+    parts = (client, admin, admin.quotas, admin.cluster, admin.shares, admin.users)
+    for value, kind in zip(parts, kinds, strict=True):
         assert isinstance(value, kind)
 
 
@@ -428,6 +429,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
                 mansio.QuotaAdmin,
                 mansio.ClusterAdmin,
                 mansio.ShareAdmin,
+                mansio.UserAdmin,
             )
             await Program(client, "asyncio").run()
         await client.close()
@@ -441,6 +443,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
         mansio.blocking.QuotaAdmin,
         mansio.blocking.ClusterAdmin,
         mansio.blocking.ShareAdmin,
+        mansio.blocking.UserAdmin,
     )
     run(Program(client, "blocking").run)
     client.close()

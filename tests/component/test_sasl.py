@@ -17,6 +17,7 @@ from mansio.errors import (
 )
 from mansio.state.authentication.credentials import ScramMechanism
 from mansio.state.authentication.sasl_session import MECHANISMS, PLAIN
+from mansio.state.quota import QuotaEntity
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
@@ -388,6 +389,40 @@ def test_a_previous_password_logs_in_and_its_sessions_go_on_until_its_end(
         assert set_password(admin, user, "third").error_code == 0
         with RawPeer(broker.port) as other:
             assert log_in(other, mechanism, user, "second").error_code == FAILED
+
+
+# The user of a request
+
+
+@pytest.mark.full
+def test_the_quota_of_a_user_applies_to_its_connections_by_every_mechanism(tmp_path: Path) -> None:
+    with sasl_broker(tmp_path / "data", quota_burst_ms=100) as broker:
+        broker.set_user("slow", PASSWORD)
+        broker.set_user("fast", PASSWORD)
+        quotas = broker.broker.service.quotas
+        for mechanism in MECHANISMS:
+            with RawPeer(broker.port) as slow, RawPeer(broker.port) as fast:
+                log_in(slow, mechanism, "slow", PASSWORD)
+                log_in(fast, mechanism, "fast", PASSWORD)
+                topic = f"t{next(_numbers)}"
+                fast.create_topic(topic)
+                broker.run(quotas.alter(QuotaEntity(user="slow"), {"producer_byte_rate": 100_000}))
+                before = quotas.counters.produce_throttled
+                assert fast.produce(topic, batch_of(b"x" * 20_000)).error_code == 0
+                assert quotas.counters.produce_throttled == before
+                assert slow.produce(topic, batch_of(b"x" * 20_000)).error_code == 0
+                assert quotas.counters.produce_throttled == before + 1
+                broker.run(quotas.alter(QuotaEntity(user="slow"), {"producer_byte_rate": None}))
+
+
+@pytest.mark.full
+def test_a_rejected_request_is_logged_with_its_user(
+    broker: SaslBroker, peer: RawPeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_in(peer, SCRAM, "alice", PASSWORD)
+    assert set_password(peer, "nobody", "p").error_code != 0
+    (rejected,) = [vars(one)["mansio_fields"] for one in caplog.records if one.msg == "request_rejected"]
+    assert (rejected["user"], rejected["api"]) == ("alice", "set_password")
 
 
 # Logs
