@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionListings,
     )
+    from mansio.client.admin.users import User, UserAdmin
     from mansio.client.client import Client, connect
     from mansio.client.consumer.consumer import Consumer, RebalanceCallback, UnreadableCallback
     from mansio.client.producer.accumulator import Delivery
@@ -166,6 +167,8 @@ __all__ = [
     "TransactionListing",
     "TransactionListings",
     "UnreadableCallback",
+    "User",
+    "UserAdmin",
     "__version__",
     "blocking",
     "connect",
@@ -181,6 +184,7 @@ _SCHEDULES = "mansio.client.admin.schedules"
 _SHARES = "mansio.client.admin.shares"
 _TRANSACTIONS = "mansio.client.admin.transactions"
 _TYPES = "mansio.client.types"
+_USERS = "mansio.client.admin.users"
 _LAZY = {
     "DEFAULT_ENTITY": _QUOTAS,
     "Admin": _ADMIN,
@@ -256,6 +260,8 @@ _LAZY = {
     "TransactionListing": _TRANSACTIONS,
     "TransactionListings": _TRANSACTIONS,
     "UnreadableCallback": "mansio.client.consumer.consumer",
+    "User": _USERS,
+    "UserAdmin": _USERS,
     "connect": "mansio.client.client",
 }
 """Module that defines each name, and the name there if it differs (`module:name`)."""

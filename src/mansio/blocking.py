@@ -24,6 +24,7 @@ from mansio.client.blocking import (
     ShareAdmin,
     Transaction,
     TransactionAdmin,
+    UserAdmin,
     connect,
 )
 from mansio.client.share.receiver_blocking import Handler, Leased, Receiver
@@ -47,5 +48,6 @@ __all__ = [
     "ShareAdmin",
     "Transaction",
     "TransactionAdmin",
+    "UserAdmin",
     "connect",
 ]

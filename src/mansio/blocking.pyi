@@ -4,7 +4,7 @@ import builtins
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from mansio import BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback
+from mansio import BrokerHealth, CatchUp, ChangedRecords, ClusterDescription, ClusterStatus, CommittedOffset, ConfigEntry, DefaultEntity, ElectionResult, ElectionType, GroupDescription, GroupListings, HandlerMode, HangingTransaction, HeadersLike, ListedOffset, Message, PartitionLag, PartitionProducer, PartitionStatus, PendingCounts, PendingPage, PendingRecord, ProducerOptions, Publishable, Quota, RebalanceCallback, RecordId, RecordMetadata, RedriveResult, Schedule, ShareGroupDescription, ShareLeases, ShareOffset, StartAt, TopicDescription, TopicPartition, TransactionDescription, TransactionListings, UnreadableCallback, User
 from types import TracebackType
 from typing import Literal, Self
 
@@ -26,6 +26,7 @@ __all__ = [
     "ShareAdmin",
     "Transaction",
     "TransactionAdmin",
+    "UserAdmin",
     "connect",
 ]
 
@@ -33,6 +34,8 @@ class Admin:
     """Administration of one cluster; available as `client.admin`."""
     quotas: QuotaAdmin
     """Client quotas."""
+    users: UserAdmin
+    """Users that authenticate with a password."""
     cluster: ClusterAdmin
     """State of the cluster, and elections."""
     shares: ShareAdmin
@@ -754,6 +757,32 @@ class TransactionAdmin:
         decides: with it, the batch cannot be committed any more. If the batch is decided already, the transaction is
         committed. One of another writer is refused, because the other transactions of its batch may be committed.
         Raises `TransactionalIdNotFound`, and `InvalidTxnState` then, or if no transaction is open."""
+        ...
+
+class UserAdmin:
+    """Users of one cluster; available as `client.admin.users`."""
+    def list(self) -> builtins.list[User]:
+        """All users, sorted by name."""
+        ...
+
+    def create(self, name: str, password: str, *, mechanisms: Sequence[str] = ('SCRAM-SHA-256', 'SCRAM-SHA-512'), iterations: int = 4096) -> None:
+        """Create a user. The password is not sent: a broker gets what it needs to verify it.
+
+        `mechanisms`: some of SCRAM-SHA-256 and SCRAM-SHA-512; `iterations`: 4,096 to 16,384. Raises
+        `DuplicateResource` if the user exists, `UnacceptableCredential`, `PolicyViolation`, `InvalidRequest`."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a user; its sessions end within a second. Raises `ResourceNotFound`."""
+        ...
+
+    def set_password(self, name: str, password: str, *, previous_valid: timedelta = ...) -> None:
+        """Change the password of a user for all its mechanisms. The present password stays valid for `previous_valid`,
+        and so do sessions that began with it; without it, they end within a second. The password is sent to the
+        broker.
+
+        Raises `ResourceNotFound`, `UnacceptableCredential`, `PolicyViolation`, `InvalidRequest`, and
+        `UnsupportedVersion` if the broker is not Mansio's."""
         ...
 
 def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: ssl.SSLContext | None = None) -> Client:

@@ -86,20 +86,28 @@ class InvalidSchedule(InvalidRequest):
     """The schedule has an invalid cron expression, interval or time zone."""
 
 
-class ScheduleNotFound(RequestError):
-    """There is no such schedule."""
+class ResourceNotFound(RequestError):
+    """The resource does not exist."""
 
-    kafka_code = 91  # RESOURCE_NOT_FOUND
+    kafka_code = 91
     grpc_status = "NOT_FOUND"
     http_status = 404
 
 
-class ScheduleAlreadyExists(RequestError):
-    """There is another schedule with this name."""
+class DuplicateResource(RequestError):
+    """The resource exists already, or the request names it more than once."""
 
-    kafka_code = 92  # DUPLICATE_RESOURCE
+    kafka_code = 92
     grpc_status = "ALREADY_EXISTS"
     http_status = 409
+
+
+class ScheduleNotFound(ResourceNotFound):
+    """There is no such schedule."""
+
+
+class ScheduleAlreadyExists(DuplicateResource):
+    """There is another schedule with this name."""
 
 
 class DelayNotOffered(UnsupportedVersion):

@@ -40,6 +40,7 @@ PEER_LOGGERS: Final = (
     "mansio.api.kafka.connections.connection",
     "mansio.api.kafka.server.listener",
     "mansio.api.kafka.server.request_router",
+    "mansio.api.kafka.server.sasl_gate",
     "mansio.api.kafka.handlers",
     "mansio.broker.coordinator.group",
     "mansio.broker.services.broker_authenticator",

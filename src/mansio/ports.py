@@ -198,14 +198,30 @@ class ForwardedAnswer(NamedTuple):
     throttle_ms: int = 0
 
 
+class ForwardedClient(NamedTuple):
+    """The client for which a request is forwarded, as the broker found out to which it is connected."""
+
+    address: str = ""
+    user: str = ""
+    """Name of the user; "" for one that is not authenticated."""
+    listener: str = ""
+    """Name of the listener to which the client is connected, "" for a protocol without named listeners."""
+    credential_revision: int = 0
+    """Revision of the credential with which it has authenticated; 0: it has not."""
+
+
+NO_CLIENT: Final = ForwardedClient()
+"""For requests that a broker makes for itself."""
+
+
 class ForwardingPeers(Peers, Protocol):
     """`Peers` that also carry requests for clients."""
 
     async def forward(
-        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+        self, node_id: int, request: bytes, *, client: ForwardedClient, is_own: bool, timeout_ms: float
     ) -> ForwardedAnswer:
         """Send a request, without its length, for the client whose id is in its header, and return the answer. The
-        other broker runs it as if it came from `client_address` (KIP-590). `is_own`: whether it is a request of this
+        other broker runs it as if it came from `client` (KIP-590). `is_own`: whether it is a request of this
         broker, which clients may not send.
 
         A broker of version 0.1 gets the request itself, without the address. Raises the errors of `send`, and

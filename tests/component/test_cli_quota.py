@@ -63,7 +63,7 @@ def test_quotas_from_set_to_delete(shell: Shell) -> None:
         (("set", "--client", "a", "--default-client", "-w", "5"), 2),
         (("set", "--client", "a", "-w", "0"), 2),
         (("delete",), 2),
-        (("set", "--user", "alice", "-w", "5"), 1),
+        (("set", "--user", "", "-w", "5"), 1),
     ],
 )
 def test_a_quota_that_means_nothing_is_refused(shell: Shell, arguments: tuple[str, ...], code: int) -> None:

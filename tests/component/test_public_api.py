@@ -284,6 +284,11 @@ class Program:
         quotas: list[mansio.Quota] = await done(admin.quotas.list())
         assert quotas[0].client_id is default
         await done(admin.quotas.delete(client_id=default))
+        await done(admin.users.create("carol", "secret", mechanisms=["SCRAM-SHA-256"]))
+        await done(admin.users.set_password("carol", "changed", previous_valid=HOUR))
+        users: list[mansio.User] = await done(admin.users.list())
+        assert users == [mansio.User("carol", {"SCRAM-SHA-256": 4_096})]
+        await done(admin.users.delete("carol"))
         await done(admin.alter_topic_config(self.topic, {"retention.ms": "60000000"}))
         config: dict[str, mansio.ConfigEntry] = await done(admin.describe_config(self.topic))
         assert config["retention.ms"].value == "60000000"
@@ -408,7 +413,8 @@ async def items(iterable: Any) -> AsyncIterator[Any]:
 
 def check_kinds(client: Any, *kinds: type) -> None:
     admin = client.admin
-    for value, kind in zip((client, admin, admin.quotas, admin.cluster, admin.shares), kinds, strict=True):
+    parts = (client, admin, admin.quotas, admin.cluster, admin.shares, admin.users)
+    for value, kind in zip(parts, kinds, strict=True):
         assert isinstance(value, kind)
 
 
@@ -423,6 +429,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
                 mansio.QuotaAdmin,
                 mansio.ClusterAdmin,
                 mansio.ShareAdmin,
+                mansio.UserAdmin,
             )
             await Program(client, "asyncio").run()
         await client.close()
@@ -436,6 +443,7 @@ def test_every_public_function_and_method_is_called(called: Called, broker: mans
         mansio.blocking.QuotaAdmin,
         mansio.blocking.ClusterAdmin,
         mansio.blocking.ShareAdmin,
+        mansio.blocking.UserAdmin,
     )
     run(Program(client, "blocking").run)
     client.close()

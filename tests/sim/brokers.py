@@ -267,6 +267,7 @@ class SimulatedBroker:
             verification_thread=self._background(),
             batch_thread=self._background(),
             request_thread=self._background(),
+            password_thread=self._background(),
         )
 
     def _listen(self) -> None:

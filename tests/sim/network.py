@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mansio.net.broker_handshake import BrokerCredentials
-    from mansio.ports import ForwardedAnswer, Promise
+    from mansio.ports import ForwardedAnswer, ForwardedClient, Promise
     from mansio.testing.scheduler import SimulatedScheduler, Simulation
     from sim.brokers import SimulatedBroker
 
@@ -368,11 +368,11 @@ class SimulatedPeers:
         return await self._exchange(found, request, timeout_ms)
 
     async def forward(
-        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+        self, node_id: int, request: bytes, *, client: ForwardedClient, is_own: bool, timeout_ms: float
     ) -> ForwardedAnswer:
         """See `mansio.ports.ForwardingPeers`."""
         identity = self._credentials.identity()
-        framed = encode_forwarded(identity, request, client_address=client_address, is_own=is_own)
+        framed = encode_forwarded(identity, request, client=client, is_own=is_own)
         return decode_forwarded(await self.send(node_id, framed, timeout_ms=timeout_ms), node_id)
 
     async def _open(self, node_id: int, timeout_ms: float) -> _PeerLink:

@@ -223,6 +223,9 @@ def _forwarded(target: Target, sender: RequestSender) -> Iterator[Forged]:
                 **sender._asdict(),
                 "is_own": is_own,
                 "client_address": "10.0.0.1",
+                "user": "admin",
+                "listener": "",
+                "credential_revision": 1,
                 "request": frame[4:],
             }
             yield from _in_all_versions(ApiKey.FORWARD_REQUEST, fields)

@@ -20,6 +20,7 @@ from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
 from mansio.broker.replication.log_repairer import LogRepairer
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
+from mansio.broker.routing.caller import ANONYMOUS_SESSION
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.produce import ProduceService
@@ -136,6 +137,7 @@ class MemoryConnection:
         self._answer = answer
         self.peer = peer
         self.client_host = "memory"
+        self.session = ANONYMOUS_SESSION
 
     def defer_response(self) -> MemorySlot:
         return MemorySlot(self._answer)

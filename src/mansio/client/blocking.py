@@ -31,6 +31,7 @@ from mansio.client.admin import quotas as asyncio_quotas
 from mansio.client.admin import schedules as asyncio_schedules
 from mansio.client.admin import shares as asyncio_shares
 from mansio.client.admin import transactions as asyncio_transactions
+from mansio.client.admin import users as asyncio_users
 from mansio.client.consumer import consumer as asyncio_consumer
 from mansio.client.producer import producer as asyncio_producer
 from mansio.client.share import receiver_blocking
@@ -63,6 +64,15 @@ class QuotaAdmin(BlockingProxy[asyncio_quotas.QuotaAdmin]):
     list = blocking(asyncio_quotas.QuotaAdmin.list)
     set = blocking(asyncio_quotas.QuotaAdmin.set)
     delete = blocking(asyncio_quotas.QuotaAdmin.delete)
+
+
+class UserAdmin(BlockingProxy[asyncio_users.UserAdmin]):
+    """Users of one cluster; available as `client.admin.users`."""
+
+    list = blocking(asyncio_users.UserAdmin.list)
+    create = blocking(asyncio_users.UserAdmin.create)
+    delete = blocking(asyncio_users.UserAdmin.delete)
+    set_password = blocking(asyncio_users.UserAdmin.set_password)
 
 
 class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
@@ -125,6 +135,8 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
         super().__init__(thread, original)
         self.quotas: QuotaAdmin = QuotaAdmin(thread, original.quotas)
         """Client quotas."""
+        self.users: UserAdmin = UserAdmin(thread, original.users)
+        """Users that authenticate with a password."""
         self.cluster: ClusterAdmin = ClusterAdmin(thread, original.cluster)
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(thread, original.shares)

@@ -22,6 +22,7 @@ class HostPorts(NamedTuple):
     verification_thread: Background
     batch_thread: Background
     request_thread: Background
+    password_thread: Background
     boot_id: str = ""
     """Identifies the boot of the machine; "" if unknown."""
     session_clock: Clock | None = None

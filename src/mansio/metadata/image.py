@@ -49,6 +49,7 @@ from mansio.metadata.model import (
     decode_session,
     decode_topic,
 )
+from mansio.metadata.users import decode_credential, decode_server_secret, user_of_key
 from mansio.ports import complete, complete_with_error
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
 from mansio.tracebacks import copied, result_of, without_traceback
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
     from mansio.metadata.metadata_store import Listing, MetadataStore
     from mansio.ports import Promise, Random, Scheduler, Timer
+    from mansio.state.authentication.credentials import ScramCredential
 
 PROGRESS_WRITE_MS: Final = 250
 """Time after which a broker that waits for a revision writes a key, so that the watch reports a newer revision."""
@@ -97,6 +99,10 @@ class MetadataImage:
     controller: ControllerState | None = None
     cluster_secret: ClusterSecret | None = field(default=None, repr=False)
     """Created by the first broker of a cluster; a single node has none."""
+    users: dict[str, dict[str, ScramCredential]] = field(default_factory=dict, repr=False)
+    """Credentials by user and name of the mechanism; a user without credentials does not exist."""
+    server_secret: bytes | None = field(default=None, repr=False)
+    """Secret of authentication; None until a listener has authenticated clients."""
     partition_count: int = 0
     failure: Exception | None = None
     _topic_documents: dict[str, _TopicDocument] = field(default_factory=dict)
@@ -109,6 +115,8 @@ class MetadataImage:
     _quotas_changed: bool = False
     _group_config_callbacks: list[Callable[[str], None]] = field(default_factory=list)
     _group_configs_changed: dict[str, None] = field(default_factory=dict)
+    _user_callbacks: list[Callable[[str], None]] = field(default_factory=list)
+    _users_changed: dict[str, None] = field(default_factory=dict)
     _broker_config_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _broker_configs_changed: bool = False
     _broker_callbacks: list[Callable[[BrokerChange], None]] = field(default_factory=list)
@@ -170,6 +178,10 @@ class MetadataImage:
     def on_broker_config_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the event loop after `broker_configs` has changed."""
         self._broker_config_callbacks.append(callback)
+
+    def on_user_change(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` on the event loop with the name of each user whose credentials have changed."""
+        self._user_callbacks.append(callback)
 
     def on_broker_change(self, callback: Callable[[BrokerChange], None]) -> None:
         """Call `callback` on the event loop for each change of a session or registration, after the image contains it.
@@ -308,6 +320,10 @@ class MetadataImage:
         groups = map(self.keys.group_config, self.group_configs)
         brokers = map(self.keys.broker_config, self.broker_configs)
         secret = [] if self.cluster_secret is None else [self.keys.secret]
+        server_secret = [] if self.server_secret is None else [self.keys.server_secret]
+        credentials = [
+            self.keys.credential(user, mechanism) for user, known in self.users.items() for mechanism in known
+        ]
         return [
             *topics,
             *partitions,
@@ -318,6 +334,8 @@ class MetadataImage:
             *self.quotas,
             *groups,
             *brokers,
+            *server_secret,
+            *credentials,
         ]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
@@ -361,7 +379,10 @@ class MetadataImage:
             self.group_configs.pop(group_id, None)
             if document is not None:
                 self.group_configs[group_id] = ConfigOverrides(document["configs"], event.mod_revision)
-
+        elif event.key.startswith(keys.users):
+            self._apply_credential_event(event, document)
+        elif event.key == keys.server_secret:
+            self.server_secret = None if document is None else decode_server_secret(event.key, document)
         elif event.key.startswith(keys.broker_configs):
             name = event.key.removeprefix(keys.broker_configs)
             name = "" if name == metadata_store.DEFAULT_BROKER else name
@@ -380,6 +401,17 @@ class MetadataImage:
             known.discard(name)
             if not known:
                 del self._spellings[unified]
+
+    def _apply_credential_event(self, event: Event, document: dict[str, Any] | None) -> None:
+        user, mechanism = user_of_key(self.keys, event.key)
+        self._users_changed[user] = None
+        known = self.users.setdefault(user, {})
+        if document is not None:
+            known[mechanism] = decode_credential(event.key, mechanism, document, event.mod_revision)
+        else:
+            known.pop(mechanism, None)
+        if not known:
+            del self.users[user]
 
     def _apply_broker_event(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")
@@ -427,6 +459,10 @@ class MetadataImage:
         for group_id in changed_groups:
             for on_group_config_change in self._group_config_callbacks:
                 on_group_config_change(group_id)
+        changed_users, self._users_changed = self._users_changed, {}
+        for user in changed_users:
+            for on_user_change in self._user_callbacks:
+                on_user_change(user)
         for on_progress in self._progress_callbacks:
             on_progress()
         due = [promise for revision, promise in self._waits if revision <= self.revision]

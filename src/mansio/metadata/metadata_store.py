@@ -190,7 +190,9 @@ class Keys:
         "progress",
         "quotas",
         "secret",
+        "server_secret",
         "topics",
+        "users",
     )
 
     def __init__(self, cluster_id: str) -> None:
@@ -205,6 +207,9 @@ class Keys:
         self.group_configs = f"{self.prefix}groupconfigs/"
         self.secret = f"{self.prefix}secret"
         """Key of {secret}: the cluster secret in hexadecimal digits. A single node has none."""
+        self.users = f"{self.prefix}users/"
+        self.server_secret = f"{self.prefix}serversecret"
+        """Key of {secret}: the server secret of authentication (`metadata.users`)."""
         self.broker_configs = f"{self.prefix}brokerconfigs/"
         self.progress = f"{self.prefix}tick"
 
@@ -221,6 +226,10 @@ class Keys:
     def broker_config(self, name: str) -> str:
         """Key of {configs: {name: value}}, the dynamic settings of a broker; empty name: those of all brokers."""
         return f"{self.broker_configs}{name or DEFAULT_BROKER}"
+
+    def credential(self, user: str, mechanism: str) -> str:
+        """Key of the credential of a user for a mechanism of SCRAM."""
+        return f"{self.users}{quote(user, safe='')}/{mechanism}"
 
     def session(self, node_id: int) -> str:
         """Key of {host, port, rack, run, listeners, inter_broker_listener}, the session of a broker, which has a lease.
@@ -246,8 +255,10 @@ def decode(key: str, value: bytes) -> dict[str, Any]:
     try:
         document = json.loads(value)
         schema = document["schema"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StorageError(f"metadata {key} is damaged") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        document = schema = None
+    if document is None:  # not raised from the error of `json`, which keeps the value: it may be a secret
+        raise StorageError(f"metadata {key} is damaged")
     if schema != SCHEMA_VERSION:
         raise StorageError(f"metadata {key} has schema {schema}; this version supports {SCHEMA_VERSION}")
     return dict(document)

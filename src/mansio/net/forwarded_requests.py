@@ -13,19 +13,25 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
+    from mansio.ports import ForwardedClient
     from mansio.state.broker_handshake import BrokerIdentity
 
 VERSION: Final = 0
 FORWARDER_CLIENT_ID: Final = "mansio-forwarder"
 
 
-def encode_forwarded(identity: BrokerIdentity, request: bytes, *, client_address: str, is_own: bool) -> bytes:
+def encode_forwarded(
+    identity: BrokerIdentity, request: bytes, *, client: ForwardedClient, is_own: bool
+) -> bytes:
     """Return the ForwardRequest of broker `identity`, with its length first; see `ports.ForwardingPeers.forward`."""
     fields = {
         "node_id": identity.node_id,
         "broker_epoch": identity.broker_epoch,
         "is_own": is_own,
-        "client_address": client_address,
+        "client_address": client.address,
+        "user": client.user,
+        "listener": client.listener,
+        "credential_revision": client.credential_revision,
         "request": request,
     }
     return messages.encode_request(ApiKey.FORWARD_REQUEST, VERSION, 0, FORWARDER_CLIENT_ID, fields)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mansio.net.broker_handshake import BrokerCredentials
+    from mansio.ports import ForwardedClient
 
 CORRELATION_ID_POSITION = 8
 """Byte position of the correlation id in an encoded request: after the length prefix, API key and version."""
@@ -118,7 +119,7 @@ class PeerConnections:
         return await self._send(peer.connection, request, timeout_ms)
 
     async def forward(
-        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+        self, node_id: int, request: bytes, *, client: ForwardedClient, is_own: bool, timeout_ms: float
     ) -> ForwardedAnswer:
         peer = self._usable(node_id)
         if peer is None:
@@ -127,7 +128,7 @@ class PeerConnections:
             framed = len(request).to_bytes(LENGTH_BYTES, "big") + request
             return ForwardedAnswer(await self._send(peer.connection, framed, timeout_ms))
         identity = BrokerIdentity(self._credentials.node_id, peer.broker_epoch)
-        framed = encode_forwarded(identity, request, client_address=client_address, is_own=is_own)
+        framed = encode_forwarded(identity, request, client=client, is_own=is_own)
         return decode_forwarded(await self._send(peer.connection, framed, timeout_ms), node_id)
 
     async def _send(self, connection: Connection, request: bytes, timeout_ms: float) -> bytes:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.api.kafka.server.listener import Intercept
+    from mansio.api.kafka.server.sasl_gate import SaslSettings
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
     from mansio.metadata.metadata_store import MetadataStore
@@ -54,11 +55,13 @@ class Broker:
         warm_up: bool = False,
         open_host: Callable[[asyncio.AbstractEventLoop, AsyncExitStack], BrokerHost] | None = None,
         intercept: Intercept | None = None,
+        sasl: SaslSettings | None = None,
     ) -> None:
         """`warm_up`: compile the schemas of Kafka messages on a thread (`SchemaPreload`), so that first requests do not
         wait for it. `open_host`: opens the host of this broker and pushes what closes it, by default the operating
-        system (`ProcessHost`). `intercept`: see `KafkaServer`."""
+        system (`ProcessHost`). `intercept`, `sasl`: see `KafkaServer`."""
         self.settings = settings
+        self._sasl = sasl
         self._open_host = open_host or ProcessHost
         self._intercept = intercept
         self._schema_preload = warm_up
@@ -173,7 +176,9 @@ class Broker:
         self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop, stack: AsyncExitStack
     ) -> None:
         service, listeners = runtime.service, self.settings.kafka_listeners
-        server = KafkaServer(service, _server_limits(runtime.settings), loop, self._intercept)
+        if self._sasl is not None:
+            await service.users.open_directory()
+        server = KafkaServer(service, _server_limits(runtime.settings), loop, self._intercept, self._sasl)
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
         await server.listen(listeners)
         self._server = server

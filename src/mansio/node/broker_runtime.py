@@ -55,6 +55,7 @@ from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.health import HealthService
+from mansio.broker.services.password_checks import PasswordChecker
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
@@ -66,6 +67,7 @@ from mansio.broker.services.share_groups.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.transactions.marker_service import TransactionMarkerService
 from mansio.broker.services.transactions.transaction_service import TransactionService
+from mansio.broker.services.users import UserService
 from mansio.broker.topics.topics import PARTITIONS_UNLIMITED, NewTopic, TopicService
 from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
 from mansio.config.topic_names import OFFSETS_TOPIC
@@ -497,6 +499,15 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             quotas=quotas,
+            users=UserService(
+                store=self.store,
+                state=self.state,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                clock=host_ports.clock,
+                password_thread=host_ports.password_thread,
+            ),
+            passwords=PasswordChecker(host_ports.password_thread, host_ports.clock, host_ports.random),
             configs=ConfigService(
                 topics=self.topics, groups=group_configs, brokers=self.broker_configs, settings=settings
             ),

@@ -58,6 +58,7 @@ class ProcessHost:
             verification_thread=self._start_thread(stack, "mansio-verify"),
             batch_thread=self._start_thread(stack, "mansio-batches"),
             request_thread=self._start_thread(stack, "mansio-requests"),
+            password_thread=self._start_thread(stack, "mansio-passwords"),
             boot_id=boot_id(),
         )
 

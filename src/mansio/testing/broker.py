@@ -345,6 +345,7 @@ class MemoryHost:
             verification_thread=self._background(),
             batch_thread=self._background(),
             request_thread=self._background(),
+            password_thread=self._background(),
             session_clock=self.time.session_clock,
         )
 

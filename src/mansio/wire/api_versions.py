@@ -31,6 +31,7 @@ class ApiKey(IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -49,6 +50,7 @@ class ApiKey(IntEnum):
     ALTER_CONFIGS = 33
     ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
@@ -59,6 +61,7 @@ class ApiKey(IntEnum):
     DESCRIBE_CLIENT_QUOTAS = 48
     ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_QUORUM = 55
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
@@ -97,6 +100,7 @@ class ApiKey(IntEnum):
     COMMIT_BATCH = 20113
     DESCRIBE_HEALTH = 20114
     FORWARD_REQUEST = 20115
+    SET_PASSWORD = 20116
 
 
 UNADVERTISED_SINCE: Final = ApiKey.DESCRIBE_HEALTH
@@ -211,6 +215,14 @@ _ROWS: Final = (
     Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "groups.describe_groups"),
     Api(ApiKey.LIST_GROUPS, 0, 5, "groups.list_groups"),
     Api(
+        ApiKey.SASL_HANDSHAKE,
+        0,
+        1,
+        "sasl.sasl_handshake",
+        note="Version 0, after which tokens have no headers, is answered with UNSUPPORTED_VERSION; librdkafka requires "
+        "that it is offered.",
+    ),
+    Api(
         ApiKey.API_VERSIONS,
         0,
         4,
@@ -280,6 +292,14 @@ _ROWS: Final = (
         note="A broker has one log directory, where every replica already is; another one gets LOG_DIR_NOT_FOUND.",
     ),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="A broker has one log directory."),
+    Api(
+        ApiKey.SASL_AUTHENTICATE,
+        0,
+        2,
+        "sasl.sasl_authenticate",
+        note="SCRAM-SHA-256, SCRAM-SHA-512, PLAIN; with re-authentication (KIP-368). An unknown user fails at the end "
+        "of the exchange, as with a wrong password.",
+    ),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions", note=_BOUNDED),
     Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups", note=_BOUNDED),
     Api(
@@ -320,7 +340,7 @@ _ROWS: Final = (
         "quotas.alter_client_quotas",
         note=(
             "`producer_byte_rate` and `consumer_byte_rate` of client ids and of users; other keys are refused. "
-            "Without authentication every client is the user ANONYMOUS, the only valid name. "
+            "A client that has not authenticated is the user ANONYMOUS. "
             f"{_BOUNDED}"
         ),
     ),
@@ -328,8 +348,17 @@ _ROWS: Final = (
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
         0,
         0,
-        "acls.describe_user_scram_credentials",
-        note="Always empty; tools request it to show the quotas of users.",
+        "users.describe_user_scram_credentials",
+        note="KIP-554.",
+    ),
+    Api(
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        0,
+        0,
+        "users.alter_user_scram_credentials",
+        note="KIP-554. It contains the equivalent of a password, so it is refused (POLICY_VIOLATION) unless the "
+        "connection is encrypted or from the broker's machine. A new name has 1 to 255 bytes, is printable and in the "
+        f"form NFKC of Unicode, without spaces at its ends; ANONYMOUS and * are reserved. {_BOUNDED}",
     ),
     Api(
         ApiKey.DESCRIBE_QUORUM,
@@ -561,19 +590,25 @@ _ROWS: Final = (
         brokers_only=True,
         is_advertised=False,
     ),
+    Api(
+        ApiKey.SET_PASSWORD,
+        0,
+        0,
+        "users.set_password",
+        note="Mansio's own. Changes the password of a user; the previous one stays valid for a given time. Refused "
+        "(POLICY_VIOLATION) unless the connection is encrypted or from the broker's machine.",
+    ),
 )
 
 SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
 """All supported APIs by key, in ascending order of the keys."""
 
-_SECURITY: Final = "authentication is not implemented yet"
+_TOKENS: Final = "clients authenticate with passwords or certificates"
 _RAFT: Final = "brokers use a metadata store, not a KRaft quorum"
 _STREAMS: Final = "streams groups (KIP-1071) are not planned"
 
 UNSUPPORTED_APIS: Final[dict[str, str]] = {
-    "SaslHandshake (17), SaslAuthenticate (36)": _SECURITY,
-    "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
-    "AlterUserScramCredentials (51)": _SECURITY,
+    "CreateDelegationToken (38) to DescribeDelegationToken (41)": _TOKENS,
     "UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "client metrics are not collected (KIP-714 is optional)",
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
@@ -612,6 +647,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.ALTER_CONFIGS: 2,
     ApiKey.ALTER_REPLICA_LOG_DIRS: 2,
     ApiKey.DESCRIBE_LOG_DIRS: 2,
+    ApiKey.SASL_AUTHENTICATE: 2,
     ApiKey.CREATE_PARTITIONS: 2,
     ApiKey.DELETE_GROUPS: 2,
     ApiKey.ELECT_LEADERS: 2,
@@ -621,6 +657,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_CLIENT_QUOTAS: 1,
     ApiKey.ALTER_CLIENT_QUOTAS: 1,
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: 0,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: 0,
     ApiKey.DESCRIBE_QUORUM: 0,
     ApiKey.UPDATE_FEATURES: 0,
     ApiKey.DESCRIBE_CLUSTER: 0,
@@ -659,6 +696,7 @@ _FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.COMMIT_BATCH: 0,
     ApiKey.DESCRIBE_HEALTH: 0,
     ApiKey.FORWARD_REQUEST: 0,
+    ApiKey.SET_PASSWORD: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

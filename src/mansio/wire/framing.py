@@ -79,6 +79,10 @@ class FrameReader:
         self._end = 0  # end of the received bytes
         self._underused_reads = 0
 
+    def allow(self, frame_bytes_max: int) -> None:
+        """Accept frames of at most `frame_bytes_max` from the next read on."""
+        self.frame_bytes_max = frame_bytes_max
+
     @property
     def buffered_bytes(self) -> int:
         """Number of received bytes that belong to an incomplete frame."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mansio
+from mansio.broker.routing.caller import ANONYMOUS_USER
 from mansio.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.wire.batch.record_batch import build_batch
 from mansio.wire.field_values import ACKS_ALL
@@ -63,7 +64,7 @@ def test_records_errors_and_positions_are_returned_by_partition(tmp_path: Path) 
     async def work(services: BrokerServices) -> None:
         batch = await publish(services)
         result, is_final = services.fetch.begin_fetch(
-            request(Wanted(0), Wanted(9), Wanted(1, fetch_offset=5)), client_id=None
+            request(Wanted(0), Wanted(9), Wanted(1, fetch_offset=5)), ANONYMOUS_USER, None
         )
         assert is_final
         ((_, _, (first, unknown, beyond)),) = result.topics
@@ -79,9 +80,9 @@ def test_parked_fetch_completes_once_with_what_is_appended_later(tmp_path: Path)
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0), Wanted(1))
-        result, is_final = services.fetch.begin_fetch(wanted, client_id=None)
+        result, is_final = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None)
         assert not is_final
-        services.fetch.park(wanted, None, result, done.append)
+        services.fetch.park(wanted, ANONYMOUS_USER, None, result, done.append)
         assert len(services.fetch.parked) == 1
         await publish(services)
         for _ in range(100):
@@ -99,8 +100,8 @@ def test_cancelled_fetch_is_not_completed(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0))
-        result, _ = services.fetch.begin_fetch(wanted, client_id=None)
-        services.fetch.park(wanted, None, result, done.append).cancel()
+        result, _ = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None)
+        services.fetch.park(wanted, ANONYMOUS_USER, None, result, done.append).cancel()
         await publish(services)
         services.fetch.stop()
         assert done == []
@@ -113,8 +114,8 @@ def test_stop_completes_parked_fetches_with_what_there_is(tmp_path: Path) -> Non
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0))
-        result, _ = services.fetch.begin_fetch(wanted, client_id=None)
-        services.fetch.park(wanted, None, result, done.append)
+        result, _ = services.fetch.begin_fetch(wanted, ANONYMOUS_USER, None)
+        services.fetch.park(wanted, ANONYMOUS_USER, None, result, done.append)
         services.fetch.stop()
         assert [one.size_bytes for one in done] == [0]
 

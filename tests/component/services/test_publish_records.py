@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.routing.caller import ANONYMOUS_PRINCIPAL, Caller
+from mansio.broker.routing.caller import ANONYMOUS_USER, Caller
 from mansio.broker.services import publish_records
 from mansio.broker.services.publish_records import RecordToPublish, ValuesToPublish, ranges_of
 from mansio.broker.topics.topics import NewTopic
@@ -299,7 +299,7 @@ def test_the_quota_of_the_callers_client_id_is_charged(tmp_path: Path) -> None:
 
 
 def test_a_callers_deadline_shortens_the_timeout() -> None:
-    assert Caller().principal == ANONYMOUS_PRINCIPAL
+    assert Caller().session.user == ANONYMOUS_USER
     assert Caller().timeout_ms(500, 10.0) == 500
     assert Caller(deadline=10.2).timeout_ms(500, 10.0) == pytest.approx(200)
     assert Caller(deadline=9.0).timeout_ms(500, 10.0) == 0

@@ -51,8 +51,8 @@ def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
         assert entities(services, QuotaFilter(IP, MatchType.ANY)) == set()
         active = quotas.active
         assert active is not None
-        assert active.record_produce("slow", 1_000_000) > 0
-        assert active.record_produce("other", 1000) == 0
+        assert active.record_produce("ANONYMOUS", "slow", 1_000_000) > 0
+        assert active.record_produce("ANONYMOUS", "other", 1000) == 0
         removals = [
             QuotaAlteration(SLOW, [(PRODUCER_BYTE_RATE, None), (CONSUMER_BYTE_RATE, None)]),
             QuotaAlteration(DEFAULT, [(PRODUCER_BYTE_RATE, None)]),
@@ -75,7 +75,7 @@ def test_each_alteration_fails_on_its_own_and_validation_changes_nothing(tmp_pat
             QuotaAlteration([("group", "g")], rate),
             QuotaAlteration([], rate),
             QuotaAlteration([(CLIENT_ID, "a"), (CLIENT_ID, "b")], rate),
-            QuotaAlteration([(USER, "alice")], rate),
+            QuotaAlteration([(USER, "")], rate),
             QuotaAlteration([(CLIENT_ID, "x")], [("request_percentage", 1.0)]),
             QuotaAlteration([(CLIENT_ID, "y")], rate * 2),
         ]

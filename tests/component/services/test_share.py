@@ -54,6 +54,7 @@ async def receive(
         room.service.share_service,
         "g",
         member,
+        user="ANONYMOUS",
         client_id=None,
         partitions=lambda: [key],
         is_connected=lambda: True,

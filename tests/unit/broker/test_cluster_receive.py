@@ -13,7 +13,7 @@ from mansio.broker.coordinator.share.received_records import ReceivedRecord, Rec
 from mansio.broker.routing.caller import ANONYMOUS, Caller
 from mansio.broker.services.share_groups.cluster_receive import ClusterReceive, ReceiveRequest
 from mansio.errors import ConnectionLost, CorruptLog, MansioError, RequestTimedOut
-from mansio.ports import ForwardedAnswer
+from mansio.ports import ForwardedAnswer, ForwardedClient
 from mansio.testing.scheduler import SimulatedClock, Simulation
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
@@ -232,10 +232,10 @@ class FakePeers:
         return answer
 
     async def forward(
-        self, node_id: int, request: bytes, *, client_address: str, is_own: bool, timeout_ms: float
+        self, node_id: int, request: bytes, *, client: ForwardedClient, is_own: bool, timeout_ms: float
     ) -> ForwardedAnswer:
         header = read_request_header(request)
-        self.forwarded.append((ApiKey(header.api_key), header.client_id, client_address, is_own))
+        self.forwarded.append((ApiKey(header.api_key), header.client_id, client.address, is_own))
         return ForwardedAnswer(await self.send(node_id, request, timeout_ms=timeout_ms))
 
     def waiting(self, node_id: int) -> list[Any]:

@@ -15,7 +15,7 @@ IDLE_S = 5.0
 def connection() -> Any:
     """One that sent something at the beginning of time, and waits for nothing."""
     limits = SimpleNamespace(socket_request_max_bytes=100)
-    server = SimpleNamespace(limits=limits, receive_scratch=new_scratch_buffer())
+    server = SimpleNamespace(limits=limits, receive_scratch=new_scratch_buffer(), begin=None)
     made = Connection(cast("Any", server), served_listener())
     made._socket_writer = cast("Any", SimpleNamespace(waiting_bytes=0))
     return made

@@ -14,7 +14,7 @@ from mansio.host.clock import HostRandom
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.connection import ConnectionOptions
 from mansio.net.peer_connections import PeerConnections
-from mansio.ports import ForwardedAnswer
+from mansio.ports import ForwardedAnswer, ForwardedClient
 from mansio.state.broker_handshake import BrokerIdentity, ClusterSecret
 from mansio.wire.api_versions import UNADVERTISED_SINCE, ApiKey
 from mansio.wire.apis import fetch
@@ -303,7 +303,8 @@ LEASES = messages.encode_request(
 async def forward(broker: StubBroker, *, is_own: bool) -> ForwardedAnswer:
     peers = peers_of(broker, {2: 7})
     try:
-        return await peers.forward(1, LEASES, client_address="10.0.0.1", is_own=is_own, timeout_ms=5000)
+        client = ForwardedClient("10.0.0.1", "alice")
+        return await peers.forward(1, LEASES, client=client, is_own=is_own, timeout_ms=5000)
     finally:
         await peers.close()
 
@@ -317,7 +318,8 @@ def test_a_request_for_a_client_is_forwarded_with_its_address(is_own: bool) -> N
             assert await forward(broker, is_own=is_own) == ForwardedAnswer(b"found", 9)
             (request,) = broker.asked(ApiKey.FORWARD_REQUEST)
             assert (request.node_id, request.broker_epoch, request.is_own) == (2, 7, is_own)
-            assert (request.client_address, request.request) == ("10.0.0.1", LEASES)
+            assert (request.client_address, request.user) == ("10.0.0.1", "alice")
+            assert request.request == LEASES
 
     asyncio.run(run())
 

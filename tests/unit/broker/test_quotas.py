@@ -91,7 +91,7 @@ def test_a_quota_kept_by_another_version_is_shown_and_can_be_removed_but_has_no_
         assert quotas.list_quotas() == [Quota(QuotaEntity(user="alice"), {"request_percentage": 5.0})]
         assert quotas.active is None
         with pytest.raises(InvalidRequest):
-            await quotas.alter(QuotaEntity(user="alice"), {"producer_byte_rate": 5})
+            await quotas.alter(QuotaEntity(user="alice"), {"request_percentage": 6})
         await quotas.alter(QuotaEntity(user="alice"), {"request_percentage": None})
         assert quotas.list_quotas() == []
 

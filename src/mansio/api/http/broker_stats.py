@@ -140,6 +140,12 @@ class KafkaListenerCounters(Protocol):
     @property
     def closed_by_reason(self) -> Mapping[str, int]: ...
 
+    @property
+    def authentications(self) -> int: ...
+
+    @property
+    def authentication_failures(self) -> Mapping[str, int]: ...
+
 
 class KafkaListenerLimits(Protocol):
     """Limits of the Kafka listeners."""
@@ -155,6 +161,13 @@ class RequestMemory(Protocol):
     def held_bytes(self) -> int: ...
 
 
+class KafkaAuthentication(Protocol):
+    """Authentication of the clients of the Kafka listener."""
+
+    @property
+    def waiting_count(self) -> int: ...
+
+
 class KafkaListener(Protocol):
     """State of the Kafka listeners that metrics show."""
 
@@ -166,6 +179,9 @@ class KafkaListener(Protocol):
 
     @property
     def memory(self) -> RequestMemory: ...
+
+    @property
+    def authentication(self) -> KafkaAuthentication: ...
 
     @property
     def connection_count(self) -> int: ...

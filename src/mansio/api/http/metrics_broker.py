@@ -87,12 +87,30 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
         yield _counter("broker_handshakes_failed", meaning, times, reason=reason)
     meaning = "Requests that only brokers may send, refused because their sender is not the broker they name."
     yield _counter("inter_broker_requests_refused", meaning, authenticator.refused_request_count)
+    yield from _authentications(broker)
     yield _gauge("in_flight_bytes", "Memory of requests being received.", server.memory.held_bytes)
     yield _gauge(
         "in_flight_limit_bytes",
         "Limit of the memory of requests being received.",
         broker.services.settings.queued_max_request_bytes,
     )
+
+
+def _authentications(broker: RunningBroker) -> Iterator[Measurement]:
+    server, services = broker.server, broker.services
+    meaning = "Times that a Kafka client has authenticated as a user."
+    yield _counter("authentications", meaning, server.counters.authentications)
+    for reason, times in server.counters.authentication_failures.items():
+        meaning = "Failed attempts of Kafka clients to authenticate, and sessions that ended."
+        yield _counter("authentications_failed", meaning, times, reason=reason)
+    meaning = "Open Kafka connections whose clients have to authenticate first."
+    yield _gauge("unauthenticated_connections", meaning, server.authentication.waiting_count)
+    meaning = "Passwords of clients that were checked, without those that are remembered."
+    yield _counter("password_checks", meaning, services.passwords.run_count)
+    yield _gauge(
+        "waiting_password_checks", "Passwords that wait to be checked.", services.passwords.waiting_count
+    )
+    yield _gauge("users", "Users of the cluster.", services.users.user_count)
 
 
 def _groups(broker: RunningBroker) -> Iterator[Measurement]:

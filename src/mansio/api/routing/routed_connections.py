@@ -15,8 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.kafka.server.direct_requests import DirectRequest
+from mansio.broker.routing.caller import ANONYMOUS_SESSION
 from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut
 from mansio.net.connection import BrokerConnection
+from mansio.ports import NO_CLIENT
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.tracebacks import without_traceback
 from mansio.wire.api_versions import SUPPORTED_APIS
@@ -190,12 +192,14 @@ class LocalConnection(RoutedConnection):
         self.versions = OWN_VERSIONS
         self._server = server
         self._address = "" if caller is None else caller.address
+        self._session = ANONYMOUS_SESSION if caller is None else caller.session
         own_id = server.service.settings.node_id
         self._identity = None if caller is not None else BrokerIdentity(own_id, 0)
 
     def _begin(self, correlation_id: int, frame: bytes, timeout_ms: float) -> Callable[[], object]:  # noqa: ARG002
         direct = DirectRequest(
             self._address,
+            self._session,
             self._identity,
             partial(self._on_done, correlation_id),
             self._server.inter_broker_listener,
@@ -243,7 +247,7 @@ class ForwardedConnection(RoutedConnection):
             response, throttle_ms = await self._peers.forward(
                 self._node_id,
                 frame,
-                client_address="" if caller is None else caller.address,
+                client=NO_CLIENT if caller is None else caller.forwarded,
                 is_own=caller is None,
                 timeout_ms=timeout_ms,
             )

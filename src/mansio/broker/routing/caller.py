@@ -1,4 +1,4 @@
-"""Caller of a service: principal, client id, address and deadline of a request."""
+"""Caller of a service: session, client id, address and deadline of a request."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ from dataclasses import dataclass
 from typing import Final
 
 from mansio.errors import InvalidRequest
+from mansio.ports import ForwardedClient
 
-ANONYMOUS_PRINCIPAL: Final = "ANONYMOUS"
-"""Principal of a client that is not authenticated, as Kafka names it."""
+ANONYMOUS_USER: Final = "ANONYMOUS"
+"""Name of the user of a client that is not authenticated, as Kafka names it."""
 
 CLIENT_ID_CHARACTERS_MAX: Final = 100
 """Maximum length of the id that a client of a protocol other than Kafka's states."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """Who a client is, as the listener found out. A new object replaces it when the client authenticates again; it ends
+    with the connection.
+
+    `listener` is the name of the listener, "" for a protocol without named listeners. `expires_ms` is the end of the
+    session in Unix time, None if it has none. `credential_revision` is the revision of the credential with which the
+    client has authenticated, 0 without authentication.
+    """
+
+    user: str = ANONYMOUS_USER
+    listener: str = ""
+    expires_ms: int | None = None
+    credential_revision: int = 0
+
+    @property
+    def principal(self) -> str:
+        """The user as ACLs name it."""
+        return f"User:{self.user}"
+
+
+ANONYMOUS_SESSION: Final = ClientSession()
+"""Session of a client without authentication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +48,17 @@ class Caller:
     descriptions. `deadline` is in monotonic seconds; None for no deadline.
     """
 
-    principal: str = ANONYMOUS_PRINCIPAL
+    session: ClientSession = ANONYMOUS_SESSION
     client_id: str = ""
     address: str = ""
     deadline: float | None = None
+
+    @property
+    def forwarded(self) -> ForwardedClient:
+        """The client as requests to other brokers name it."""
+        session = self.session
+        user = "" if session.user == ANONYMOUS_USER else session.user
+        return ForwardedClient(self.address, user, session.listener, session.credential_revision)
 
     def timeout_ms(self, timeout_ms: float, now: float) -> float:
         """Return `timeout_ms`, or the time until the deadline if it is shorter; never negative. `now`: monotonic
@@ -43,3 +76,10 @@ def check_client_id(client_id: str) -> None:
 
 ANONYMOUS: Final = Caller()
 """Caller without authentication, client id, address and deadline."""
+
+
+def session_of(client: ForwardedClient) -> ClientSession:
+    """Return the session of a client for which another broker forwards a request. That broker ends it."""
+    return ClientSession(
+        client.user or ANONYMOUS_USER, client.listener, credential_revision=client.credential_revision
+    )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.health import HealthService
+    from mansio.broker.services.password_checks import PasswordChecker
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.transactions.marker_service import TransactionMarkerService
     from mansio.broker.services.transactions.transaction_service import TransactionService
+    from mansio.broker.services.users import UserService
     from mansio.broker.topics.topics import TopicService
     from mansio.config.settings import Settings
     from mansio.metadata.producer_ids import ProducerIdAllocator
@@ -62,6 +64,8 @@ class BrokerServices:
     producer_ids: ProducerIdAllocator
     topics: TopicService
     quotas: QuotaService
+    users: UserService
+    passwords: PasswordChecker
     configs: ConfigService
     group_coordinator: GroupCoordinator
     group_service: GroupService

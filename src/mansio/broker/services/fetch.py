@@ -192,14 +192,14 @@ class FetchService:
         self.parked: dict[ParkedFetch, None] = {}
 
     def begin_fetch(
-        self, request: FetchRequest, client_id: str | None, follower: BrokerIdentity | None = None
+        self, request: FetchRequest, user: str, client_id: str | None, follower: BrokerIdentity | None = None
     ) -> tuple[FetchResult, bool]:
         """Read all partitions of a request that has just arrived. Return the result and whether it is final; if it is
         not, the caller must `park` the request. `follower`: the authenticated broker that sent the request, None for a
         client."""
         if follower is not None:
             return self._begin_follower_fetch(request, follower)
-        result = self.read(request, client_id)
+        result = self.read(request, user, client_id)
         is_final = (
             result.size_bytes >= request.min_bytes
             or result.is_urgent
@@ -241,6 +241,7 @@ class FetchService:
     def park(
         self,
         request: FetchRequest,
+        user: str,
         client_id: str | None,
         first: FetchResult,
         on_done: Callable[[FetchResult], None],
@@ -248,19 +249,19 @@ class FetchService:
     ) -> ParkedFetch:
         """Park a request until more can be read; `on_done` is called once, later, with the final result. `first`: the
         result of `begin_fetch`."""
-        parked = ParkedFetch(self, request, client_id, on_done, follower)
+        parked = ParkedFetch(self, request, user, client_id, on_done, follower)
         parked.park(coalesce=follower is not None and first.size_bytes >= request.min_bytes)
         return parked
 
     def read(
-        self, request: FetchRequest, client_id: str | None, follower: BrokerIdentity | None = None
+        self, request: FetchRequest, user: str, client_id: str | None, follower: BrokerIdentity | None = None
     ) -> FetchResult:
         """Read all partitions once, within the byte limits of the request and the client's quota."""
         if follower is not None:
             return self._read_for_follower(request, follower, first=False)
         remaining = min(request.max_bytes, self._response_bytes_max)
         quotas = self._quotas.active
-        if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(client_id)) is not None:
+        if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(user, client_id)) is not None:
             remaining = min(remaining, burst_bytes)
         total = 0
         has_error = is_pending = False
@@ -400,6 +401,7 @@ class ParkedFetch:
         "_request",
         "_service",
         "_timer",
+        "_user",
         "_woken",
         "is_by_follower",
     )
@@ -408,12 +410,14 @@ class ParkedFetch:
         self,
         service: FetchService,
         request: FetchRequest,
+        user: str,
         client_id: str | None,
         on_done: Callable[[FetchResult], None],
         follower: BrokerIdentity | None,
     ) -> None:
         self._service = service
         self._request = request
+        self._user = user
         self._client_id = client_id
         self._on_done = on_done
         self._partitions: dict[Partition, None] = {}
@@ -460,7 +464,7 @@ class ParkedFetch:
     def complete_now(self) -> None:
         """Complete the fetch with the records that are available now."""
         if self._timer is not None:
-            self._complete(self._service.read(self._request, self._client_id, self._follower))
+            self._complete(self._service.read(self._request, self._user, self._client_id, self._follower))
 
     def cancel(self) -> None:
         """Stop waiting; `on_done` is not called any more."""
@@ -484,7 +488,7 @@ class ParkedFetch:
             if coalescer.is_full:
                 self._on_coalescing_end()
             return
-        result = self._service.read(self._request, self._client_id, self._follower)
+        result = self._service.read(self._request, self._user, self._client_id, self._follower)
         if result.is_urgent:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:

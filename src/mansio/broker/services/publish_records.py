@@ -341,7 +341,9 @@ class PublishService:
         entries = [(batch.partition, batch.encode(codec)) for batch in batches]
         pending = self._produce.begin_produce([(topic, None, entries)], acks=acks)
         quotas = self._quotas.active
-        throttle_ms = 0 if quotas is None else quotas.record_produce(caller.client_id, total_bytes)
+        throttle_ms = 0
+        if quotas is not None:
+            throttle_ms = quotas.record_produce(caller.session.user, caller.client_id, total_bytes)
         return PendingPublish(pending, results, batches, throttle_ms)
 
     def _build_batches(

@@ -23,7 +23,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from mansio.broker.routing.caller import ANONYMOUS_PRINCIPAL
 from mansio.config.item_limit import too_many_items
 from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
@@ -130,36 +129,32 @@ class ActiveQuotas:
         self.producers = RateLimiter(burst_ms=burst_ms)
         self.consumers = RateLimiter(burst_ms=burst_ms)
 
-    def record_produce(self, client_id: str | None, size_bytes: int) -> int:
+    def record_produce(self, user: str, client_id: str | None, size_bytes: int) -> int:
         """Record a produce request of `size_bytes`; return the throttle time in ms, for which the caller must not read
         from the connection."""
-        throttle_ms = self.producers.take(
-            ANONYMOUS_PRINCIPAL, client_id or "", size_bytes, self._clock.monotonic()
-        )
+        throttle_ms = self.producers.take(user, client_id or "", size_bytes, self._clock.monotonic())
         if throttle_ms:
             self._counters.produce_throttled += 1
             self._counters.produce_throttled_ms += throttle_ms
         return throttle_ms
 
-    def record_fetch(self, client_id: str | None, size_bytes: int) -> int:
+    def record_fetch(self, user: str, client_id: str | None, size_bytes: int) -> int:
         """Record a fetch response with `size_bytes` of records; return the throttle time in ms, for which the caller
         must not read from the connection."""
-        throttle_ms = self.consumers.take(
-            ANONYMOUS_PRINCIPAL, client_id or "", size_bytes, self._clock.monotonic()
-        )
+        throttle_ms = self.consumers.take(user, client_id or "", size_bytes, self._clock.monotonic())
         if throttle_ms:
             self._counters.fetch_throttled += 1
             self._counters.fetch_throttled_ms += throttle_ms
         return throttle_ms
 
-    def is_throttled(self, client_id: str | None) -> bool:
+    def is_throttled(self, user: str, client_id: str | None) -> bool:
         """Return whether a fetch must return no records now, because earlier fetches exceeded the quota."""
-        return self.consumers.take(ANONYMOUS_PRINCIPAL, client_id or "", 0, self._clock.monotonic()) > 0
+        return self.consumers.take(user, client_id or "", 0, self._clock.monotonic()) > 0
 
-    def fetch_max_bytes(self, client_id: str | None) -> int | None:
+    def fetch_max_bytes(self, user: str, client_id: str | None) -> int | None:
         """Return the maximum size of one fetch response, None for no bound. A response of this size does not lead to a
         throttle time longer than the burst time."""
-        return self.consumers.burst_bytes(ANONYMOUS_PRINCIPAL, client_id or "", self._clock.monotonic())
+        return self.consumers.burst_bytes(user, client_id or "", self._clock.monotonic())
 
 
 class QuotaService:
@@ -364,10 +359,6 @@ def check_entity(entity: QuotaEntity) -> None:
     for name in entity:
         if name == "" or (isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX):
             raise InvalidRequest(f"a name of a quota has 1 to {NAME_CHARACTERS_MAX} characters")
-    if isinstance(entity.user, str) and entity.user != ANONYMOUS_PRINCIPAL:
-        raise InvalidRequest(
-            f"user {entity.user!r}: without authentication every client is the user {ANONYMOUS_PRINCIPAL}"
-        )
 
 
 def _check_value(name: str, value: float) -> None:

@@ -34,7 +34,7 @@ DefaultClientOption = Annotated[
 ]
 UserOption = Annotated[
     str | None,
-    typer.Option("--user", metavar="NAME", help="A user; without authentication all clients are ANONYMOUS."),
+    typer.Option("--user", metavar="NAME", help="A user; a client that has not authenticated is ANONYMOUS."),
 ]
 DefaultUserOption = Annotated[
     bool, typer.Option("--default-user", help="Every user without a quota of their own, individually.")

@@ -16,6 +16,7 @@ from mansio.client.admin.quotas import QuotaAdmin
 from mansio.client.admin.schedules import ScheduleAdmin
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.admin.transactions import TransactionAdmin
+from mansio.client.admin.users import UserAdmin
 from mansio.client.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
 from mansio.config.config_def import Operation, ResourceType
@@ -109,6 +110,8 @@ class Admin:
         self._cluster = cluster
         self.quotas: QuotaAdmin = QuotaAdmin(cluster)
         """Client quotas."""
+        self.users: UserAdmin = UserAdmin(cluster)
+        """Users that authenticate with a password."""
         self.cluster: ClusterAdmin = ClusterAdmin(cluster)
         """State of the cluster, and elections."""
         self.shares: ShareAdmin = ShareAdmin(cluster)

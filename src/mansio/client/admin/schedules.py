@@ -229,7 +229,7 @@ class ScheduleAdmin:
                 response = await connection.request(ApiKey.ALTER_SCHEDULES, fields)
                 if response.error_code == UnknownTopicId.kafka_code:
                     cluster.mark_stale((one.topic,))
-                raise_for_code(response.error_code, response.error_message)
+                _raise_for_code(response.error_code, response.error_message)
             except (ConnectionLost, RequestTimedOut):
                 is_certain = False
                 raise
@@ -311,6 +311,14 @@ def _moment(milliseconds: int) -> datetime:
 
 def _sort_key(schedule: Schedule) -> tuple[str, int]:
     return schedule.name, schedule.partition
+
+
+def _raise_for_code(code: int, message: str | None) -> None:
+    """Raise the error for the code of a response about one schedule; do nothing for code 0."""
+    for kind in (ScheduleNotFound, ScheduleAlreadyExists):
+        if code == kind.kafka_code:
+            raise kind(message or "")
+    raise_for_code(code, message)
 
 
 def _not_found(topic: str, name: str) -> ScheduleNotFound:

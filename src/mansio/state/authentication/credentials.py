@@ -80,6 +80,8 @@ class PreviousKeys:
 
     keys: KeyPair
     valid_until_ms: int
+    revision: int = 0
+    """Revision of the credential that had them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,9 @@ class ScramCredential:
         Raises `UnacceptableCredential`.
         """
         previous = (
-            None if previous_valid_until_ms is None else PreviousKeys(self.keys, previous_valid_until_ms)
+            None
+            if previous_valid_until_ms is None
+            else PreviousKeys(self.keys, previous_valid_until_ms, self.revision)
         )
         return self.from_password(self.mechanism, password, self.salt, self.iterations, previous)
 

@@ -18,7 +18,7 @@ class Accepted(NamedTuple):
     token: bytes = b""
     """The server's last bytes for the client."""
     revision: int = 0
-    """Revision of the credential that was used."""
+    """Revision of the credential that had the keys that were used."""
     valid_until_ms: int | None = None
     """Unix time at which the credential that was used becomes invalid: the end of a previous password."""
 
@@ -27,3 +27,5 @@ class Rejected(NamedTuple):
     """The client is not authenticated. `reason` is for the log only: it may reveal whether a user exists."""
 
     reason: str
+    user: str = ""
+    """Name that the client stated, for the log; "" if there is none."""

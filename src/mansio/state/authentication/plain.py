@@ -60,9 +60,10 @@ class PasswordCheck:
             and hmac.compare_digest(stored_key, previous.keys.stored_key)
         )
         if not is_known or not (is_present or is_previous):
-            return Rejected("wrong password" if is_known else "unknown user")
-        valid_until_ms = None if is_present or previous is None else previous.valid_until_ms
-        return Accepted(self.user, revision=credential.revision, valid_until_ms=valid_until_ms)
+            return Rejected("wrong password" if is_known else "unknown user", self.user)
+        if is_present or previous is None:
+            return Accepted(self.user, revision=credential.revision)
+        return Accepted(self.user, revision=previous.revision, valid_until_ms=previous.valid_until_ms)
 
     def cache_key(self, process_key: bytes) -> bytes:
         """Return a key for a cache of accepted passwords: HMAC of user, password and the revision of the credential.

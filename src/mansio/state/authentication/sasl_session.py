@@ -4,14 +4,16 @@ Which request is allowed depends on the state:
 
 | state         | ApiVersions       | SaslHandshake             | SaslAuthenticate | others    |
 |---------------|-------------------|---------------------------|------------------|-----------|
-| NEW           | served: VERSIONED | TOKENS                    | illegal          | illegal   |
-| VERSIONED     | illegal           | TOKENS                    | illegal          | illegal   |
+| NEW           | served: VERSIONED | TOKENS                    | illegal          | illegal (1) |
+| VERSIONED     | illegal           | TOKENS                    | illegal          | illegal (1) |
 | TOKENS        | illegal           | illegal                   | AUTHENTICATED, TOKENS, CHECKING or CLOSED | illegal |
 | CHECKING      | illegal           | illegal                   | illegal          | illegal   |
 | AUTHENTICATED | served            | TOKENS (re-authentication) or refused | refused | served |
 | EXPIRED       | closed            | TOKENS (re-authentication) | closed          | closed    |
 | CLOSED        | closed            | closed                    | closed           | closed    |
 
+* (1) The handshake of a broker of the cluster (`state.broker_handshake`) is served: it is an authentication of its own.
+  If it succeeds, `accept_broker` makes the state AUTHENTICATED, without a user and without an end.
 * Illegal: the request is answered with ILLEGAL_SASL_STATE, and the connection is closed. Refused: answered with that
   error, and the connection stays open, as in Kafka. Closed: the connection is closed without an answer.
 * An ApiVersions request in an unknown version is served (it is answered with UNSUPPORTED_VERSION, KIP-511) and leaves
@@ -49,9 +51,10 @@ if TYPE_CHECKING:
     from mansio.errors import RequestError
     from mansio.state.authentication.credentials import CredentialDirectory
 
-SASL_HANDSHAKE: Final = 17
-SASL_AUTHENTICATE: Final = 36
-"""API keys."""
+SASL_HANDSHAKE: Final = ApiKey.SASL_HANDSHAKE
+SASL_AUTHENTICATE: Final = ApiKey.SASL_AUTHENTICATE
+BROKER_HANDSHAKE: Final = frozenset({ApiKey.CHALLENGE_BROKER, ApiKey.AUTHENTICATE_BROKER})
+"""API keys. The two steps of a broker's handshake are served to a client that is not authenticated."""
 HANDSHAKE_VERSION: Final = 1
 """The only version of SaslHandshake that is accepted: after version 0, tokens come without headers. Version 0 is
 advertised and refused, because librdkafka requires the advertisement."""
@@ -102,6 +105,8 @@ class Decision(NamedTuple):
     """For the answer to a SaslAuthenticate."""
     session_lifetime_ms: int = 0
     """For the answer to a SaslAuthenticate of version 1 or newer; 0: the session has no end."""
+    user: str = ""
+    """Name that the client of a failed log-in stated, for the log."""
 
 
 class AuthenticatedUser(NamedTuple):
@@ -163,6 +168,33 @@ class SaslSession:
         """Whether requests are served, apart from the end of the session."""
         return self._state is _State.AUTHENTICATED
 
+    def accept_broker(self) -> None:
+        """Note that another broker of the cluster has authenticated on the connection."""
+        assert self._state in (_State.NEW, _State.VERSIONED), "gate admits its handshake"
+        self._state = _State.AUTHENTICATED
+
+    def revalidate(self) -> bool:
+        """Whether the credential with which the user has authenticated is still valid. If it is that of a previous
+        password now, the session ends with it."""
+        user = self.user
+        if user is None:
+            return True
+        found, is_known = (
+            self._directory.find_any(user.name)
+            if user.mechanism == PLAIN
+            else self._directory.find(user.name, ScramMechanism(user.mechanism))
+        )
+        if not is_known:
+            return False
+        if found.revision == user.revision:
+            return True
+        previous = found.previous
+        if previous is None or previous.revision != user.revision:
+            return False
+        end_ms = previous.valid_until_ms
+        self.expires_ms = end_ms if self.expires_ms is None else min(self.expires_ms, end_ms)
+        return True
+
     def is_expired(self, now_ms: int) -> bool:
         """Whether the session has ended."""
         return self.expires_ms is not None and now_ms > self.expires_ms
@@ -181,6 +213,8 @@ class SaslSession:
                 return self._gate_version(Gate.HANDSHAKE, api_version, HANDSHAKE_VERSION)
             case _State.TOKENS if api_key == SASL_AUTHENTICATE:
                 return self._gate_version(Gate.AUTHENTICATE, api_version, AUTHENTICATE_VERSION_MAX)
+            case _State.NEW | _State.VERSIONED if api_key in BROKER_HANDSHAKE:
+                return Gate.SERVE
             case _State.CLOSED:
                 return Decision(closing=Closing.NOW, reason="a request after the end of the connection")
         return self._illegal(api_key)
@@ -262,28 +296,33 @@ class SaslSession:
         match outcome:
             case Challenge(token):
                 return Decision(auth_bytes=token)
-            case Rejected(reason):
-                return self._fail(reason)
+            case Rejected(reason, user):
+                return self._fail(reason, user)
             case Accepted(name) if self.user is not None and name != self.user.name:
-                return self._fail("another user in a re-authentication")
+                return self._fail("another user in a re-authentication", name)
             case Accepted(name, token, revision, valid_until_ms):
+                before = self.user, self.expires_ms
                 self.user = AuthenticatedUser(name, self._mechanism, revision)
-                lifetimes_ms = [self._session_ms_max] if self._session_ms_max > 0 else []
+                ends_ms = [now_ms + self._session_ms_max] if self._session_ms_max > 0 else []
                 if valid_until_ms is not None:
-                    lifetimes_ms.append(max(valid_until_ms - now_ms, 0))
-                self.expires_ms = now_ms + min(lifetimes_ms) if lifetimes_ms else None
+                    ends_ms.append(max(valid_until_ms, now_ms))
+                self.expires_ms = min(ends_ms, default=None)
+                if not self.revalidate():
+                    self.user, self.expires_ms = before
+                    return self._fail("the password was changed during the log-in", name)
                 self._scram = None
                 self._state = _State.AUTHENTICATED
-                return Decision(auth_bytes=token, session_lifetime_ms=min(lifetimes_ms, default=0))
+                lifetime_ms = 0 if self.expires_ms is None else self.expires_ms - now_ms
+                return Decision(auth_bytes=token, session_lifetime_ms=lifetime_ms)
 
-    def _fail(self, reason: str) -> Decision:
+    def _fail(self, reason: str, user: str) -> Decision:
         kind = "authentication" if self.user is None else "re-authentication"
         text = (
             f"Authentication failed during {kind} due to invalid credentials "
             f"with SASL mechanism {self._mechanism}"
         )
         failure = _failure(SaslAuthenticationFailed(text), Closing.DELAYED)
-        return self._close(failure._replace(reason=reason))
+        return self._close(failure._replace(reason=reason, user=user))
 
     def _illegal(self, api_key: int) -> Decision:
         error = IllegalSaslState(f"The API {api_key} is not allowed in this state of the authentication.")

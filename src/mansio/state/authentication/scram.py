@@ -99,7 +99,7 @@ class ScramServer:
             return Rejected(f"a user name of more than {USER_BYTES_MAX} bytes")
         authorization_id = found["authorization_id"]
         if authorization_id is not None and _unescape(authorization_id) != user:
-            return Rejected("the authorization id differs from the user")
+            return Rejected("the authorization id differs from the user", user)
         credential = self._directory.find(user, self._mechanism)
         nonce = found["nonce"] + self._server_nonce
         salt = base64.b64encode(credential.credential.salt).decode()
@@ -112,25 +112,23 @@ class ScramServer:
         if isinstance(found, Rejected):
             return found
         if found["nonce"] != exchange.nonce:
-            return Rejected("the nonce is not the one that was sent")
+            return Rejected("the nonce is not the one that was sent", exchange.user)
         if _decode_base64(found["binding"]) != exchange.header.encode():
-            return Rejected("the channel binding differs from the header of the first message")
+            return Rejected("the channel binding differs from the header of the first message", exchange.user)
         proof = _decode_base64(found["proof"])
         if proof is None or len(proof) != self._mechanism.key_bytes:
-            return Rejected("a malformed proof")
+            return Rejected("a malformed proof", exchange.user)
         credential, is_known = exchange.found
         auth_message = (exchange.auth_message_start + found["without_proof"]).encode()
         keys = _proven_keys(credential, auth_message, proof, now_ms)
         if keys is None or not is_known:
-            return Rejected("wrong password" if is_known else "unknown user")
+            return Rejected("wrong password" if is_known else "unknown user", exchange.user)
         signature = hmac.digest(keys.server_key, auth_message, self._mechanism.hash_name)
-        is_previous = credential.previous is not None and keys is credential.previous.keys
-        return Accepted(
-            exchange.user,
-            b"v=" + base64.b64encode(signature),
-            credential.revision,
-            credential.previous.valid_until_ms if is_previous and credential.previous else None,
-        )
+        token = b"v=" + base64.b64encode(signature)
+        previous = credential.previous
+        if previous is not None and keys is previous.keys:
+            return Accepted(exchange.user, token, previous.revision, previous.valid_until_ms)
+        return Accepted(exchange.user, token, credential.revision)
 
 
 def _proven_keys(

@@ -14,6 +14,9 @@ transactions of all tasks of a batch. They go to the coordinator of the transact
 FindCoordinator with the key type of transactional ids, and are advertised, too. `DescribeHealth` returns the health of
 the broker that answers, and is advertised.
 
+`SetPassword` changes the password of a user and keeps the previous one valid for some time, which KIP-554 cannot: both
+need the same salt, which clients do not know. Any broker processes it; it is advertised.
+
 `ReceiveRecords`, `ReleaseLeases` and `RegisterShareGroup` are sent by a broker that receives records for a client from
 share partitions that other brokers lead. They are not advertised.
 
@@ -636,13 +639,17 @@ class AuthenticateBrokerResponse(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardRequestRequest(_Flexible):
     """Request. `node_id`, `broker_epoch`: of the broker that forwards. `is_own`: whether the request is that broker's
-    own, which clients may not send; `client_address`: of the client for which it is made, "" for none. `request`: the
-    request without its length, whose header has the client id."""
+    own, which clients may not send; `client_address`: of the client for which it is made, "" for none; `user`,
+    `listener`, `credential_revision`: see `ports.ForwardedClient`. `request`: the request without its length, whose
+    header has the client id."""
 
     node_id: int = field(metadata=_INT32)
     broker_epoch: int = field(metadata=_INT64)
     is_own: bool = field(metadata=_BOOL)
     client_address: str = field(metadata=_TEXT)
+    user: str = field(metadata=_TEXT)
+    listener: str = field(metadata=_TEXT)
+    credential_revision: int = field(metadata=_INT64)
     request: bytes = field(metadata=_BYTES)
 
 
@@ -655,6 +662,23 @@ class ForwardRequestResponse(_Flexible):
     error_code: int = field(metadata=_ERROR)
     error_message: str | None = field(metadata=_TEXT, default=None)
     response: bytes = field(metadata=_BYTES, default=b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPasswordRequest(_Flexible):
+    """Request. `password`: the new one in UTF-8; `previous_valid_ms`: time for which the present one stays valid, 0:
+    not at all."""
+
+    user: str = field(metadata=_TEXT)
+    password: bytes = field(metadata=_BYTES, repr=False)
+    previous_valid_ms: int = field(metadata=_INT64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPasswordResponse(_Flexible):
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -704,6 +728,7 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.COMMIT_BATCH: (CommitBatchRequest, CommitBatchResponse),
     ApiKey.DESCRIBE_HEALTH: (DescribeHealthRequest, DescribeHealthResponse),
     ApiKey.FORWARD_REQUEST: (ForwardRequestRequest, ForwardRequestResponse),
+    ApiKey.SET_PASSWORD: (SetPasswordRequest, SetPasswordResponse),
 }
 
 _VERSION_MAX: Final[dict[int, int]] = {ApiKey.AUTHENTICATE_BROKER: 1}

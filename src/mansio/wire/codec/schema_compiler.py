@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 ZERO_UUID: Final = bytes(16)
 
+SECRET_FIELDS: Final = frozenset({"auth_bytes", "password", "salt", "salted_password"})
+"""Fields that `repr` hides."""
+
 
 class Struct:
     """One struct of a message: its fields as attributes, with Kafka's names in snake case."""
@@ -58,7 +61,11 @@ class Struct:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        return "Struct(" + ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items()) + ")"
+        shown = (
+            f"{name}={'hidden' if name in SECRET_FIELDS else repr(value)}"
+            for name, value in self.__dict__.items()
+        )
+        return f"Struct({', '.join(shown)})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ def test_the_right_password_logs_in_and_no_other(
     start = (name if is_named else b"") + b"\0" + name + b"\0"
     assert outcome(start + password.encode(), users=users) == Accepted(user)
     if other != password:
-        assert outcome(start + other.encode(), users=users) == Rejected("wrong password")
+        assert outcome(start + other.encode(), users=users) == Rejected("wrong password", user)
     if other != user:
         assert outcome(b"\0" + other.encode() + b"\0" + password.encode(), users=users) == Rejected(
-            "unknown user"
+            "unknown user", other
         )
         stranger = other.encode() + b"\0" + name + b"\0" + password.encode()
         assert outcome(stranger, users=users) == Rejected("the authorization id differs from the user")
@@ -84,7 +84,7 @@ def test_the_longest_name_and_password_fit_into_a_token() -> None:
 def test_the_credential_for_sha_256_is_preferred_and_that_for_sha_512_used_where_it_is_the_only_one() -> None:
     both = directory(alice=(credential("a", SHA_512), credential("b")))
     assert outcome(b"\0alice\0b", users=both) == Accepted("alice")
-    assert outcome(b"\0alice\0a", users=both) == Rejected("wrong password")
+    assert outcome(b"\0alice\0a", users=both) == Rejected("wrong password", "alice")
     assert outcome(b"\0bob\0p") == Accepted("bob")
 
 
@@ -106,7 +106,7 @@ def test_a_password_of_an_unknown_user_costs_as_much_as_a_wrong_one(monkeypatch:
 def test_the_previous_password_logs_in_until_its_end() -> None:
     users = directory(alice=credential("old").with_password("new", 5_000))
     assert outcome(b"\0alice\0old", 4_999, users) == Accepted("alice", valid_until_ms=5_000)
-    assert outcome(b"\0alice\0old", 5_000, users) == Rejected("wrong password")
+    assert outcome(b"\0alice\0old", 5_000, users) == Rejected("wrong password", "alice")
     assert outcome(b"\0alice\0new", 4_999, users) == Accepted("alice")
     assert outcome(b"\0alice\0new", 5_000, users) == Accepted("alice")
 

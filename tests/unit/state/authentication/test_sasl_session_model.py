@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.state.authentication.credentials import ScramMechanism
+from mansio.state.authentication.credentials import CredentialDirectory, ScramCredential, ScramMechanism
 from mansio.state.authentication.outcomes import Accepted, Rejected
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
     AUTHENTICATE_VERSION_MAX,
+    BROKER_HANDSHAKE,
     MECHANISMS,
     PLAIN,
     REAUTHENTICATION_INTERVAL_MS,
@@ -27,7 +29,15 @@ from mansio.state.authentication.sasl_session import (
     SaslSession,
 )
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
-from support.credentials import NONCE, SHA_512, ScramPeer, credential, directory, reachable_texts
+from support.credentials import (
+    NONCE,
+    SERVER_SECRET,
+    SHA_512,
+    ScramPeer,
+    credential,
+    directory,
+    reachable_texts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +49,7 @@ USERS = directory(alice=(ALICE, credential("other", SHA_512)), bob=credential("b
 SCRAM = "SCRAM-SHA-256"
 
 ILLEGAL, UNSUPPORTED_MECHANISM, FAILED, UNSUPPORTED = 34, 33, 58, 35
-APIS = (SASL_HANDSHAKE, SASL_AUTHENTICATE, *SUPPORTED_APIS, 999, -1)
+APIS = (*SUPPORTED_APIS, 999, -1)
 
 
 def session(mechanisms: tuple[str, ...] = MECHANISMS, session_ms: int = SESSION_MS) -> SaslSession:
@@ -147,7 +157,8 @@ TABLE: dict[Callable[[], SaslSession], tuple[object, object, object, object]] = 
     reauthenticating: (ILLEGAL_AND_CLOSED, ILLEGAL_AND_CLOSED, TOKEN, ILLEGAL_AND_CLOSED),
     closed: (CLOSED, CLOSED, CLOSED, CLOSED),
 }
-COLUMNS = {ApiKey.API_VERSIONS: 0, SASL_HANDSHAKE: 1, SASL_AUTHENTICATE: 2}
+VERSIONS: dict[int, int] = {SASL_HANDSHAKE: 1, SASL_AUTHENTICATE: 2}
+COLUMNS: dict[int, int] = {ApiKey.API_VERSIONS: 0, SASL_HANDSHAKE: 1, SASL_AUTHENTICATE: 2}
 
 
 def kind(result: Gate | Decision) -> object:
@@ -159,10 +170,12 @@ def test_every_api_in_every_state_is_served_answered_or_closed_as_in_the_table(
     state: Callable[[], SaslSession],
 ) -> None:
     for api_key in APIS:
-        version = {SASL_HANDSHAKE: 1, SASL_AUTHENTICATE: 2}.get(api_key, 0)
+        version = VERSIONS.get(api_key, 0)
         one = state()
         result = one.gate(api_key, version, 0)
         expected = TABLE[state][COLUMNS.get(api_key, 3)]
+        if api_key in BROKER_HANDSHAKE and state in (new, versioned):
+            expected = SERVED
         assert kind(result) == expected, (state.__name__, api_key)
         if isinstance(result, Decision) and result.closing is not Closing.NEVER:
             for again in APIS:
@@ -250,7 +263,7 @@ def test_every_failure_has_the_same_answer_and_none_has_a_secret(mechanism: str)
         one = session()
         shake(one, mechanism)
         decision = log_in(one, mechanism, user, password)
-        answers.add(decision._replace(reason=""))
+        answers.add(decision._replace(reason="", user=""))
         assert PASSWORD not in reachable_texts(decision)
         assert one.user is None
         assert kind(one.gate(ApiKey.METADATA, 12, 0)) == CLOSED
@@ -270,6 +283,87 @@ def test_the_result_of_a_check_counts_once_and_only_for_an_open_connection() -> 
     assert one.user is not None
     assert one.user.name == "alice"
     assert checking().complete(Rejected("too many checks"), 0).error_code == FAILED
+
+
+def test_another_broker_is_authenticated_by_its_own_handshake_and_before_any_other_only() -> None:
+    for one in (new(), versioned()):
+        assert one.gate(ApiKey.CHALLENGE_BROKER, 0, 0) is Gate.SERVE
+        assert kind(one.gate(ApiKey.FETCH, 12, 0)) == ILLEGAL_AND_CLOSED
+    one = new()
+    assert one.gate(ApiKey.AUTHENTICATE_BROKER, 0, 0) is Gate.SERVE
+    one.accept_broker()
+    assert one.gate(ApiKey.FETCH, 12, 1 << 50) is Gate.SERVE
+    assert kind(one.gate(SASL_HANDSHAKE, 1, 0)) == REFUSED
+    assert one.user is None
+    assert one.revalidate()
+
+
+def changing(**users: ScramCredential) -> tuple[dict[str, ScramCredential], CredentialDirectory]:
+    """Users of SCRAM-SHA-256 that a test can change, and their directory."""
+
+    def find(user: str, mechanism: ScramMechanism) -> ScramCredential | None:
+        return users.get(user) if mechanism is ScramMechanism.SHA_256 else None
+
+    return users, CredentialDirectory(find, SERVER_SECRET)
+
+
+@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
+def test_a_session_ends_when_its_credential_changes_or_is_deleted(mechanism: str) -> None:
+    first = replace(credential("first"), revision=5)
+    users, known = changing(alice=first)
+    one = SaslSession(MECHANISMS, known, lambda: NONCE)
+    shake(one, mechanism)
+    assert log_in(one, mechanism, "alice", "first").error_code == 0
+    assert one.revalidate()
+    users["alice"] = replace(first.with_password("second"), revision=6)
+    assert not one.revalidate()
+    users["alice"] = replace(first, revision=7)
+    assert not one.revalidate(), "the same password, set again"
+    users["alice"] = first
+    assert one.revalidate()
+    del users["alice"]
+    assert not one.revalidate()
+
+
+@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
+def test_a_session_whose_password_stays_valid_for_a_time_ends_with_it(mechanism: str) -> None:
+    first = replace(credential("first"), revision=5)
+    second = replace(first.with_password("second", 40_000), revision=6)
+    users, known = changing(alice=first)
+    one = SaslSession(MECHANISMS, known, lambda: NONCE)
+    shake(one, mechanism)
+    assert log_in(one, mechanism, "alice", "first").error_code == 0
+    users["alice"] = second
+    assert one.revalidate()
+    assert one.expires_ms == 40_000
+    late = SaslSession(MECHANISMS, known, lambda: NONCE)
+    shake(late, mechanism)
+    assert log_in(late, mechanism, "alice", "first", 1_000).session_lifetime_ms == 39_000
+    users["alice"] = replace(second.with_password("third", 90_000), revision=7)
+    assert not one.revalidate(), "the password before the previous one"
+    assert not late.revalidate()
+
+
+@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
+def test_a_password_that_changes_during_a_log_in_does_not_log_in(mechanism: str) -> None:
+    first = replace(credential("first"), revision=5)
+    users, known = changing(alice=first)
+    one = SaslSession(MECHANISMS, known, lambda: NONCE)
+    shake(one, mechanism)
+    if mechanism == PLAIN:
+        check = send(one, b"\0alice\0first")
+        assert isinstance(check, PasswordCheck)
+        users["alice"] = replace(first.with_password("second"), revision=6)
+        decision = one.complete(check.run(0), 0)
+    else:
+        peer = ScramPeer("alice", "first")
+        challenge = send(one, peer.first())
+        users["alice"] = replace(first.with_password("second"), revision=6)
+        assert isinstance(challenge, Decision)
+        last = send(one, peer.final(challenge.auth_bytes))
+        assert isinstance(last, Decision)
+        decision = last
+    assert (decision.error_code, one.user, one.expires_ms) == (FAILED, None, None)
 
 
 def test_requests_end_with_the_session_and_not_before() -> None:

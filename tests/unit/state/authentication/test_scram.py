@@ -95,12 +95,12 @@ def test_any_name_and_password_of_unicode_log_in_unchanged_and_no_other_password
     peer.verify(outcome.token)
     if other != password:
         wrong = exchange(server(users, mechanism), ScramPeer(user, other, mechanism))
-        assert wrong == Rejected("wrong password")
+        assert wrong == Rejected("wrong password", user)
 
 
 def test_a_password_of_one_mechanism_does_not_log_in_with_the_other() -> None:
     outcome = exchange(server(USERS, SHA_512), ScramPeer(USER, PASSWORD, SHA_512))
-    assert outcome == Rejected("unknown user")
+    assert outcome == Rejected("unknown user", USER)
 
 
 def test_an_unknown_user_is_treated_as_one_with_a_wrong_password(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_an_unknown_user_fails_even_with_the_password_of_its_substitute() -> Non
             return FoundCredential(credential(PASSWORD), is_known=False)
 
     users = Substituting(lambda *_: None, SERVER_SECRET)
-    assert exchange(server(users), ScramPeer("nobody", PASSWORD)) == Rejected("unknown user")
-    assert PasswordCheck("nobody", PASSWORD.encode(), users).run(0) == Rejected("unknown user")
+    assert exchange(server(users), ScramPeer("nobody", PASSWORD)) == Rejected("unknown user", "nobody")
+    assert PasswordCheck("nobody", PASSWORD.encode(), users).run(0) == Rejected("unknown user", "nobody")
 
 
 def test_an_unknown_user_has_another_salt_for_the_other_mechanism_and_another_secret() -> None:
@@ -174,7 +174,7 @@ def test_a_proof_in_another_spelling_of_base64_is_rejected() -> None:
     assert final.endswith(b"=")
     assert last % 4 == 0, "the last two bits of 32 bytes are unused"
     respelled = final[:-2] + alphabet[last + 1 : last + 2] + b"="
-    assert broker.step(respelled, 0) == Rejected("a malformed proof")
+    assert broker.step(respelled, 0) == Rejected("a malformed proof", USER)
 
 
 def server_first(peer: ScramPeer) -> bytes:
@@ -217,7 +217,7 @@ def test_a_recorded_exchange_cannot_be_replayed() -> None:
     assert isinstance(broker.step(peer.first(), 0), Rejected)
     another = ScramServer(SHA_256, USERS, bytes([1]) * len(NONCE))
     another.step(b"n,,n=alice,r=" + final.split(b",r=")[1][:32], 0)
-    assert another.step(final, 0) == Rejected("the nonce is not the one that was sent")
+    assert another.step(final, 0) == Rejected("the nonce is not the one that was sent", "alice")
 
 
 def test_a_failed_exchange_cannot_be_continued() -> None:
@@ -237,7 +237,7 @@ def test_a_nonce_that_only_ends_with_the_right_one_is_rejected(prefix: str) -> N
     challenge = broker.step(peer.first(), 0)
     assert isinstance(challenge, Challenge)
     final = forged(peer, challenge.token, lambda text: text.replace("r=", f"r={prefix}"))
-    assert broker.step(final, 0) == Rejected("the nonce is not the one that was sent")
+    assert broker.step(final, 0) == Rejected("the nonce is not the one that was sent", "alice")
 
 
 def forged(peer: ScramPeer, challenge: bytes, change: object) -> bytes:
@@ -336,7 +336,7 @@ def test_both_passwords_log_in_until_the_end_of_the_previous_one() -> None:
         assert isinstance(present, Accepted)
         assert present.valid_until_ms is None
         assert isinstance(outcome("first", now_ms), Rejected)
-    assert outcome("second", 5_000) == Rejected("wrong password")
+    assert outcome("second", 5_000) == Rejected("wrong password", "alice")
 
 
 def test_a_server_wants_a_whole_nonce() -> None:

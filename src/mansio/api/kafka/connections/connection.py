@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from mansio.api.kafka.connections.pending_response import PendingResponse
 from mansio.api.kafka.connections.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
 from mansio.api.kafka.connections.tls_writer import TlsWriter
+from mansio.broker.routing.caller import ANONYMOUS_SESSION
 from mansio.broker.services.statistics import HOLD_S_MIN
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.connections.request_memory_pool import RequestMemoryPool
     from mansio.api.kafka.connections.response_writer import ResponseWriter
     from mansio.api.kafka.connections.socket_writer import ResponsePart
+    from mansio.broker.routing.caller import ClientSession
     from mansio.broker.services.broker_authenticator import BrokerChallenge
     from mansio.broker.services.cluster import ServedListener
     from mansio.broker.services.statistics import LoopHolds
@@ -70,6 +72,24 @@ ANSWERS_PER_SEND = 64
 def is_loopback(host: str) -> bool:
     """Return whether `host` is a loopback address, or empty because the address of the peer is unknown."""
     return host.startswith("127.") or host in ("", "::1")
+
+
+class RequestGate(Protocol):
+    """What a connection asks instead of the server until its client has authenticated, and afterwards if the session
+    has an end."""
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Maximum size of a frame until then."""
+
+    @property
+    def timeout_ms(self) -> int:
+        """Time in which the client has to authenticate."""
+
+    def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None: ...
+
+    def on_lost(self, connection: Connection) -> None:
+        """Forget the connection."""
 
 
 class ConnectionOwner(Protocol):
@@ -111,6 +131,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
+        "_begin_request",
         "_blocked_by",
         "_drain_due",
         "_flush_due",
@@ -129,21 +150,31 @@ class Connection(asyncio.BufferedProtocol):
         "challenge",
         "client_host",
         "closed",
+        "gate",
         "get_buffer",
+        "is_confidential",
         "is_unordered",
         "last_active",
         "listener",
         "peer",
         "received_bytes",
+        "session",
         "template",
         "template_misses",
     )
 
-    def __init__(self, server: ConnectionOwner, listener: ServedListener) -> None:
-        """Create the protocol of a connection that `listener` has accepted."""
+    def __init__(
+        self, server: ConnectionOwner, listener: ServedListener, gate: RequestGate | None = None
+    ) -> None:
+        """Create the protocol of a connection that `listener` has accepted. `gate`: lets requests pass once the client
+        has authenticated; None if it need not."""
         self._server = server
         self.listener = listener
-        self._frames = FrameReader(server.limits.socket_request_max_bytes, server.receive_scratch)
+        frame_bytes_max = server.limits.socket_request_max_bytes
+        if gate is not None:
+            frame_bytes_max = min(frame_bytes_max, gate.frame_bytes_max)
+        self._frames = FrameReader(frame_bytes_max, server.receive_scratch)
+        self._begin_request = server.begin if gate is None else gate.begin
         self.get_buffer = self._frames.get_buffer  # type: ignore[assignment,method-assign]  # the transport's own call, no detour
         self._backlog: deque[bytes] = deque()
         self.backlog_bytes = 0
@@ -160,6 +191,11 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent_before = 0
         self._unsent_since = 0.0
         self.client_host = ""
+        self.gate = gate
+        self.session = ANONYMOUS_SESSION
+        """Who the client is."""
+        self.is_confidential = False
+        """Whether nobody else can read the connection: it is encrypted, or comes from this machine."""
         self.closed = False
         self.last_active = 0.0
         self.received_bytes = 0
@@ -179,6 +215,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
+        is_encrypted = transport.get_extra_info("ssl_object") is not None
+        self.is_confidential = is_encrypted or is_loopback(self.client_host)
         self.last_active = self._server.now
         try:
             self._socket_writer = self._new_writer(self._transport)
@@ -230,6 +268,8 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog.clear()
         self.backlog_bytes = 0
         self._out.clear()
+        if self.gate is not None:
+            self.gate.on_lost(self)
         self._server.on_disconnected(self)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -289,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
             self.pause_reading()
 
     def _begin(self, frame: memoryview) -> None:
-        parts = self._server.begin(self, frame)
+        parts = self._begin_request(self, frame)
         if parts is None:
             return
         if self._pending_responses and not self.is_unordered:
@@ -298,6 +338,16 @@ class Connection(asyncio.BufferedProtocol):
         self._out.extend(parts)
         if len(self._out) >= ANSWERS_PER_SEND:
             self.flush()
+
+    def admit(self, session: ClientSession, *, is_endless: bool) -> None:
+        """Serve the requests of the connection as those of `session`, and accept frames of full size. `is_endless`:
+        whether the session has no end, so that the gate need not look at its requests."""
+        self.session = session
+        self._frames.allow(self._server.limits.socket_request_max_bytes)
+        if is_endless:
+            self._begin_request = self._server.begin
+        elif self.gate is not None:
+            self._begin_request = self.gate.begin
 
     def defer_response(self) -> PendingResponse:
         """Return the pending response of the current request, which is answered later. Requests behind it wait until

@@ -11,6 +11,23 @@ REJECTION_REASONS: Final = ("max_connections", "max_connections_per_ip", "descri
 (`descriptors`), or the broker is stopping."""
 
 
+AUTHENTICATION_FAILURES: Final = (
+    "credentials",
+    "mechanism",
+    "state",
+    "version",
+    "timeout",
+    "expired",
+    "changed",
+    "unavailable",
+    "queue_full",
+    "too_many_wrong",
+)
+"""Reasons for which an authentication fails, or its session ends: wrong credentials, a mechanism that is not offered, a
+request that is not allowed, an unknown version; the client did not authenticate in time; the session has ended, or the
+password was changed; this broker has no session in the cluster; the password was not checked (`password_checks`)."""
+
+
 class ServerLimits(NamedTuple):
     """Limits of the Kafka listener; each has the meaning of the broker setting with the same name, if there is one."""
 
@@ -28,13 +45,24 @@ class ServerLimits(NamedTuple):
 class ServerCounters:
     """Counters for `/metrics`; incremented per request or per connection, never per record."""
 
-    __slots__ = ("closed_by_reason", "connections_accepted", "errors", "rejected_by_reason", "requests")
+    __slots__ = (
+        "authentication_failures",
+        "authentications",
+        "closed_by_reason",
+        "connections_accepted",
+        "errors",
+        "rejected_by_reason",
+        "requests",
+    )
 
     def __init__(self) -> None:
         self.connections_accepted = 0
         self.rejected_by_reason = dict.fromkeys(REJECTION_REASONS, 0)
         self.closed_by_reason: dict[str, int] = {"idle": 0, "send_failed": 0}
         """Number of connections that this broker closed, by reason: idle, send failed, or the name of the error."""
+        self.authentications = 0
+        """Number of times that a client has authenticated."""
+        self.authentication_failures = dict.fromkeys(AUTHENTICATION_FAILURES, 0)
         self.requests: dict[int, int] = dict.fromkeys(map(int, SUPPORTED_APIS), 0)
         self.errors = 0
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.broker.routing.caller import ANONYMOUS_SESSION
+
 if TYPE_CHECKING:
+    from mansio.broker.routing.caller import ClientSession
     from mansio.broker.services.cluster import ServedListener
     from mansio.state.broker_handshake import BrokerIdentity
 
 
 class RequestContext(NamedTuple):
-    """Header fields and connection data of one request. `listener`: the one through which it came. `peer`: the
-    broker that has authenticated on the connection, None for a client."""
+    """Header fields and connection data of one request. `listener`: the one through which it came. `session`: who the
+    client is. `peer`: the broker that has authenticated on the connection, None for a client. `is_confidential`:
+    whether nobody else can read the connection: it is encrypted, or comes from this machine."""
 
     api_key: int
     api_version: int
@@ -20,3 +24,5 @@ class RequestContext(NamedTuple):
     client_host: str
     listener: ServedListener
     peer: BrokerIdentity | None = None
+    session: ClientSession = ANONYMOUS_SESSION
+    is_confidential: bool = False

@@ -62,7 +62,8 @@ def fetch(
             )
     sampled = follower is None and not fetches.counters.fetches & SAMPLE_MASK
     stopwatch = service.statistics.start_stopwatch(service.statistics.fetch_latency) if sampled else None
-    result, is_final = fetches.begin_fetch(request, header.client_id, follower)
+    user = connection.session.user
+    result, is_final = fetches.begin_fetch(request, user, header.client_id, follower)
     if is_final:
         if stopwatch is not None:
             stopwatch.stop()
@@ -70,7 +71,7 @@ def fetch(
     waited = service.statistics.start_stopwatch(service.statistics.parked_fetch_latency) if sampled else None
     response = connection.defer_response()
     reply = _Reply(service, connection, header._replace(body_position=0), response, waited)
-    parked = fetches.park(request, header.client_id, result, reply.send, follower)
+    parked = fetches.park(request, user, header.client_id, result, reply.send, follower)
     response.on_lost(parked.cancel)
     return None
 
@@ -117,9 +118,10 @@ def _encode(
     if not result.is_by_follower:
         quotas = service.quotas.active  # replication is not subject to clients' quotas
         if quotas is not None:
-            if quotas.is_throttled(header.client_id):
+            user = connection.session.user
+            if quotas.is_throttled(user, header.client_id):
                 result = result.without_records()
-            throttle_ms = quotas.record_fetch(header.client_id, result.size_bytes)
+            throttle_ms = quotas.record_fetch(user, header.client_id, result.size_bytes)
             if throttle_ms:
                 connection.pause_reading_ms(throttle_ms)
         service.fetch.counters.count_fetch(result.size_bytes)

@@ -106,7 +106,7 @@ def produce(
     quotas = service.quotas.active
     throttle_ms = 0
     if quotas is not None and connection.peer is None:  # another broker has applied the quota of its client
-        throttle_ms = quotas.record_produce(header.client_id, len(frame))
+        throttle_ms = quotas.record_produce(connection.session.user, header.client_id, len(frame))
         if throttle_ms:
             connection.pause_reading_ms(throttle_ms)
     if acks == ACKS_NONE:

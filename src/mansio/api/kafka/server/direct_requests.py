@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.connections.pending_response import QueuedResponse
     from mansio.api.kafka.connections.socket_writer import ResponsePart
+    from mansio.broker.routing.caller import ClientSession
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.cluster import ServedListener
     from mansio.state.broker_handshake import BrokerIdentity
@@ -71,9 +72,11 @@ class DirectRequest:
         "client_host",
         "closed",
         "error",
+        "is_confidential",
         "listener",
         "peer",
         "response",
+        "session",
         "template",
         "template_misses",
         "throttle_ms",
@@ -82,14 +85,17 @@ class DirectRequest:
     def __init__(
         self,
         client_host: str,
+        session: ClientSession,
         peer: BrokerIdentity | None,
         on_done: Callable[[DirectRequest], None],
         listener: ServedListener,
     ) -> None:
-        """`client_host`: address of the client; `peer`: the broker that makes the request for itself, None for a
-        client's; `listener`: the one through which the sender reaches brokers."""
+        """`client_host`, `session`: address of the client, and who it is; `peer`: the broker that makes the request for
+        itself, None for a client's; `listener`: the one through which the sender reaches brokers."""
         self.listener = listener
         self.client_host = client_host
+        self.session = session
+        self.is_confidential = False
         self.peer = peer
         self.closed = False
         self.template = None

@@ -1,8 +1,8 @@
 """ForwardRequest (20115): a request that another broker forwards for its client, or makes for itself.
 
 Behavior: only an authenticated broker of the cluster may send it. The request inside runs as if its client had sent it
-to this broker: with the client's id and address (KIP-590). A client over its quota is not delayed here: the throttle
-time is in the response, and the broker that forwards applies it.
+to this broker: with the client's id, address and user (KIP-590). A client over its quota is not delayed here: the
+throttle time is in the response, and the broker that forwards applies it.
 Not obvious: a request that breaks the protocol has an error in the response and leaves the connection open, because the
 connection serves other clients.
 """
@@ -13,7 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.direct_requests import DirectRequest
+from mansio.broker.routing.caller import session_of
 from mansio.errors import MansioError
+from mansio.ports import ForwardedClient
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.framing import LENGTH_BYTES
@@ -46,8 +48,12 @@ def forward(
         return [_encode(header, {"error_code": error.kafka_code, "error_message": error.message})]
     response = connection.defer_response()
     release = connection.hold_request(len(frame))
+    client = ForwardedClient(
+        request.client_address, request.user, request.listener, request.credential_revision
+    )
     direct = DirectRequest(
-        request.client_address,
+        client.address,
+        session_of(client),
         peer if request.is_own else None,
         partial(_answer, header, response, release),
         connection.listener,

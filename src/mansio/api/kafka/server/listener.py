@@ -29,6 +29,7 @@ from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.forwarded_requests import forward
 from mansio.api.kafka.server.request_router import RequestRouter
+from mansio.api.kafka.server.sasl_gate import Authentication
 from mansio.broker.services.cluster import ServedListener
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.config.addresses import WILDCARD_IPV4
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.connections.limits import ServerLimits
     from mansio.api.kafka.connections.socket_writer import ResponsePart
+    from mansio.api.kafka.server.sasl_gate import SaslSettings
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.addresses import Address
     from mansio.config.listeners import Listener, Listeners
@@ -90,8 +92,10 @@ class KafkaServer:
         limits: ServerLimits,
         loop: asyncio.AbstractEventLoop,
         intercept: Intercept | None = None,
+        sasl: SaslSettings | None = None,
     ) -> None:
-        """`intercept` returns a replacement of the function that starts a request, for a test broker."""
+        """`intercept` returns a replacement of the function that starts a request, for a test broker. `sasl`: how
+        clients authenticate; None if they do not."""
         self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
         """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
@@ -104,6 +108,9 @@ class KafkaServer:
         self.now = self.clock.monotonic()
         """Monotonic seconds as of the last sweep; precise enough for idle timeouts."""
         self.counters = ServerCounters()
+        self.authentication = Authentication(self)
+        service.users.on_change(self.authentication.handle_user_change)
+        self._sasl = sasl
         self.listeners: dict[str, ServedListener] = {}
         """The listeners by name."""
         self.addresses: dict[str, Address] = {}
@@ -151,7 +158,7 @@ class KafkaServer:
             [self._served(each) for each in listeners.all], inter_broker_name=listeners.inter_broker.name
         )
         for listener, sockets in opened:
-            accept = partial(Connection, self, self.listeners[listener.name])
+            accept = partial(self._new_connection, self.listeners[listener.name])
             for each in sockets:
                 self._listening.append(
                     await self.loop.create_server(accept, sock=each, backlog=ACCEPT_BACKLOG)
@@ -186,6 +193,10 @@ class KafkaServer:
     def endpoints(self) -> dict[str, BrokerEndpoint]:
         """What this broker advertises, by name of the listener."""
         return {name: each.endpoint for name, each in self.listeners.items() if each.endpoint is not None}
+
+    def _new_connection(self, listener: ServedListener) -> Connection:
+        gate = None if self._sasl is None else self.authentication.new_gate(self._sasl)
+        return Connection(self, listener, gate)
 
     async def stop(self, drain_ms: int) -> None:
         """Stop accepting connections, wait at most `drain_ms` for requests in progress, and close all connections."""
@@ -244,6 +255,8 @@ class KafkaServer:
         else:
             self._connections[connection] = None
             self._hosts[host] = from_host + 1
+            if connection.gate is not None:
+                self.authentication.add(connection, connection.gate.timeout_ms)
             self.counters.connections_accepted += 1
 
     def reject(self, connection: Connection, reason: str, detail: str) -> None:
@@ -277,6 +290,7 @@ class KafkaServer:
             logger.info("idle_connection_closed", extra=fields(peer=connection.client_host))
             self.counters.count_closed("idle")
             connection.close()
+        self.authentication.close_late(now)
         self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
@@ -400,6 +414,8 @@ class KafkaServer:
             connection.client_host,
             connection.listener,
             connection.peer,
+            connection.session,
+            connection.is_confidential,
         )
         pending_response = connection.defer_response()
         name = api.key.name.lower()

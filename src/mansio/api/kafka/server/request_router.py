@@ -157,6 +157,7 @@ def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]
             api=ApiKey(context.api_key).name.lower(),
             client=context.client_host,
             client_id=context.client_id,
+            user=context.session.user,
             error=type(error).__name__,
             reason=error.message,
         ),

@@ -301,7 +301,7 @@ class LeaseForwarder:
             answer = await peers.forward(
                 node_id,
                 request[LENGTH_BYTES:],
-                client_address=caller.address,
+                client=caller.forwarded,
                 is_own=is_own,
                 timeout_ms=timeout_ms,
             )

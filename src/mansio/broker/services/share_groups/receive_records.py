@@ -166,6 +166,7 @@ class ReceiveService:
             self._share_service,
             group_id,
             member_id,
+            user=caller.session.user,
             client_id=caller.client_id,
             partitions=lambda: led,
             is_connected=lambda: not promise.done(),
@@ -234,6 +235,7 @@ class ReceiveService:
             self._share_service,
             group_id,
             self.new_member_id(),
+            user=ANONYMOUS.session.user,
             client_id=None,
             partitions=lambda: led,
             is_connected=lambda: not is_over,
@@ -317,7 +319,9 @@ class ReceiveService:
             await self._share_service.acknowledge(group_id, member_id, unused)
         self._counters.count_fetch(size_bytes)
         quotas = self._quotas.active
-        throttle_ms = 0 if quotas is None else quotas.record_fetch(caller.client_id, size_bytes)
+        throttle_ms = 0
+        if quotas is not None:
+            throttle_ms = quotas.record_fetch(caller.session.user, caller.client_id, size_bytes)
         result = ReceiveResult(member_id, records, receive.lock_ms, errors, throttle_ms)
         return result, leased_count - len(records)
 

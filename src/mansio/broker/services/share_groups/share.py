@@ -346,6 +346,7 @@ class ReceiveOperation:
         "_partitions",
         "_service",
         "_strict",
+        "_user",
         "_waiting",
         "lock_ms",
     )
@@ -356,6 +357,7 @@ class ReceiveOperation:
         group_id: str,
         member_id: str,
         *,
+        user: str,
         client_id: str | None,
         partitions: Callable[[], list[TopicIdPartition]],
         is_connected: Callable[[], bool],
@@ -374,6 +376,7 @@ class ReceiveOperation:
         self._service = service
         self._group_id = group_id
         self._member_id = member_id
+        self._user = user
         self._client_id = client_id
         self._partitions = partitions
         self._is_connected = is_connected
@@ -428,9 +431,9 @@ class ReceiveOperation:
         space = self._max_bytes
         quotas = self._service.quotas.active
         if quotas is not None:
-            if quotas.is_throttled(self._client_id):
+            if quotas.is_throttled(self._user, self._client_id):
                 return [], False
-            if (burst_bytes := quotas.fetch_max_bytes(self._client_id)) is not None:
+            if (burst_bytes := quotas.fetch_max_bytes(self._user, self._client_id)) is not None:
                 space = min(space, burst_bytes)
         left, is_unavailable = self._max_records, False
         found: list[AcquiredRecords] = []

@@ -39,7 +39,7 @@ async def receive_records(
         max_bytes=request.bytes_max,
         lease_ms=request.lease_ms,
         member_id=request.member_id,
-        caller=Caller(client_id=context.client_id or "", address=context.client_host),
+        caller=Caller(context.session, context.client_id or "", context.client_host),
     )
     partitions: dict[tuple[str, int], dict[str, Any]] = {}
     for record in result.records:

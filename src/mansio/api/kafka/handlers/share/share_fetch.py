@@ -133,6 +133,7 @@ class _ShareFetch:
                 share,
                 group,
                 member,
+                user=self._connection.session.user,
                 client_id=self._header.client_id,
                 partitions=session.partitions,
                 is_connected=lambda: not self._pending_response.is_abandoned,
@@ -198,7 +199,9 @@ class _ShareFetch:
                 service.statistics.count_error(int(ApiKey.SHARE_FETCH), data.error_code)
         quotas, throttle_ms = service.quotas.active, 0
         if quotas is not None:
-            throttle_ms = quotas.record_fetch(self._header.client_id, sent_bytes)
+            throttle_ms = quotas.record_fetch(
+                self._connection.session.user, self._header.client_id, sent_bytes
+            )
             if throttle_ms:
                 self._connection.pause_reading_ms(throttle_ms)
         service.fetch.counters.count_fetch(sent_bytes)

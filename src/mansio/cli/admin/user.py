@@ -1,0 +1,157 @@
+"""`mansio user`: create, list, delete users, and set their passwords.
+
+Invariant: a password is no argument of a command, because other users of the machine can see those. It comes from a
+prompt on a terminal, from a file, or from standard input.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    connect,
+    parse_duration_s,
+    run,
+    run_for_each,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, show_rows
+
+if TYPE_CHECKING:
+    from mansio.client.admin.users import User
+
+app = typer.Typer(no_args_is_help=True, help="Users that authenticate with a password.")
+
+STANDARD_INPUT: Final = "-"
+PASSWORD_FILE_BYTES_MAX: Final = 4_096
+
+
+class Mechanism(StrEnum):
+    """Mechanisms of SCRAM."""
+
+    SHA_256 = "SCRAM-SHA-256"
+    SHA_512 = "SCRAM-SHA-512"
+
+
+UserArgument = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.")]
+PasswordFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--password-file",
+        metavar="FILE",
+        help="File whose first line is the password; - for standard input. Without it, a terminal asks.",
+    ),
+]
+
+
+@app.callback()
+def command_group() -> None:
+    """Users that authenticate with a password."""
+
+
+@app.command()
+def create(
+    user: UserArgument,
+    password_file: PasswordFileOption = None,
+    mechanism: Annotated[
+        list[Mechanism] | None,
+        typer.Option("--mechanism", "-m", help="Only this mechanism; repeatable. Default: both."),
+    ] = None,
+    iterations: Annotated[
+        int,
+        typer.Option("--iterations", min=4_096, max=16_384, help="Rounds of the hash function."),
+    ] = 4_096,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Create a user."""
+    password = read_password(password_file)
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            await client.admin.users.create(
+                user, password, mechanisms=mechanism or list(Mechanism), iterations=iterations
+            )
+
+    run(work())
+
+
+@app.command("list")
+def list_users(
+    output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
+) -> None:
+    """List the users, with the rounds of each mechanism."""
+
+    async def work() -> list[User]:
+        async with connect(bootstrap_servers) as client:
+            return await client.admin.users.list()
+
+    rows = [
+        {"user": user.name, **{each.value: user.iterations.get(each.value) for each in Mechanism}}
+        for user in run(work())
+    ]
+    show_rows(output, rows, ("user", *map(str, Mechanism)), empty="no users")
+
+
+@app.command()
+def delete(
+    users: Annotated[list[str], typer.Argument(metavar="USER...", help="Names of users.")],
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Delete users; their sessions end."""
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            await run_for_each(users, client.admin.users.delete)
+
+    run(work())
+
+
+@app.command()
+def set_password(
+    user: UserArgument,
+    password_file: PasswordFileOption = None,
+    previous_valid: Annotated[
+        str | None,
+        typer.Option(
+            "--previous-valid",
+            metavar="DURATION",
+            help="Time for which the present password stays valid, such as 1h. Default: it ends at once.",
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Change the password of a user."""
+    valid_s = 0.0 if previous_valid is None else parse_duration_s(previous_valid, "--previous-valid")
+    password = read_password(password_file)
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            await client.admin.users.set_password(user, password, previous_valid=timedelta(seconds=valid_s))
+
+    run(work())
+
+
+def read_password(file: str | None) -> str:
+    """Return the password of a file, of standard input or of a prompt: one line, without its end."""
+    if file is None and sys.stdin is not None and sys.stdin.isatty():
+        password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        return password
+    if file is None or file == STANDARD_INPUT:
+        if sys.stdin is None:
+            usage_error("there is no standard input", "--password-file")
+        content = sys.stdin.buffer.readline(PASSWORD_FILE_BYTES_MAX)
+    else:
+        with Path(file).open("rb") as opened:
+            content = opened.readline(PASSWORD_FILE_BYTES_MAX)
+    try:
+        return content.removesuffix(b"\n").removesuffix(b"\r").decode()
+    except UnicodeDecodeError:
+        usage_error("the password is not UTF-8", "--password-file")

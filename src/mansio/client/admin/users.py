@@ -1,0 +1,159 @@
+"""Users and their passwords (KIP-554); available as `client.admin.users`.
+
+A user has a credential for each mechanism of SCRAM: SCRAM-SHA-256, SCRAM-SHA-512, or both. With PLAIN, its password is
+that of SCRAM-SHA-256 if it has one. A broker accepts passwords, and what is computed of them, on an encrypted
+connection or from its own machine only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import DuplicateResource, InvalidRequest, ResourceNotFound
+from mansio.net.retry import raise_for_code
+from mansio.state.authentication.credentials import (
+    ITERATIONS_MIN,
+    SALT_BYTES,
+    ScramMechanism,
+    encode_password,
+    salt_password,
+)
+from mansio.wire.api_versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mansio.net.cluster import Cluster
+
+ALL_MECHANISMS: Final = tuple(mechanism.value for mechanism in ScramMechanism)
+
+_NAMES: Final = {mechanism.kafka_type: mechanism.value for mechanism in ScramMechanism}
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user. `iterations`: rounds of the hash function by mechanism."""
+
+    name: str
+    iterations: Mapping[str, int]
+
+
+class UserAdmin:
+    """Users of one cluster; available as `client.admin.users`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def list(self) -> list[User]:
+        """All users, sorted by name."""
+        return [*await self._describe(None)]
+
+    async def create(
+        self,
+        name: str,
+        password: str,
+        *,
+        mechanisms: Sequence[str] = ALL_MECHANISMS,
+        iterations: int = ITERATIONS_MIN,
+    ) -> None:
+        """Create a user. The password is not sent: a broker gets what it needs to verify it.
+
+        `mechanisms`: some of SCRAM-SHA-256 and SCRAM-SHA-512; `iterations`: 4,096 to 16,384. Raises
+        `DuplicateResource` if the user exists, `UnacceptableCredential`, `PolicyViolation`, `InvalidRequest`.
+        """
+        chosen = [_mechanism(mechanism) for mechanism in dict.fromkeys(mechanisms)]
+        if not chosen:
+            raise InvalidRequest("a user needs a mechanism")
+        encoded = encode_password(password)
+        try:
+            await self._describe([name])
+        except ResourceNotFound:
+            pass
+        else:
+            raise DuplicateResource(f"there is a user {name!r} already")
+
+        def salted() -> list[dict[str, Any]]:
+            upsertions = []
+            for mechanism in chosen:
+                salt = secrets.token_bytes(SALT_BYTES)
+                upsertions.append(
+                    {
+                        "name": name,
+                        "mechanism": mechanism.kafka_type,
+                        "iterations": iterations,
+                        "salt": salt,
+                        "salted_password": salt_password(mechanism, encoded, salt, max(iterations, 1)),
+                    }
+                )
+            return upsertions
+
+        await self._alter({"deletions": [], "upsertions": await asyncio.to_thread(salted)})
+
+    async def delete(self, name: str) -> None:
+        """Delete a user; its sessions end within a second. Raises `ResourceNotFound`."""
+        numbers = {name: number for number, name in _NAMES.items()}
+        (user,) = await self._describe([name])
+        deletions = [{"name": name, "mechanism": numbers[mechanism]} for mechanism in user.iterations]
+        await self._alter({"deletions": deletions, "upsertions": []})
+
+    async def set_password(
+        self, name: str, password: str, *, previous_valid: timedelta = timedelta(0)
+    ) -> None:
+        """Change the password of a user for all its mechanisms. The present password stays valid for `previous_valid`,
+        and so do sessions that began with it; without it, they end within a second. The password is sent to the
+        broker.
+
+        Raises `ResourceNotFound`, `UnacceptableCredential`, `PolicyViolation`, `InvalidRequest`, and
+        `UnsupportedVersion` if the broker is not Mansio's.
+        """
+        fields = {
+            "user": name,
+            "password": encode_password(password),
+            "previous_valid_ms": previous_valid // timedelta(milliseconds=1),
+        }
+        await self._cluster.request(
+            ApiKey.SET_PASSWORD,
+            fields,
+            check=lambda response: raise_for_code(response.error_code, response.error_message),
+        )
+
+    async def _describe(self, names: Sequence[str] | None) -> Sequence[User]:
+        def check(response: Any) -> None:
+            raise_for_code(response.error_code, response.error_message)
+            for result in response.results:
+                raise_for_code(result.error_code, result.error_message)
+
+        response = await self._cluster.request(
+            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+            {"users": None if names is None else [{"name": name} for name in names]},
+            check=check,
+        )
+        return [
+            User(
+                result.user,
+                {
+                    _NAMES[info.mechanism]: info.iterations
+                    for info in result.credential_infos
+                    if info.mechanism in _NAMES
+                },
+            )
+            for result in response.results
+        ]
+
+    async def _alter(self, fields: Mapping[str, Any]) -> None:
+        def check(response: Any) -> None:
+            for result in response.results:
+                raise_for_code(result.error_code, result.error_message)
+
+        await self._cluster.request_controller(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, fields, check=check)
+
+
+def _mechanism(name: str) -> ScramMechanism:
+    try:
+        return ScramMechanism(name)
+    except ValueError:
+        raise InvalidRequest(f"{name!r} is not a mechanism; there are {', '.join(ALL_MECHANISMS)}") from None

@@ -1,0 +1,175 @@
+"""Users of a cluster: both brokers know a change within a second; brokers authenticate each other on a listener where
+clients have to; a broker that may have lost its session refuses log-ins."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from mansio.errors import SaslAuthenticationFailed
+from mansio.state.authentication.sasl_session import MECHANISMS
+from mansio.wire.api_versions import ApiKey
+from support.etcd import one_etcd
+from support.machine import scaled
+from support.raw_peer import RawPeer
+from support.sasl_broker import SaslBroker, log_in, sasl_broker
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.etcd import Etcd
+
+pytestmark = pytest.mark.full
+
+FAILED = SaslAuthenticationFailed.kafka_code
+CHANGE_S = 1.0
+"""Time after which a change of a user has effect on each broker."""
+SCRAM = MECHANISMS[0]
+
+
+class Joined(NamedTuple):
+    """Two brokers of one cluster, and its etcd."""
+
+    etcd: Etcd
+    brokers: tuple[SaslBroker, SaslBroker]
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(broker.address for broker in self.brokers)
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
+    directory = tmp_path_factory.mktemp("users")
+    with one_etcd() as etcd, ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                sasl_broker(
+                    directory / f"broker-{node_id}",
+                    node_id=node_id,
+                    etcd_endpoints=etcd.url,
+                    default_replication_factor=2,
+                    broker_session_timeout_ms=6_000,
+                )
+            )
+            for node_id in (1, 2)
+        )
+        yield Joined(etcd, (first, second))
+
+
+def code_of_log_in(broker: SaslBroker, user: str, password: str, mechanism: str = SCRAM) -> int:
+    with RawPeer(broker.port) as peer:
+        return int(log_in(peer, mechanism, user, password).error_code)
+
+
+def elapsed_s(began: float) -> float:
+    return time.monotonic() - began
+
+
+def test_a_user_logs_in_on_the_other_broker_within_a_second_and_its_deletion_ends_its_sessions_there(
+    joined: Joined,
+) -> None:
+    here, there = joined.brokers
+    for mechanism in MECHANISMS:
+        here.set_user("alice", "secret")
+        began = time.monotonic()
+        wait_until(lambda: "alice" in there.broker.service.users._state.users)
+        assert elapsed_s(began) < scaled(CHANGE_S)
+        with RawPeer(there.port) as peer, RawPeer(here.port) as other:
+            assert log_in(peer, mechanism, "alice", "secret").error_code == 0
+            assert log_in(other, mechanism, "alice", "secret").error_code == 0
+            here.delete_user("alice")
+            began = time.monotonic()
+            assert peer.closed()
+            assert other.closed()
+            assert elapsed_s(began) < scaled(CHANGE_S)
+        assert code_of_log_in(there, "alice", "secret", mechanism) == FAILED
+
+
+def test_both_brokers_send_the_same_salt_to_an_unknown_user(joined: Joined) -> None:
+    secrets = {broker.broker.service.users._state.server_secret for broker in joined.brokers}
+    assert len(secrets) == 1
+    assert secrets != {None}
+
+
+def test_a_client_with_a_password_writes_replicated_records_and_reads_them(joined: Joined) -> None:
+    """The brokers replicate and coordinate over the listener on which clients have to authenticate."""
+    joined.brokers[0].set_user("writer", "secret")
+    settings = {
+        "bootstrap.servers": joined.addresses,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "writer",
+        "sasl.password": "secret",
+        "log_level": 0,
+    }
+    wait_until(lambda: "writer" in joined.brokers[1].broker.service.users._state.users)
+    producer = Producer({**settings, "acks": "all"})
+    failed: list[object] = []
+
+    def report(error: object, _message: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    for number in range(100):
+        producer.produce("t", b"%d" % number, on_delivery=report)
+    assert producer.flush(scaled(30)) == 0
+    assert failed == []
+    state = joined.brokers[0].broker.service.topics.state
+    wait_until(lambda: {len(one.isr) for one in state.topics["t"].partitions} == {2})
+    assert any(one.broker.service.authenticator.authenticated_count for one in joined.brokers)
+    consumer = Consumer({**settings, "group.id": "g", "auto.offset.reset": "earliest"})
+    try:
+        consumer.subscribe(["t"])
+        found: set[bytes] = set()
+
+        def all_found() -> bool:
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                found.add(message.value() or b"")
+            return len(found) == 100
+
+        wait_until(all_found, 60)
+    finally:
+        consumer.close()
+
+
+def test_an_authenticated_client_is_no_broker(joined: Joined) -> None:
+    here, _ = joined.brokers
+    here.set_user("mallory", "secret")
+    with RawPeer(here.port) as peer:
+        log_in(peer, SCRAM, "mallory", "secret")
+        fields = {
+            "node_id": 2,
+            "broker_epoch": here.broker.service.topics.state.epoch_of(2),
+            "is_own": True,
+            "client_address": "",
+            "user": "admin",
+            "listener": "",
+            "credential_revision": 0,
+            "request": b"\0\x12\0\0\0\0\0\0\xff\xff",
+        }
+        assert peer.call(ApiKey.FORWARD_REQUEST, 0, fields).error_code == 31
+
+
+def test_a_broker_whose_session_may_have_ended_refuses_log_ins_without_an_answer(joined: Joined) -> None:
+    here, _ = joined.brokers
+    here.set_user("bob", "secret")
+    assert code_of_log_in(here, "bob", "secret") == 0
+    joined.etcd.stop()
+    try:
+        cluster = here.broker.service.cluster
+        assert cluster is not None
+        wait_until(lambda: not here.call(cluster.is_session_valid), 60)
+        with RawPeer(here.port) as peer, pytest.raises(AssertionError, match="closed the connection"):
+            log_in(peer, SCRAM, "bob", "secret")
+        assert here.failures["unavailable"] >= 1
+    finally:
+        joined.etcd.start()
+    wait_until(lambda: here.call(cluster.is_session_valid), 60)
+    assert code_of_log_in(here, "bob", "secret") == 0
