@@ -11,14 +11,12 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mansio.api.kafka.server.sasl_gate import SaslSettings
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
 from mansio.config.settings import DEV_SETTINGS, Settings
 from mansio.host.asyncio_loop import new_event_loop
-from mansio.host.clock import HostRandom
 from mansio.node.broker import Broker
 from mansio.state.authentication.credentials import ITERATIONS_MIN, ScramMechanism, salt_password
-from mansio.state.authentication.sasl_session import MECHANISMS, PLAIN
+from mansio.state.authentication.sasl_session import PLAIN
 from mansio.wire.api_versions import ApiKey
 from support.credentials import ScramPeer
 from support.machine import scaled
@@ -36,28 +34,23 @@ SALT = bytes(range(32))
 HANDSHAKE_VERSION, AUTHENTICATE_VERSION = 1, 2
 
 
-def sasl_settings(**fields: Any) -> SaslSettings:
-    return SaslSettings(**{"mechanisms": MECHANISMS, "new_nonce": HostRandom().bytes, **fields})
-
-
 class SaslBroker:
     """See the module."""
 
-    def __init__(self, directory: Path, sasl: SaslSettings, **settings: Any) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.broker = Broker(
             Settings(
                 **{
                     **DEV_SETTINGS,
-                    "listeners": "127.0.0.1:0",
+                    "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
                     "http_listener": "",
                     "data_dir": str(directory),
                     "offsets_topic_num_partitions": 1,
                     **settings,
                 }
-            ),
-            sasl=sasl,
+            )
         )
 
     def start(self) -> None:
@@ -128,10 +121,8 @@ class SaslBroker:
 
 
 @contextmanager
-def sasl_broker(
-    directory: Path, sasl: SaslSettings | None = None, /, **settings: Any
-) -> Iterator[SaslBroker]:
-    made = SaslBroker(directory, sasl or sasl_settings(), **settings)
+def sasl_broker(directory: Path, /, **settings: Any) -> Iterator[SaslBroker]:
+    made = SaslBroker(directory, **settings)
     made.start()
     try:
         yield made

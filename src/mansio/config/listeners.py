@@ -53,9 +53,6 @@ class SecurityProtocol(StrEnum):
         return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
 
 
-SERVED_PROTOCOLS: Final = frozenset({SecurityProtocol.PLAINTEXT})
-"""Protocols that this version serves; a listener with another one is refused."""
-
 DEFAULT_PROTOCOL_MAP: Final = ",".join(f"{each}:{each}" for each in SecurityProtocol)
 """As in Kafka: the names of the protocols are listeners with that protocol."""
 
@@ -133,7 +130,7 @@ def resolve_listeners(
             name,
             address,
             advertised.get(name),
-            _served_protocol(name, protocols),
+            _protocol_of(name, protocols),
             is_advertised=not advertised or name in advertised,
         )
         for name, address in addresses.items()
@@ -200,15 +197,12 @@ def _parse_advertised(text: str, addresses: Mapping[str, Address]) -> dict[str, 
     return advertised
 
 
-def _served_protocol(name: str, protocols: Mapping[str, SecurityProtocol]) -> SecurityProtocol:
+def _protocol_of(name: str, protocols: Mapping[str, SecurityProtocol]) -> SecurityProtocol:
     protocol = protocols.get(name)
     if protocol is None:
         raise ConfigError(
             f"listener_security_protocol_map: it has no protocol for the listener {name}; add {name}:PLAINTEXT"
         )
-    if protocol not in SERVED_PROTOCOLS:
-        served = ", ".join(sorted(SERVED_PROTOCOLS))
-        raise ConfigError(f"listeners: {name} has the protocol {protocol}; this version serves {served} only")
     return protocol
 
 

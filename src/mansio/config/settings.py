@@ -30,6 +30,14 @@ from mansio.config.cluster import (
     parse_members,
 )
 from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, Listeners, resolve_listeners
+from mansio.config.security import (
+    CLIENT_CERTIFICATES,
+    SASL_MECHANISMS,
+    check_listeners,
+    is_loopback_host,
+    mechanisms_of,
+    parse_mechanisms,
+)
 from mansio.errors import ConfigError, InvalidConfig
 
 if TYPE_CHECKING:
@@ -131,7 +139,8 @@ class Settings:
     )
     listener_security_protocol_map: str = _setting(
         DEFAULT_PROTOCOL_MAP,
-        "Security protocol of each listener by its name. Only PLAINTEXT is served yet.",
+        "Security protocol of each listener by its name: PLAINTEXT, SSL (TLS), SASL_PLAINTEXT or SASL_SSL (TLS, and "
+        "clients log in).",
         form="NAME:PROTOCOL, ...",
         is_kafka_setting=True,
     )
@@ -141,6 +150,60 @@ class Settings:
         "otherwise the first advertised listener.",
         form="NAME",
         is_kafka_setting=True,
+    )
+    open_listeners: str = _setting(
+        "",
+        "Listeners, separated by commas, that do not authenticate their clients although others do: names of Kafka's "
+        "listeners, http, grpc, sqs. They must be on loopback.",
+        form="NAME, ...",
+    )
+    ssl_certificate_location: str = _setting(
+        "",
+        "PEM file with the certificate of the listeners with TLS, followed by those of the authorities between it and "
+        "the root. Read again when it changes, and on SIGHUP.",
+    )
+    ssl_key_location: str = _setting("", "PEM file with the private key of that certificate, without a passphrase.")
+    ssl_ca_location: str = _setting(
+        "",
+        "PEM file with the authorities whose certificates this broker accepts: of clients, and of other brokers. Empty: "
+        "those of the system, for other brokers.",
+    )
+    ssl_client_auth: str = _setting(
+        "none",
+        "Whether listeners with TLS ask clients for certificates. On a listener with SSL a certificate is the client's "
+        "identity.",
+        choices=CLIENT_CERTIFICATES,
+        is_kafka_setting=True,
+    )
+    ssl_principal_mapping_rules: str = _setting(
+        "DEFAULT",
+        "Rules that make the name of a user from the subject of a certificate (KIP-371).",
+        is_kafka_setting=True,
+    )
+    sasl_enabled_mechanisms: str = _setting(
+        ",".join(SASL_MECHANISMS),
+        "SASL mechanisms that listeners with SASL offer. PLAIN is offered on loopback and over TLS only.",
+        is_kafka_setting=True,
+    )
+    sasl_server_max_receive_size: int = _bytes(
+        512 * KIB,
+        "Maximum size of a request before the client has logged in.",
+        maximum=16 * MIB,
+        is_kafka_setting=True,
+    )
+    connections_max_reauth_ms: int = _ms(
+        0,
+        "Time after which clients with SASL have to log in again on a connection (KIP-368). 0: never.",
+        is_kafka_setting=True,
+    )
+    connection_failed_authentication_delay_ms: int = _ms(
+        100,
+        "Time before the answer to a failed log-in, after which the connection is closed.",
+        maximum=10 * SECOND_MS,
+        is_kafka_setting=True,
+    )
+    authentication_timeout_ms: int = _ms(
+        30 * SECOND_MS, "Time in which the client of a listener with SASL has to log in.", minimum=100
     )
     http_listener: str = _setting(
         "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", is_address=True
@@ -609,7 +672,9 @@ class Settings:
             raise ConfigError(
                 "group_consumer_heartbeat_interval_ms is not less than group_consumer_session_timeout_ms"
             )
-        self._check_cluster(self.kafka_listeners)
+        listeners = self.kafka_listeners
+        self._check_cluster(listeners)
+        self._check_security(listeners)
 
     def without_effect(self) -> dict[str, str]:
         """Reasons by name: the settings that are set and not used."""
@@ -638,6 +703,11 @@ class Settings:
             self.listener_security_protocol_map,
             self.inter_broker_listener_name,
         )
+
+    @property
+    def sasl_mechanisms(self) -> tuple[str, ...]:
+        """The mechanisms that are enabled."""
+        return parse_mechanisms(self.sasl_enabled_mechanisms)
 
     @property
     def http_address(self) -> Address | None:
@@ -733,6 +803,43 @@ class Settings:
             self._check_endpoints()
         else:
             self._check_own_member()
+
+    def _check_security(self, listeners: Listeners) -> None:
+        """Check the settings of TLS and authentication against each other. Raises `ConfigError`."""
+        if any(each.security_protocol.is_encrypted for each in listeners.all):
+            for name in ("ssl_certificate_location", "ssl_key_location"):
+                if not getattr(self, name):
+                    raise ConfigError(f"{name}: listeners with TLS need it")
+            if self.ssl_client_auth != "none" and not self.ssl_ca_location:
+                raise ConfigError(f"ssl_ca_location: ssl_client_auth={self.ssl_client_auth} needs it")
+        enabled = self.sasl_mechanisms
+        for each in listeners.all:
+            if each.security_protocol.is_authenticated:
+                mechanisms_of(each, enabled)
+        others = {
+            "http": (self.http_address, False),
+            "grpc": (self.grpc_address, False),
+            "sqs": (self.sqs_address, bool(self.sqs_access_keys_file)),
+        }
+        served = {name: (address, known) for name, (address, known) in others.items() if address is not None}
+        if check_listeners(listeners, served, self.open_listeners, self.ssl_client_auth):
+            self._check_etcd_connection()
+
+    def _check_etcd_connection(self) -> None:
+        """Check that nobody else can read or change the credentials of users on their way to etcd."""
+        if self.etcd_endpoints:
+            urls = parse_endpoints(self.etcd_endpoints)
+            if not urls[0].startswith("https:") and not all(is_loopback(url) for url in urls):
+                raise ConfigError(
+                    "etcd_endpoints: listeners authenticate their clients, so etcd must be on loopback or have https URLs"
+                )
+        elif self.etcd_join and not self.etcd_cert_file:
+            members = parse_members(self.etcd_join)
+            if not all(is_loopback_host(each.host) for each in members):
+                raise ConfigError(
+                    "etcd_join: listeners authenticate their clients, so its members must be on loopback or have "
+                    "certificates (etcd_cert_file)"
+                )
 
     def _check_endpoints(self) -> None:
         urls = parse_endpoints(self.etcd_endpoints)

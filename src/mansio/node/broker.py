@@ -28,12 +28,12 @@ from mansio.metadata.image import MetadataImage
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
+from mansio.node.security import BrokerSecurity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.api.kafka.server.listener import Intercept
-    from mansio.api.kafka.server.sasl_gate import SaslSettings
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
     from mansio.metadata.metadata_store import MetadataStore
@@ -55,13 +55,11 @@ class Broker:
         warm_up: bool = False,
         open_host: Callable[[asyncio.AbstractEventLoop, AsyncExitStack], BrokerHost] | None = None,
         intercept: Intercept | None = None,
-        sasl: SaslSettings | None = None,
     ) -> None:
         """`warm_up`: compile the schemas of Kafka messages on a thread (`SchemaPreload`), so that first requests do not
         wait for it. `open_host`: opens the host of this broker and pushes what closes it, by default the operating
-        system (`ProcessHost`). `intercept`, `sasl`: see `KafkaServer`."""
+        system (`ProcessHost`). `intercept`: see `KafkaServer`."""
         self.settings = settings
-        self._sasl = sasl
         self._open_host = open_host or ProcessHost
         self._intercept = intercept
         self._schema_preload = warm_up
@@ -70,6 +68,7 @@ class Broker:
         self._service: BrokerServices | None = None
         self._server: KafkaServer | None = None
         self._clients: RoutedClients | None = None
+        self._security: BrokerSecurity | None = None
         self.is_ready = False
         """Whether the broker accepts connections: true at the end of `start`, false from the beginning of `stop`."""
 
@@ -110,6 +109,17 @@ class Broker:
         assert self._clients is not None, "the broker has not been started"
         return self._clients
 
+    @property
+    def has_certificates(self) -> bool:
+        """Whether a listener has TLS."""
+        return any(each.security_protocol.is_encrypted for each in self.settings.kafka_listeners.all)
+
+    def reload_certificates(self) -> None:
+        """Read the certificates of the listeners again: new connections get the new ones. Files that cannot be used are
+        logged, and the certificates before remain."""
+        if self._security is not None:
+            self._security.reload()
+
     async def start(self) -> None:
         """Start the broker; returns when clients can connect. Raises the error that prevented the start."""
         async with AsyncExitStack() as stack:
@@ -141,6 +151,7 @@ class Broker:
         stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
         check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
         data_format = claim_data_dir_format(disk, settings.data_dir)
+        self._security = BrokerSecurity(settings, host_ports)
         for name, reason in settings.without_effect().items():
             logger.warning("setting_without_effect", extra=fields(name=name, reason=reason))
         store: MetadataStore
@@ -176,10 +187,15 @@ class Broker:
         self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop, stack: AsyncExitStack
     ) -> None:
         service, listeners = runtime.service, self.settings.kafka_listeners
-        if self._sasl is not None:
+        assert self._security is not None
+        if self._security.has_log_ins:
             await service.users.open_directory()
-        server = KafkaServer(service, _server_limits(runtime.settings), loop, self._intercept, self._sasl)
+        server = KafkaServer(
+            service, _server_limits(runtime.settings), loop, self._intercept, self._security.listeners
+        )
         runtime.broker_configs.on_change(lambda _, effective: server.use_limits(_server_limits(effective)))
+        self._security.start()
+        stack.callback(self._security.stop)
         await server.listen(listeners)
         self._server = server
         member = self._cluster_member

@@ -141,9 +141,9 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     from mansio.node.broker import Broker
 
     stop = asyncio.Event()
-    _stop_on_signals(stop)
     view = ServiceStats(settings=settings)
     broker = Broker(settings, warm_up=True)
+    _handle_signals(broker, stop)
     manager = SystemdNotifier()
     heartbeats = asyncio.create_task(_send_heartbeats(manager, lines), name="pulse")
     http = member = None
@@ -356,7 +356,9 @@ async def _close(settings: Settings, broker: Broker, servers: list[HttpServer | 
     return 0
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
+def _handle_signals(broker: Broker, stop: asyncio.Event) -> None:
+    """Stop on SIGTERM and SIGINT, at once on the second one; read certificates again on SIGHUP, if there are
+    any."""
     import asyncio
     import signal
 
@@ -369,6 +371,8 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    if broker.has_certificates:  # otherwise SIGHUP, which the end of a terminal sends, ends the process
+        loop.add_signal_handler(signal.SIGHUP, broker.reload_certificates)
 
 
 # -- systemd --------

@@ -33,6 +33,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.errors import (
     IllegalSaslState,
     SaslAuthenticationFailed,
@@ -60,8 +61,6 @@ HANDSHAKE_VERSION: Final = 1
 advertised and refused, because librdkafka requires the advertisement."""
 AUTHENTICATE_VERSION_MAX: Final = 2
 
-PLAIN: Final = "PLAIN"
-MECHANISMS: Final = (*(mechanism.value for mechanism in ScramMechanism), PLAIN)
 MECHANISM_CHARACTERS_MAX: Final = 64
 
 REAUTHENTICATION_INTERVAL_MS: Final = 1_000
@@ -142,13 +141,13 @@ class SaslSession:
     ) -> None:
         """Begin the session of a new connection.
 
-        `mechanisms`: those of the listener, of `MECHANISMS`. `new_nonce` returns `scram.NONCE_BYTES` unpredictable
+        `mechanisms`: those of the listener, of `SASL_MECHANISMS`. `new_nonce` returns `scram.NONCE_BYTES` unpredictable
         bytes. `session_ms_max` (`connections.max.reauth.ms`): time after which clients have to authenticate again; 0:
         never.
         """
-        unknown = [name for name in mechanisms if name not in MECHANISMS]
+        unknown = [name for name in mechanisms if name not in SASL_MECHANISMS]
         if unknown or not mechanisms:
-            raise ValueError(f"mechanisms are some of {', '.join(MECHANISMS)}; not {unknown}")
+            raise ValueError(f"mechanisms are some of {', '.join(SASL_MECHANISMS)}; not {unknown}")
         self.user: AuthenticatedUser | None = None
         """The user of the connection; None until the first authentication has succeeded. It remains during a
         re-authentication: requests that were accepted before continue as this user."""

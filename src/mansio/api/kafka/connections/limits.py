@@ -6,9 +6,15 @@ from typing import Final, NamedTuple
 
 from mansio.wire.api_versions import SUPPORTED_APIS
 
-REJECTION_REASONS: Final = ("max_connections", "max_connections_per_ip", "descriptors", "stopping")
-"""Reasons for which a connection is rejected: a limit with the name of a setting is reached, no file descriptor is left
-(`descriptors`), or the broker is stopping."""
+REJECTION_REASONS: Final = (
+    "max_connections",
+    "max_connections_per_ip",
+    "certificate",
+    "descriptors",
+    "stopping",
+)
+"""Reasons for which a connection is rejected: a limit with the name of a setting is reached, the subject of the client's
+certificate makes no user (`certificate`), no file descriptor is left (`descriptors`), or the broker is stopping."""
 
 
 AUTHENTICATION_FAILURES: Final = (

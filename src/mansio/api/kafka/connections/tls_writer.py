@@ -85,20 +85,17 @@ class TlsWriter:
 
     @property
     def waiting_bytes(self) -> int:
-        return self._queued_bytes + self._transport_bytes
+        return self._queued_bytes + self._transport_bytes() if self._is_paused else self._queued_bytes
 
     @property
     def held_bytes(self) -> int:
         """Waiting bytes in memory: parts, and what the transport has encrypted."""
-        return self._held_bytes + self._transport_bytes
+        return self._held_bytes + self._transport_bytes() if self._is_paused else self._held_bytes
 
-    @property
     def _transport_bytes(self) -> int:
         """Bytes in the buffer of a transport that has paused the writer. What another one has counts as sent, because
         nothing is reported when it has passed them on."""
-        if not self._is_paused or self._transport is None:
-            return 0
-        return self._transport.get_write_buffer_size()
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def waiting_parts(self) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.connections.connection import Connection
 from mansio.api.kafka.connections.limits import ServerCounters
@@ -30,6 +30,7 @@ from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.forwarded_requests import forward
 from mansio.api.kafka.server.request_router import RequestRouter
 from mansio.api.kafka.server.sasl_gate import Authentication
+from mansio.api.kafka.server.listener_security import OPEN
 from mansio.broker.services.cluster import ServedListener
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.config.addresses import WILDCARD_IPV4
@@ -37,6 +38,9 @@ from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.host.listening_sockets import listening_sockets
 from mansio.logs import fields
 from mansio.metadata.model import BrokerEndpoint
+from mansio.net.tls.acceptor import TlsAcceptor
+from mansio.state.authentication.certificate_names import InvalidSubject
+from mansio.state.handshake_admission import WAITING_MAX, HandshakeAdmission
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis.produce import match_template
 from mansio.wire.codec import messages
@@ -45,11 +49,11 @@ from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mansio.api.kafka.connections.limits import ServerLimits
     from mansio.api.kafka.connections.socket_writer import ResponsePart
-    from mansio.api.kafka.server.sasl_gate import SaslSettings
+    from mansio.api.kafka.server.listener_security import ListenerSecurity
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.addresses import Address
     from mansio.config.listeners import Listener, Listeners
@@ -79,6 +83,10 @@ STALL_INTERVAL_MS = 100
 ACCEPT_BACKLOG = 1024
 """Accept queue of the kernel; connections beyond it wait for their SYN to be answered."""
 
+TLS_WAITING_MIN = 64
+"""Number of connections with TLS that may wait for their handshake even if few connections are allowed; otherwise a
+quarter of those, because each one holds a file descriptor."""
+
 DRAIN_POLL_S = 0.005
 """Interval at which `KafkaServer.stop` checks whether all requests are answered."""
 
@@ -92,10 +100,10 @@ class KafkaServer:
         limits: ServerLimits,
         loop: asyncio.AbstractEventLoop,
         intercept: Intercept | None = None,
-        sasl: SaslSettings | None = None,
+        security: Mapping[str, ListenerSecurity] | None = None,
     ) -> None:
-        """`intercept` returns a replacement of the function that starts a request, for a test broker. `sasl`: how
-        clients authenticate; None if they do not."""
+        """`intercept` returns a replacement of the function that starts a request, for a test broker. `security`: of
+        the listeners that have TLS or authenticate their clients, by name."""
         self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
         """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
@@ -110,13 +118,15 @@ class KafkaServer:
         self.counters = ServerCounters()
         self.authentication = Authentication(self)
         service.users.on_change(self.authentication.handle_user_change)
-        self._sasl = sasl
+        self._security = security or {}
         self.listeners: dict[str, ServedListener] = {}
         """The listeners by name."""
         self.addresses: dict[str, Address] = {}
         """Addresses on which the listeners accept connections, by name, with the ports that free ones became."""
         self._inter_broker_name = ""
         self._listening: list[asyncio.Server] = []
+        self.acceptors: list[TlsAcceptor] = []
+        """Acceptors of the connections with TLS."""
         self._router = RequestRouter(service)
         self._connections: dict[
             Connection, None
@@ -158,7 +168,15 @@ class KafkaServer:
             [self._served(each) for each in listeners.all], inter_broker_name=listeners.inter_broker.name
         )
         for listener, sockets in opened:
-            accept = partial(self._new_connection, self.listeners[listener.name])
+            security = self._security.get(listener.name, OPEN)
+            accept = partial(self._new_connection, self.listeners[listener.name], security)
+            if security.context is not None:
+                waiting_max = max(TLS_WAITING_MIN, self.limits.max_connections // 4)
+                admission = HandshakeAdmission[Any](waiting_max=min(waiting_max, WAITING_MAX))
+                acceptor = TlsAcceptor(self.loop, accept, security.context, admission=admission)
+                acceptor.listen(sockets)
+                self.acceptors.append(acceptor)
+                continue
             for each in sockets:
                 self._listening.append(
                     await self.loop.create_server(accept, sock=each, backlog=ACCEPT_BACKLOG)
@@ -194,8 +212,8 @@ class KafkaServer:
         """What this broker advertises, by name of the listener."""
         return {name: each.endpoint for name, each in self.listeners.items() if each.endpoint is not None}
 
-    def _new_connection(self, listener: ServedListener) -> Connection:
-        gate = None if self._sasl is None else self.authentication.new_gate(self._sasl)
+    def _new_connection(self, listener: ServedListener, security: ListenerSecurity) -> Connection:
+        gate = None if security.sasl is None else self.authentication.new_gate(security.sasl)
         return Connection(self, listener, gate)
 
     async def stop(self, drain_ms: int) -> None:
@@ -206,6 +224,8 @@ class KafkaServer:
                 timer.cancel()
         for listening in self._listening:
             listening.close()
+        for acceptor in self.acceptors:
+            await acceptor.stop()
         for connection in tuple(self._connections):
             connection.end_pause()
             connection.pause_reading()
@@ -252,12 +272,29 @@ class KafkaServer:
             self.reject(connection, "max_connections", f"{len(self._connections)} are open")
         elif from_host >= limits.max_connections_per_ip > 0:
             self.reject(connection, "max_connections_per_ip", f"{from_host} from there are open")
-        else:
+        elif self._has_valid_certificate(connection):
             self._connections[connection] = None
             self._hosts[host] = from_host + 1
             if connection.gate is not None:
                 self.authentication.add(connection, connection.gate.timeout_ms)
             self.counters.connections_accepted += 1
+
+    def _has_valid_certificate(self, connection: Connection) -> bool:
+        """Make the user of the client's certificate that of the connection, where it is the client's identity. Reject
+        the connection and return False if the rules make no user of it."""
+        security = self._security.get(connection.listener.name, OPEN)
+        if security.mapping is None:
+            return True
+        try:
+            session = security.session_of_certificate(
+                connection.client_certificate, connection.listener.name
+            )
+        except InvalidSubject as error:
+            self.reject(connection, "certificate", str(error))
+            return False
+        if session is not None:
+            connection.admit(session, is_endless=True)
+        return True
 
     def reject(self, connection: Connection, reason: str, detail: str) -> None:
         """Reject a new connection; `reason` is one of `REJECTION_REASONS`."""

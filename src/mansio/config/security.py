@@ -1,0 +1,133 @@
+"""Rules about the security of a broker's listeners, and what its settings say of SASL. Pure.
+
+A listener authenticates its clients with SASL, or with certificates that it requires. The SQS endpoint does with access
+keys. As soon as one listener of any protocol authenticates, all do, except those that `open_listeners` names, which
+must be on loopback: a forgotten open listener would let everybody around the others.
+
+Each violation is a `ConfigError`, one line that begins with the setting.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
+
+from mansio.config.listeners import SecurityProtocol
+from mansio.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mansio.config.addresses import Address
+    from mansio.config.listeners import Listener, Listeners
+
+PLAIN: Final = "PLAIN"
+SASL_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", PLAIN)
+"""Names of the mechanisms that are implemented, the preferred ones first."""
+
+CLIENT_CERTIFICATES: Final = ("none", "requested", "required")
+"""Values of `ssl_client_auth`."""
+REQUIRED: Final = "required"
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a listener on `host` accepts connections of this machine only. Other names than localhost may have any
+    address, so they count as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_mechanisms(text: str) -> tuple[str, ...]:
+    """Parse the setting `sasl_enabled_mechanisms`. Raises `ConfigError`."""
+    found = tuple(dict.fromkeys(part for part in (piece.strip().upper() for piece in text.split(",")) if part))
+    for name in found:
+        if name not in SASL_MECHANISMS:
+            raise ConfigError(f"sasl_enabled_mechanisms: {name!r} is not one of {', '.join(SASL_MECHANISMS)}")
+    if not found:
+        raise ConfigError("sasl_enabled_mechanisms: it contains no mechanism")
+    return found
+
+
+def mechanisms_of(listener: Listener, enabled: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the mechanisms that a listener with SASL offers: PLAIN, which sends passwords, only where nobody else can
+    read the connection. Raises `ConfigError` if none remains."""
+    if listener.security_protocol.is_encrypted or is_loopback_host(listener.address.host):
+        return enabled
+    offered = tuple(name for name in enabled if name != PLAIN)
+    if not offered:
+        raise ConfigError(
+            f"sasl_enabled_mechanisms: PLAIN would send passwords unencrypted to the listener {listener.name}; add "
+            "SCRAM-SHA-256, or use SASL_SSL"
+        )
+    return offered
+
+
+def is_authenticated(listener: Listener, client_certificates: str) -> bool:
+    """Whether a listener accepts only clients that authenticate. `client_certificates`: one of
+    `CLIENT_CERTIFICATES`."""
+    protocol = listener.security_protocol
+    return protocol.is_authenticated or (
+        protocol is SecurityProtocol.SSL and client_certificates == REQUIRED
+    )
+
+
+def check_listeners(
+    listeners: Listeners,
+    others: Mapping[str, tuple[Address, bool]],
+    open_listeners: str,
+    client_certificates: str,
+) -> bool:
+    """Check that all listeners authenticate if one does, apart from the open ones; return whether one does.
+
+    `others`: the listeners of other protocols by the name under which `open_listeners` has them: address, and whether
+    they authenticate. Raises `ConfigError`.
+    """
+    known = {
+        each.name: (each.address, is_authenticated(each, client_certificates)) for each in listeners.all
+    } | dict(others)
+    opened = _parse_open(open_listeners, known)
+    authenticating = [name for name, (_, authenticates) in known.items() if authenticates]
+    if not authenticating:
+        return False
+    for name, (address, authenticates) in known.items():
+        if authenticates:
+            continue
+        if not is_loopback_host(address.host):
+            raise ConfigError(
+                f"{_setting_of(name, others)}: {name} on {address} does not authenticate its clients, but "
+                f"{authenticating[0]} does; only a listener on loopback may be open"
+            )
+        if name not in opened:
+            raise ConfigError(
+                f"{_setting_of(name, others)}: {name} on {address} does not authenticate its clients, but "
+                f"{authenticating[0]} does; turn it off, or set open_listeners={name}"
+            )
+    _check_inter_broker(listeners.inter_broker)
+    return True
+
+
+def _check_inter_broker(listener: Listener) -> None:
+    if not (listener.security_protocol.is_encrypted or is_loopback_host(listener.address.host)):
+        raise ConfigError(
+            f"inter_broker_listener_name: brokers would send records unencrypted to {listener.name} on "
+            f"{listener.address}; use a listener with SSL or SASL_SSL, or one on loopback"
+        )
+
+
+def _parse_open(text: str, known: Mapping[str, object]) -> frozenset[str]:
+    by_lower = {name.lower(): name for name in known}
+    opened = set()
+    for name in filter(None, (piece.strip() for piece in text.split(","))):
+        found = by_lower.get(name.lower())
+        if found is None:
+            raise ConfigError(f"open_listeners: {name} is not one of the listeners, {', '.join(known)}")
+        opened.add(found)
+    return frozenset(opened)
+
+
+def _setting_of(name: str, others: Mapping[str, object]) -> str:
+    return f"{name}_listener" if name in others else "listeners"

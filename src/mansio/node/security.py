@@ -1,0 +1,86 @@
+"""TLS and authentication of a broker's Kafka listeners, as its settings define them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.api.kafka.server.listener_security import ListenerSecurity
+from mansio.api.kafka.server.sasl_gate import SaslSettings
+from mansio.config.listeners import SecurityProtocol
+from mansio.config.security import mechanisms_of
+from mansio.net.tls.certificate_reloader import CertificateReloader
+from mansio.net.tls.contexts import ClientAuthentication, TlsFiles
+from mansio.state.authentication.certificate_names import MappingRules
+
+if TYPE_CHECKING:
+    from mansio.config.listeners import Listener
+    from mansio.config.settings import Settings
+    from mansio.host.host_ports import HostPorts
+
+
+class BrokerSecurity:
+    """Security of the listeners of one broker. `certificates`: of the listeners with TLS, None if there are none."""
+
+    def __init__(self, settings: Settings, host: HostPorts) -> None:
+        """Read the files of certificates. Raises `ConfigError` if they cannot be used."""
+        self._settings = settings
+        self._host = host
+        self.certificates: CertificateReloader | None = None
+        listeners = settings.kafka_listeners.all
+        if any(each.security_protocol.is_encrypted for each in listeners):
+            self.certificates = CertificateReloader(_files(settings), host.scheduler, host.file_thread)
+        self.listeners = {
+            each.name: self._security_of(each)
+            for each in listeners
+            if each.security_protocol is not SecurityProtocol.PLAINTEXT
+        }
+        """By name, those that have TLS or authenticate their clients."""
+
+    @property
+    def has_log_ins(self) -> bool:
+        """Whether clients of a listener log in."""
+        return any(each.sasl is not None for each in self.listeners.values())
+
+    def start(self) -> None:
+        """Begin to renew the certificates when their files change."""
+        if self.certificates is not None:
+            self.certificates.start()
+
+    def reload(self) -> None:
+        """Read the files of the certificates again."""
+        if self.certificates is not None:
+            self.certificates.reload()
+
+    def stop(self) -> None:
+        if self.certificates is not None:
+            self.certificates.stop()
+
+    def _security_of(self, listener: Listener) -> ListenerSecurity:
+        settings, certificates = self._settings, self.certificates
+        protocol = listener.security_protocol
+        sasl = None
+        if protocol.is_authenticated:
+            sasl = SaslSettings(
+                mechanisms=mechanisms_of(listener, settings.sasl_mechanisms),
+                new_nonce=self._host.random.bytes,
+                listener=listener.name,
+                session_ms_max=settings.connections_max_reauth_ms,
+                failure_delay_ms=settings.connection_failed_authentication_delay_ms,
+                frame_bytes_max=settings.sasl_server_max_receive_size,
+                timeout_ms=settings.authentication_timeout_ms,
+            )
+        if certificates is None or not protocol.is_encrypted:
+            return ListenerSecurity(sasl=sasl)
+        mapping = None
+        if protocol is SecurityProtocol.SSL and settings.ssl_client_auth != ClientAuthentication.NONE:
+            mapping = MappingRules(settings.ssl_principal_mapping_rules)
+        return ListenerSecurity(lambda: certificates.context, sasl, mapping)
+
+
+def _files(settings: Settings) -> TlsFiles:
+    return TlsFiles(
+        settings.ssl_certificate_location,
+        settings.ssl_key_location,
+        settings.ssl_ca_location,
+        ClientAuthentication(settings.ssl_client_auth),
+    )
