@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.errors import (
     IllegalSaslState,
     SaslAuthenticationFailed,
@@ -16,7 +17,6 @@ from mansio.errors import (
     UnsupportedVersion,
 )
 from mansio.state.authentication.credentials import ScramMechanism
-from mansio.state.authentication.sasl_session import MECHANISMS, PLAIN
 from mansio.state.quota import QuotaEntity
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
@@ -72,7 +72,7 @@ def versions(peer: RawPeer) -> Struct:
 
 
 def test_each_mechanism_logs_in_and_requests_are_served_afterwards(broker: SaslBroker) -> None:
-    for mechanism in MECHANISMS:
+    for mechanism in SASL_MECHANISMS:
         with RawPeer(broker.port) as peer:
             assert {api.api_key for api in versions(peer).api_keys} >= {17, 36, 50, 51}
             last = log_in(peer, mechanism, "alice", PASSWORD)
@@ -208,7 +208,7 @@ def test_a_handshake_for_no_mechanism_or_in_version_0_names_the_reason_and_close
         with RawPeer(broker.port) as peer:
             answer = shake(peer, mechanism)
             assert answer.error_code == UnsupportedSaslMechanism.kafka_code
-            assert tuple(answer.mechanisms) == MECHANISMS
+            assert tuple(answer.mechanisms) == SASL_MECHANISMS
             assert peer.closed()
     with RawPeer(broker.port) as peer:
         assert shake(peer, SCRAM, version=0).error_code == UnsupportedVersion.kafka_code
@@ -220,7 +220,7 @@ def test_a_handshake_for_no_mechanism_or_in_version_0_names_the_reason_and_close
 
 @pytest.mark.full
 def test_wrong_password_unknown_user_and_other_authorization_id_have_one_answer(broker: SaslBroker) -> None:
-    for mechanism in MECHANISMS:
+    for mechanism in SASL_MECHANISMS:
         answers = set()
         for user, password in (("alice", "wrong"), ("nobody", PASSWORD), ("bob", PASSWORD)):
             with RawPeer(broker.port) as peer:
@@ -259,7 +259,7 @@ def test_a_recorded_exchange_does_not_log_in_again(broker: SaslBroker, peer: Raw
 
 @pytest.mark.full
 def test_a_failed_log_in_waits_before_its_answer_and_a_successful_one_does_not(broker: SaslBroker) -> None:
-    for mechanism in MECHANISMS:
+    for mechanism in SASL_MECHANISMS:
         with RawPeer(broker.port) as peer:
             began = time.monotonic()
             assert log_in(peer, mechanism, "alice", "wrong").error_code == FAILED
@@ -289,7 +289,7 @@ def wait_for_the_end_of(broker: SaslBroker, session_ms: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 def test_the_template_of_a_producer_does_not_outlive_its_session(tmp_path: Path, mechanism: str) -> None:
     """NATS advisory 2026-16: a fast path that does not ask whether the client is still authenticated."""
     session_ms = 2_000
@@ -312,7 +312,7 @@ def test_the_template_of_a_producer_does_not_outlive_its_session(tmp_path: Path,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 def test_reauthentication_continues_the_connection_after_the_end_of_its_session(
     tmp_path: Path, mechanism: str
 ) -> None:
@@ -335,7 +335,7 @@ def test_reauthentication_continues_the_connection_after_the_end_of_its_session(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 @pytest.mark.parametrize("change", ["change", "delete"])
 def test_a_changed_or_deleted_credential_ends_the_sessions_of_its_user_only(
     broker: SaslBroker, mechanism: str, change: str
@@ -364,7 +364,7 @@ def set_password(peer: RawPeer, user: str, password: str, previous_valid_ms: int
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 def test_a_previous_password_logs_in_and_its_sessions_go_on_until_its_end(
     broker: SaslBroker, mechanism: str
 ) -> None:
@@ -399,7 +399,7 @@ def test_the_quota_of_a_user_applies_to_its_connections_by_every_mechanism(tmp_p
         broker.set_user("slow", PASSWORD)
         broker.set_user("fast", PASSWORD)
         quotas = broker.broker.service.quotas
-        for mechanism in MECHANISMS:
+        for mechanism in SASL_MECHANISMS:
             with RawPeer(broker.port) as slow, RawPeer(broker.port) as fast:
                 log_in(slow, mechanism, "slow", PASSWORD)
                 log_in(fast, mechanism, "fast", PASSWORD)
@@ -447,7 +447,7 @@ def test_no_log_line_has_a_secret_and_a_failure_names_user_and_reason(
         fields: dict[str, Any] = {"deletions": [], "upsertions": [upsertion]}
         answer = admin.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, fields)
         assert answer.results[0].error_code != 0
-    for mechanism in MECHANISMS:
+    for mechanism in SASL_MECHANISMS:
         with RawPeer(broker.port) as peer:
             log_in(peer, mechanism, user, later)
     secret = broker.broker.service.users._state.server_secret

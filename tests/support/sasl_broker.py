@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
+from mansio.config.security import PLAIN
 from mansio.config.settings import DEV_SETTINGS, Settings
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.node.broker import Broker
 from mansio.state.authentication.credentials import ITERATIONS_MIN, ScramMechanism, salt_password
-from mansio.state.authentication.sasl_session import PLAIN
 from mansio.wire.api_versions import ApiKey
 from support.credentials import ScramPeer
 from support.machine import scaled

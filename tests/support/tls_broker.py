@@ -1,57 +1,63 @@
-"""A broker in this process that clients reach through a TLS listener, whose certificates the test may renew."""
+"""A broker in this process with a listener that has TLS, whose certificates the test may renew, and one without."""
 
 from __future__ import annotations
 
-import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.kafka.connections.connection import Connection
-from mansio.net.tls.acceptor import TlsAcceptor
-from mansio.net.tls.contexts import load_server_context
 from mansio.node.embedded import EmbeddedBroker
-from support.paths import free_port
 from support.present import present
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Iterator
     from pathlib import Path
 
     from mansio.net.tls.contexts import TlsFiles
 
+RENEWAL_S = 30
+
 
 class TlsBroker:
-    """An embedded broker with the acceptor in front of its Kafka server, which advertises the acceptor's address."""
+    """An embedded broker with the listeners SSL and PLAINTEXT."""
 
-    def __init__(self, broker: EmbeddedBroker, files: TlsFiles, port: int) -> None:
+    def __init__(self, broker: EmbeddedBroker) -> None:
         self.broker = broker
-        self.port = port
-        self.context: ssl.SSLContext = load_server_context(files).context
-        self.server = present(broker._broker).server
-        self.acceptor = TlsAcceptor(
-            present(broker._loop), lambda: Connection(self.server), lambda: self.context
-        )
+        self._node = present(broker._broker)
+        self.server = self._node.server
+        (self.acceptor,) = self.server.acceptors
+        addresses = self._node.listener_addresses
+        self.port = addresses["SSL"].port
+        self.plaintext_port = addresses["PLAINTEXT"].port
 
     @property
     def address(self) -> str:
         return f"localhost:{self.port}"
 
-    @property
-    def plaintext_port(self) -> int:
-        return int(present(self.broker._broker).server._listening.sockets[0].getsockname()[1])  # type: ignore[union-attr]
+    def renew(self) -> None:
+        """Let the broker read the files again, and wait until it uses them."""
+        certificates = present(present(self._node._security).certificates)
+        before = certificates.reloads
 
-    async def listen(self) -> None:
-        self.acceptor.listen([socket.create_server(("127.0.0.1", self.port), backlog=1024)])
+        async def reload() -> None:
+            self._node.reload_certificates()
+
+        self.broker._call(reload(), RENEWAL_S)
+        wait_until(lambda: certificates.reloads > before, RENEWAL_S, "the new certificates")
 
 
 @contextmanager
 def tls_broker(directory: Path, files: TlsFiles, **settings: Any) -> Iterator[TlsBroker]:
-    port = free_port()
-    with EmbeddedBroker(directory, advertised_listeners=f"localhost:{port}", **settings) as broker:
-        tls = TlsBroker(broker, files, port)
-        broker._call(tls.listen(), 30)
-        try:
-            yield tls
-        finally:
-            broker._call(tls.acceptor.stop(), 30)
+    security = {
+        "ssl_certificate_location": files.certificate,
+        "ssl_key_location": files.key,
+        "ssl_ca_location": files.ca,
+        "ssl_client_auth": files.client_authentication.value,
+    }
+    listeners = {
+        "listeners": "SSL://localhost:0,PLAINTEXT://127.0.0.1:0",
+        "inter_broker_listener_name": "SSL",
+        "open_listeners": "PLAINTEXT",
+    }
+    with EmbeddedBroker(directory, **{**listeners, **security, **settings}) as broker:
+        yield TlsBroker(broker)

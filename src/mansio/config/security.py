@@ -43,7 +43,9 @@ def is_loopback_host(host: str) -> bool:
 
 def parse_mechanisms(text: str) -> tuple[str, ...]:
     """Parse the setting `sasl_enabled_mechanisms`. Raises `ConfigError`."""
-    found = tuple(dict.fromkeys(part for part in (piece.strip().upper() for piece in text.split(",")) if part))
+    found = tuple(
+        dict.fromkeys(part for part in (piece.strip().upper() for piece in text.split(",")) if part)
+    )
     for name in found:
         if name not in SASL_MECHANISMS:
             raise ConfigError(f"sasl_enabled_mechanisms: {name!r} is not one of {', '.join(SASL_MECHANISMS)}")
@@ -53,8 +55,8 @@ def parse_mechanisms(text: str) -> tuple[str, ...]:
 
 
 def mechanisms_of(listener: Listener, enabled: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the mechanisms that a listener with SASL offers: PLAIN, which sends passwords, only where nobody else can
-    read the connection. Raises `ConfigError` if none remains."""
+    """Return the mechanisms that a listener with SASL offers: PLAIN, which sends passwords, only where no other
+    machine can read the connection. Raises `ConfigError` if none remains."""
     if listener.security_protocol.is_encrypted or is_loopback_host(listener.address.host):
         return enabled
     offered = tuple(name for name in enabled if name != PLAIN)
@@ -70,9 +72,7 @@ def is_authenticated(listener: Listener, client_certificates: str) -> bool:
     """Whether a listener accepts only clients that authenticate. `client_certificates`: one of
     `CLIENT_CERTIFICATES`."""
     protocol = listener.security_protocol
-    return protocol.is_authenticated or (
-        protocol is SecurityProtocol.SSL and client_certificates == REQUIRED
-    )
+    return protocol.is_authenticated or (protocol is SecurityProtocol.SSL and client_certificates == REQUIRED)
 
 
 def check_listeners(
@@ -106,11 +106,12 @@ def check_listeners(
                 f"{_setting_of(name, others)}: {name} on {address} does not authenticate its clients, but "
                 f"{authenticating[0]} does; turn it off, or set open_listeners={name}"
             )
-    _check_inter_broker(listeners.inter_broker)
     return True
 
 
-def _check_inter_broker(listener: Listener) -> None:
+def check_inter_broker(listener: Listener) -> None:
+    """Check that no other machine can read what brokers send each other through their listener. Raises
+    `ConfigError`."""
     if not (listener.security_protocol.is_encrypted or is_loopback_host(listener.address.host)):
         raise ConfigError(
             f"inter_broker_listener_name: brokers would send records unencrypted to {listener.name} on "

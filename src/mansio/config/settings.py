@@ -33,6 +33,7 @@ from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, Listeners, resolve_lis
 from mansio.config.security import (
     CLIENT_CERTIFICATES,
     SASL_MECHANISMS,
+    check_inter_broker,
     check_listeners,
     is_loopback_host,
     mechanisms_of,
@@ -162,11 +163,13 @@ class Settings:
         "PEM file with the certificate of the listeners with TLS, followed by those of the authorities between it and "
         "the root. Read again when it changes, and on SIGHUP.",
     )
-    ssl_key_location: str = _setting("", "PEM file with the private key of that certificate, without a passphrase.")
+    ssl_key_location: str = _setting(
+        "", "PEM file with the private key of that certificate, without a passphrase."
+    )
     ssl_ca_location: str = _setting(
         "",
-        "PEM file with the authorities whose certificates this broker accepts: of clients, and of other brokers. Empty: "
-        "those of the system, for other brokers.",
+        "PEM file with the authorities whose certificates this broker accepts: of clients, and of other brokers. "
+        "Empty: those of the system, for other brokers.",
     )
     ssl_client_auth: str = _setting(
         "none",
@@ -823,15 +826,18 @@ class Settings:
         }
         served = {name: (address, known) for name, (address, known) in others.items() if address is not None}
         if check_listeners(listeners, served, self.open_listeners, self.ssl_client_auth):
+            if self.clustered:
+                check_inter_broker(listeners.inter_broker)
             self._check_etcd_connection()
 
     def _check_etcd_connection(self) -> None:
-        """Check that nobody else can read or change the credentials of users on their way to etcd."""
+        """Check that no other machine can read or change the credentials of users on their way to etcd."""
         if self.etcd_endpoints:
             urls = parse_endpoints(self.etcd_endpoints)
             if not urls[0].startswith("https:") and not all(is_loopback(url) for url in urls):
                 raise ConfigError(
-                    "etcd_endpoints: listeners authenticate their clients, so etcd must be on loopback or have https URLs"
+                    "etcd_endpoints: listeners authenticate their clients, so etcd must be on loopback or have https "
+                    "URLs"
                 )
         elif self.etcd_join and not self.etcd_cert_file:
             members = parse_members(self.etcd_join)

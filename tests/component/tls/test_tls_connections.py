@@ -21,7 +21,7 @@ from support.machine import scaled
 from support.present import present
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 from support.tls_broker import TlsBroker, tls_broker
-from support.tls_listener import client_context, server_context, tls_files
+from support.tls_listener import client_context, tls_files
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -217,11 +217,13 @@ def test_what_a_client_sends_after_its_handshake_cannot_end_another_connection(
 
 @pytest.mark.full
 def test_a_renewed_certificate_reaches_new_connections_of_a_broker(
-    broker: TlsBroker, authority: Authority
+    broker: TlsBroker, authority: Authority, issued: Certificate
 ) -> None:
     context = client_context(authority.certificate)
     with TlsPeer(broker.port, context) as before:
-        broker.context = server_context(authority.issue(), authority, "requested")
+        for old, new in zip(issued, authority.issue(), strict=True):
+            old.write_bytes(new.read_bytes())
+        broker.renew()
         with TlsPeer(broker.port, context) as after:
             assert before.socket.getpeercert() != after.socket.getpeercert()  # type: ignore[attr-defined]
             for peer in (before, after):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from mansio.config.security import SASL_MECHANISMS
 from mansio.errors import SaslAuthenticationFailed
-from mansio.state.authentication.sasl_session import MECHANISMS
 from mansio.wire.api_versions import ApiKey
 from support.etcd import one_etcd
 from support.machine import scaled
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.full
 FAILED = SaslAuthenticationFailed.kafka_code
 CHANGE_S = 1.0
 """Time after which a change of a user has effect on each broker."""
-SCRAM = MECHANISMS[0]
+SCRAM = SASL_MECHANISMS[0]
 
 
 class Joined(NamedTuple):
@@ -75,7 +75,7 @@ def test_a_user_logs_in_on_the_other_broker_within_a_second_and_its_deletion_end
     joined: Joined,
 ) -> None:
     here, there = joined.brokers
-    for mechanism in MECHANISMS:
+    for mechanism in SASL_MECHANISMS:
         here.set_user("alice", "secret")
         began = time.monotonic()
         wait_until(lambda: "alice" in there.broker.service.users._state.users)

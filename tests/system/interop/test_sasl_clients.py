@@ -23,7 +23,7 @@ from kafka.admin import UserScramCredentialDeletion as KafkaPythonDeletion
 from kafka.admin import UserScramCredentialUpsertion as KafkaPythonUpsertion
 from kafka.errors import KafkaError as KafkaPythonError
 
-from mansio.state.authentication.sasl_session import MECHANISMS
+from mansio.config.security import SASL_MECHANISMS
 from support.machine import scaled
 from support.sasl_broker import SaslBroker, sasl_broker
 from support.tiers import smoke_first
@@ -139,7 +139,7 @@ CLIENTS: list[Callable[..., list[bytes]]] = [confluent, kafka_python, aiokafka]
 REFUSALS = (KafkaException, KafkaPythonError, AiokafkaError, TimeoutError)
 
 
-@pytest.mark.parametrize("mechanism", smoke_first(*MECHANISMS))
+@pytest.mark.parametrize("mechanism", smoke_first(*SASL_MECHANISMS))
 @pytest.mark.parametrize("client", smoke_first(*CLIENTS))
 def test_a_client_logs_in_writes_and_reads(
     broker: SaslBroker, client: Callable[..., list[bytes]], mechanism: str
@@ -149,7 +149,7 @@ def test_a_client_logs_in_writes_and_reads(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 @pytest.mark.parametrize("client", [confluent, aiokafka], ids=lambda client: client.__name__)
 def test_a_client_reports_a_wrong_password(
     broker: SaslBroker, client: Callable[..., list[bytes]], mechanism: str

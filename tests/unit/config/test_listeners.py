@@ -157,11 +157,11 @@ def test_advertised_addresses_may_be_the_same_as_behind_one_load_balancer() -> N
         ),
         (
             {"listeners": "SSL://h:1"},
-            "listeners: SSL has the protocol SSL; this version serves PLAINTEXT only",
+            "ssl_certificate_location: listeners with TLS need it",
         ),
         (
             {"listeners": "A://h:1", "listener_security_protocol_map": "A:SASL_SSL"},
-            "listeners: A has the protocol SASL_SSL; this version serves PLAINTEXT only",
+            "ssl_certificate_location: listeners with TLS need it",
         ),
         (
             {"listener_security_protocol_map": "A"},

@@ -18,6 +18,7 @@ from mansio.broker.coordinator.checkpoint import decode_checkpoint, encode_check
 from mansio.client.consumer.batch_decoder import decode_fetch
 from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
 from mansio.client.types import TopicPartition
+from mansio.config.security import SASL_MECHANISMS
 from mansio.errors import (
     UNREADABLE_OR_DAMAGED,
     CorruptLog,
@@ -37,7 +38,6 @@ from mansio.state.authentication.credentials import ScramMechanism
 from mansio.state.authentication.outcomes import Challenge
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
-    MECHANISMS,
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     Closing,
@@ -375,9 +375,9 @@ RULES = MappingRules(r"RULE:^CN=((?:\\.|[^,])*?),OU=(.*?)$/$1@$2/L, RULE:(.*)C=(
 def feed_sasl(data: bytes) -> None:
     """The first byte chooses the mechanism; tokens follow, each behind its length in two bytes. What follows a failure
     is fed, too, and must be refused."""
-    session = SaslSession(MECHANISMS, USERS, lambda: NONCE, 60_000)
+    session = SaslSession(SASL_MECHANISMS, USERS, lambda: NONCE, 60_000)
     assert session.gate(SASL_HANDSHAKE, 1, 0) is Gate.HANDSHAKE
-    session.handshake(1, MECHANISMS[data[0] % len(MECHANISMS)] if data else "", 0)
+    session.handshake(1, SASL_MECHANISMS[data[0] % len(SASL_MECHANISMS)] if data else "", 0)
     position, is_closed = 1, not data
     while position < len(data):
         start = position + 2
@@ -397,7 +397,7 @@ def feed_sasl(data: bytes) -> None:
 def sasl_corpus(_random: Random) -> list[bytes]:
     """A log-in that succeeds, and one that fails, with each mechanism."""
     found = []
-    for number, mechanism in enumerate(MECHANISMS):
+    for number, mechanism in enumerate(SASL_MECHANISMS):
         for password in ("correct horse", "wrong"):
             tokens = [b"\0alice\0" + password.encode()]
             if mechanism != "PLAIN":

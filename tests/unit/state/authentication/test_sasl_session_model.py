@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.state.authentication.credentials import CredentialDirectory, ScramCredential, ScramMechanism
 from mansio.state.authentication.outcomes import Accepted, Rejected
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
     AUTHENTICATE_VERSION_MAX,
     BROKER_HANDSHAKE,
-    MECHANISMS,
-    PLAIN,
     REAUTHENTICATION_INTERVAL_MS,
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
@@ -52,7 +51,7 @@ ILLEGAL, UNSUPPORTED_MECHANISM, FAILED, UNSUPPORTED = 34, 33, 58, 35
 APIS = (*SUPPORTED_APIS, 999, -1)
 
 
-def session(mechanisms: tuple[str, ...] = MECHANISMS, session_ms: int = SESSION_MS) -> SaslSession:
+def session(mechanisms: tuple[str, ...] = SASL_MECHANISMS, session_ms: int = SESSION_MS) -> SaslSession:
     return SaslSession(mechanisms, USERS, lambda: NONCE, session_ms)
 
 
@@ -229,10 +228,10 @@ def test_a_listener_without_a_known_mechanism_is_refused(mechanisms: tuple[str, 
         session(mechanisms)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 def test_each_mechanism_authenticates_and_reports_the_lifetime(mechanism: str) -> None:
     one = session()
-    assert shake(one, mechanism).mechanisms == MECHANISMS
+    assert shake(one, mechanism).mechanisms == SASL_MECHANISMS
     password = "other" if mechanism == "SCRAM-SHA-512" else "new"
     decision = log_in(one, mechanism, "alice", password)
     assert (decision.error_code, decision.closing) == (0, Closing.NEVER)
@@ -250,7 +249,7 @@ def log_in(one: SaslSession, mechanism: str, user: str, password: str, now_ms: i
     return one.complete(check.run(now_ms), now_ms)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 def test_every_failure_has_the_same_answer_and_none_has_a_secret(mechanism: str) -> None:
     answers = set()
     for user, password in (
@@ -311,7 +310,7 @@ def changing(**users: ScramCredential) -> tuple[dict[str, ScramCredential], Cred
 def test_a_session_ends_when_its_credential_changes_or_is_deleted(mechanism: str) -> None:
     first = replace(credential("first"), revision=5)
     users, known = changing(alice=first)
-    one = SaslSession(MECHANISMS, known, lambda: NONCE)
+    one = SaslSession(SASL_MECHANISMS, known, lambda: NONCE)
     shake(one, mechanism)
     assert log_in(one, mechanism, "alice", "first").error_code == 0
     assert one.revalidate()
@@ -330,13 +329,13 @@ def test_a_session_whose_password_stays_valid_for_a_time_ends_with_it(mechanism:
     first = replace(credential("first"), revision=5)
     second = replace(first.with_password("second", 40_000), revision=6)
     users, known = changing(alice=first)
-    one = SaslSession(MECHANISMS, known, lambda: NONCE)
+    one = SaslSession(SASL_MECHANISMS, known, lambda: NONCE)
     shake(one, mechanism)
     assert log_in(one, mechanism, "alice", "first").error_code == 0
     users["alice"] = second
     assert one.revalidate()
     assert one.expires_ms == 40_000
-    late = SaslSession(MECHANISMS, known, lambda: NONCE)
+    late = SaslSession(SASL_MECHANISMS, known, lambda: NONCE)
     shake(late, mechanism)
     assert log_in(late, mechanism, "alice", "first", 1_000).session_lifetime_ms == 39_000
     users["alice"] = replace(second.with_password("third", 90_000), revision=7)
@@ -348,7 +347,7 @@ def test_a_session_whose_password_stays_valid_for_a_time_ends_with_it(mechanism:
 def test_a_password_that_changes_during_a_log_in_does_not_log_in(mechanism: str) -> None:
     first = replace(credential("first"), revision=5)
     users, known = changing(alice=first)
-    one = SaslSession(MECHANISMS, known, lambda: NONCE)
+    one = SaslSession(SASL_MECHANISMS, known, lambda: NONCE)
     shake(one, mechanism)
     if mechanism == PLAIN:
         check = send(one, b"\0alice\0first")
@@ -387,7 +386,7 @@ def test_a_session_with_the_previous_password_ends_with_it(session_ms: int) -> N
     assert prove(one, "alice", PASSWORD, 10_000).session_lifetime_ms == 5_000
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
 @pytest.mark.parametrize("now_ms", [10_000, SESSION_MS + 10_000])
 def test_reauthentication_extends_the_session_of_the_same_user_and_mechanism(
     mechanism: str, now_ms: int
@@ -418,7 +417,7 @@ def test_reauthentication_as_another_user_or_with_a_wrong_password_closes(mechan
 
 
 def test_reauthentication_with_another_mechanism_closes() -> None:
-    for first, second in itertools.permutations(MECHANISMS, 2):
+    for first, second in itertools.permutations(SASL_MECHANISMS, 2):
         one = session()
         password = "other" if first == "SCRAM-SHA-512" else "new"
         shake(one, first)
@@ -462,7 +461,7 @@ def test_no_order_of_requests_serves_a_client_that_has_not_proved_a_password(
         if result is Gate.SERVE:
             assert api_key == ApiKey.API_VERSIONS
         elif result is Gate.HANDSHAKE:
-            result = one.handshake(version, random.choice(MECHANISMS), now_ms)
+            result = one.handshake(version, random.choice(SASL_MECHANISMS), now_ms)
         elif result is Gate.AUTHENTICATE:
             user = random.choice(["alice", "bob", "nobody"])
             token = random.choice(

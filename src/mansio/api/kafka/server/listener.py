@@ -28,9 +28,9 @@ from mansio.api.kafka.handlers.share import share_fetch
 from mansio.api.kafka.large_requests import LARGE_REQUEST_BYTES
 from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.forwarded_requests import forward
+from mansio.api.kafka.server.listener_security import OPEN
 from mansio.api.kafka.server.request_router import RequestRouter
 from mansio.api.kafka.server.sasl_gate import Authentication
-from mansio.api.kafka.server.listener_security import OPEN
 from mansio.broker.services.cluster import ServedListener
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.config.addresses import WILDCARD_IPV4
@@ -286,9 +286,7 @@ class KafkaServer:
         if security.mapping is None:
             return True
         try:
-            session = security.session_of_certificate(
-                connection.client_certificate, connection.listener.name
-            )
+            session = security.session_of_certificate(connection.client_certificate, connection.listener.name)
         except InvalidSubject as error:
             self.reject(connection, "certificate", str(error))
             return False
