@@ -50,7 +50,14 @@ class CertificateAuthority:
         self._key = str(directory / "ca.key")
         self._issued = 0
         _run(
-            *_new_key(self._key), "-x509", "-out", self.certificate, "-days", str(VALID_DAYS), "-subj", f"/CN={name}"
+            *_new_key(self._key),
+            "-x509",
+            "-out",
+            self.certificate,
+            "-days",
+            str(VALID_DAYS),
+            "-subj",
+            f"/CN={name}",
         )
         (directory / "index.txt").touch()
         (directory / "serial").write_text("1000\n")
@@ -75,7 +82,16 @@ class CertificateAuthority:
         )
         _run(
             *("ca", "-batch", "-notext", "-config", str(self._directory / "ca.cnf")),
-            *("-cert", self.certificate, "-keyfile", self._key, "-in", f"{start}.csr", "-out", files.certificate),
+            *(
+                "-cert",
+                self.certificate,
+                "-keyfile",
+                self._key,
+                "-in",
+                f"{start}.csr",
+                "-out",
+                files.certificate,
+            ),
             *validity,
         )
         return files

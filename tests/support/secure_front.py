@@ -26,6 +26,7 @@ from support.credentials import credential, directory_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.state.authentication.credentials import CredentialDirectory
     from support.certificates import CertificateFiles
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
@@ -72,12 +73,7 @@ class SecureFront:
         self._mechanisms = mechanisms
         self._session_ms = session_ms
         self._settings = settings
-        self._directory = None if users is None else directory_of(
-            {
-                name: tuple(credential(password, mechanism) for mechanism in ScramMechanism)
-                for name, password in users.items()
-            }
-        )
+        self._directory = None if users is None else _directory(users)
         self._thread = LoopThread("secure-front")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -94,6 +90,10 @@ class SecureFront:
         self._thread.run(self._stop())
         self._thread.close()
         self.broker.close()
+
+    def set_users(self, users: dict[str, str]) -> None:
+        """Replace the users, for new connections."""
+        self._directory = _directory(users)
 
     def cut(self) -> None:
         """End all connections."""
@@ -120,8 +120,10 @@ class SecureFront:
         self._tasks.add(task)
         to_broker: asyncio.StreamWriter | None = None
         relay: asyncio.Task[None] | None = None
-        session = None if self._directory is None else SaslSession(
-            self._mechanisms, self._directory, lambda: NONCE, self._session_ms
+        session = (
+            None
+            if self._directory is None
+            else SaslSession(self._mechanisms, self._directory, lambda: NONCE, self._session_ms)
         )
         try:
             broker_host, broker_port = self.broker.bootstrap_servers.rsplit(":", 1)
@@ -157,11 +159,11 @@ class SecureFront:
             if key == ApiKey.API_VERSIONS:
                 writer.write(_api_versions(version, correlation_id))
             return key != ApiKey.API_VERSIONS
-        body = messages.decode_request(key, version, frame[4 + header.body_position :])
+        body = frame[4 + header.body_position :]
         if gate is Gate.HANDSHAKE:
-            decision = session.handshake(version, body.mechanism, _now_ms())
+            decision = session.handshake(version, body[2 : 2 + int.from_bytes(body[:2])].decode(), _now_ms())
         else:
-            step = session.authenticate(bytes(body.auth_bytes), _now_ms())
+            step = session.authenticate(body[4 : 4 + int.from_bytes(body[:4])], _now_ms())
             if isinstance(step, PasswordCheck):
                 outcome = await asyncio.to_thread(step.run, _now_ms())
                 step = session.complete(outcome, _now_ms())
@@ -174,7 +176,12 @@ class SecureFront:
         return False
 
     async def _perform(
-        self, decision: Decision, key: int | None, version: int, correlation_id: int, writer: asyncio.StreamWriter
+        self,
+        decision: Decision,
+        key: int | None,
+        version: int,
+        correlation_id: int,
+        writer: asyncio.StreamWriter,
     ) -> None:
         if decision.closing is Closing.DELAYED:
             await asyncio.sleep(DELAY_S)
@@ -193,6 +200,15 @@ class SecureFront:
             raise _Closed
 
 
+def _directory(users: dict[str, str]) -> CredentialDirectory:
+    return directory_of(
+        {
+            name: tuple(credential(password, mechanism) for mechanism in ScramMechanism)
+            for name, password in users.items()
+        }
+    )
+
+
 class _Closed(Exception):
     """The front has closed the connection."""
 
@@ -202,7 +218,7 @@ def _api_versions(version: int, correlation_id: int) -> bytes:
     offered = [*advertised_versions(), (SASL_HANDSHAKE, 0, 1), (SASL_AUTHENTICATE, 0, 2)]
     keys = [
         {"api_key": key, "min_version": lowest, "max_version": highest}
-        for key, lowest, highest in dict((one[0], one) for one in offered).values()
+        for key, lowest, highest in {one[0]: one for one in offered}.values()
     ]
     fields = {"error_code": 0 if known else UNSUPPORTED_VERSION, "api_keys": keys}
     return messages.encode_response(ApiKey.API_VERSIONS, version if known else 0, correlation_id, fields)

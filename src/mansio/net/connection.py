@@ -539,7 +539,8 @@ async def _ended_handshake(host: str, port: int, reason: str) -> MansioError:
     name = f"{host}:{port}"
     if await speaks_plaintext(host, port):
         return no_tls_failure(name)
-    return ConnectionLost(f"{name} ended the TLS handshake: {reason or 'no reason given'}")
+    text = f"{name} ended the TLS handshake" + (f": {reason}" if reason else "")
+    return ConnectionLost(f"{text} (it may require a certificate of the client, or another version of TLS)")
 
 
 def _highest_api_versions(body: bytes, requested: int) -> int:

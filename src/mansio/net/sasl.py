@@ -49,7 +49,7 @@ class SaslCredentials:
     __slots__ = ("_lock", "_password", "_salted", "mechanism", "user")
 
     def __init__(self, user: str, password: str, mechanism: str = DEFAULT_MECHANISM) -> None:
-        """Raises `ConfigError` for an unknown mechanism, or a name or password that cannot be sent."""
+        """Raise `ConfigError` for an unknown mechanism, or a name or password that cannot be sent."""
         if mechanism not in MECHANISMS:
             raise ConfigError(f"mechanism: {mechanism!r} is none of {', '.join(MECHANISMS)}")
         _check_text("user", user, USER_BYTES_MAX)
@@ -66,7 +66,7 @@ class SaslCredentials:
         raise TypeError("a password is not serialized")
 
     def plain_token(self) -> bytes:
-        """The message of PLAIN, which contains the password."""
+        """Return the message of PLAIN, which contains the password."""
         return plain_token(self.user, self._password)
 
     async def salted_password(self, mechanism: ScramMechanism, salt: bytes, iterations: int) -> bytes:
@@ -128,9 +128,7 @@ async def authenticate(
     return max(int(answer.session_lifetime_ms), 0)
 
 
-async def _exchange_scram(
-    exchange: Callable[[bytes], Awaitable[Any]], credentials: SaslCredentials
-) -> Any:
+async def _exchange_scram(exchange: Callable[[bytes], Awaitable[Any]], credentials: SaslCredentials) -> Any:
     mechanism = ScramMechanism(credentials.mechanism)
     client = ScramClient(mechanism, credentials.user, secrets.token_bytes(NONCE_BYTES))
     challenge = await exchange(client.first())

@@ -33,7 +33,13 @@ _OTHER_NAME: Final = frozenset({62, 64})
 """Codes of X509_verify_cert."""
 
 _NO_TLS: Final = frozenset(
-    {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"}
+    {
+        "WRONG_VERSION_NUMBER",
+        "HTTP_REQUEST",
+        "PACKET_LENGTH_TOO_LONG",
+        "RECORD_LAYER_FAILURE",
+        "UNKNOWN_PROTOCOL",
+    }
 )
 _OTHER_PROTOCOL: Final = frozenset(
     {
@@ -59,7 +65,7 @@ _CLIENT_CERTIFICATE: Final = {
 
 
 def tls_failure(error: ssl.SSLError, broker: str) -> TlsFailed | None:
-    """Return the failure of which `error` tells; None if the connection just ended, which says nothing about TLS."""
+    """Return the failure that `error` reports; None for the end of a connection, which is no failure of TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsFailed(f"the certificate of {broker} is not accepted: {_certificate_reason(error)}")
     reason = error.reason or ""

@@ -62,7 +62,15 @@ class Salting(NamedTuple):
 class ScramClient:
     """The client's state machine of one exchange."""
 
-    __slots__ = ("_auth_message", "_challenge", "_mechanism", "_nonce", "_salted_password", "_server_nonce", "_user")
+    __slots__ = (
+        "_auth_message",
+        "_challenge",
+        "_mechanism",
+        "_nonce",
+        "_salted_password",
+        "_server_nonce",
+        "_user",
+    )
 
     def __init__(self, mechanism: ScramMechanism, user: str, nonce: bytes) -> None:
         """`user`: without NUL. `nonce`: `NONCE_BYTES` unpredictable bytes that are used once. Raises `ValueError` for

@@ -39,7 +39,9 @@ NONCE_TEXT = base64.b64encode(CLIENT_NONCE).decode()
 SALT_TEXT = base64.b64encode(SALT).decode()
 
 
-def log_in(users: CredentialDirectory, mechanism: ScramMechanism, user: str, password: str) -> Accepted | Rejected:
+def log_in(
+    users: CredentialDirectory, mechanism: ScramMechanism, user: str, password: str
+) -> Accepted | Rejected:
     """The outcome of a whole exchange with our server, whose signature was verified if it accepted."""
     client, server = ScramClient(mechanism, user, CLIENT_NONCE), ScramServer(mechanism, users, NONCE)
     challenge = server.step(client.first(), 0)
@@ -94,7 +96,9 @@ def test_any_name_and_password_of_unicode_log_in_unchanged_and_no_other_password
 
 @pytest.mark.parametrize("mechanism", ScramMechanism)
 @given(user=ASCII, password=ASCII)
-def test_it_logs_in_at_scramps_server_and_verifies_it(mechanism: ScramMechanism, user: str, password: str) -> None:
+def test_it_logs_in_at_scramps_server_and_verifies_it(
+    mechanism: ScramMechanism, user: str, password: str
+) -> None:
     mechanics = scramp.ScramMechanism(mechanism.value)
     stored = mechanics.make_auth_info(password, iteration_count=ITERATIONS_MIN)
     server = mechanics.make_server(lambda name: stored if name == user else None)
@@ -114,7 +118,8 @@ def test_the_token_of_plain_is_read_by_our_server(user: str, password: str) -> N
 
 
 @pytest.mark.parametrize(
-    "nonce", ["", "server", NONCE_TEXT, NONCE_TEXT[:-1] + "server", "x" + NONCE_TEXT + "server", NONCE_TEXT + "\0"]
+    "nonce",
+    ["", "server", NONCE_TEXT, NONCE_TEXT[:-1] + "server", "x" + NONCE_TEXT + "server", NONCE_TEXT + "\0"],
 )
 def test_a_nonce_that_does_not_continue_the_clients_is_refused(nonce: str) -> None:
     with pytest.raises(AuthenticationFailed):
