@@ -272,6 +272,17 @@ class SaslAuthenticationFailed(AuthenticationFailed):
 class TlsFailed(AuthenticationFailed):
     """There is no TLS connection to the broker: the port, the protocol, a certificate or the name in it is wrong."""
 
+    wrong: str = "protocol"
+    """What is wrong: `protocol` (also where only one side uses TLS), `certificate`, `name` (in the broker's
+    certificate) or `client certificate`."""
+
+    @classmethod
+    def of(cls, wrong: str, message: str) -> Self:
+        """The error for what is wrong."""
+        error = cls(message)
+        error.wrong = wrong
+        return error
+
 
 class UnacceptableCredential(RequestError):
     """The password, its salt or its number of iterations is not acceptable."""

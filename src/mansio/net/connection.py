@@ -290,7 +290,7 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
             raise ConnectionLost(f"cannot connect to {name}: {reason}") from error
         except ConnectionLost as error:
             if connection is not None and isinstance(connection._failure, TlsFailed):
-                raise TlsFailed(connection._failure.message) from error
+                raise copied(connection._failure) from error
             is_first = connection is None or not connection.versions
             if options.tls is None and is_first and await speaks_tls(host, port):
                 raise tls_only_failure(name) from error

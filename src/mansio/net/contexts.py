@@ -47,7 +47,7 @@ class Context:
     """One cluster of the user."""
 
     bootstrap_servers: str
-    security: SecuritySettings = SecuritySettings()
+    security: SecuritySettings = field(default_factory=SecuritySettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def _parse_context(where: str, table: Any) -> Context:
     servers = values.pop("bootstrap_servers", None)
     unknown = values.keys() - set(_STORED)
     if unknown:
-        raise ConfigError(f"{where}: there is no setting {sorted(unknown)[0]!r}")
+        raise ConfigError(f"{where}: there is no setting {min(unknown)!r}")
     for name, value in {"bootstrap_servers": servers, **values}.items():
         if not isinstance(value, str) and not (name == "tls" and isinstance(value, bool)):
             raise ConfigError(f"{where}: {name} is not a text")

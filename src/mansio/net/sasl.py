@@ -128,6 +128,13 @@ async def authenticate(
     return max(int(answer.session_lifetime_ms), 0)
 
 
+async def offered_mechanisms(request: Request) -> list[str]:
+    """Return the mechanisms of the listener; none if it does not authenticate users. It closes the connection."""
+    answer = await request(SASL_HANDSHAKE, {"mechanism": ""}, HANDSHAKE_VERSION)
+    is_sasl = answer.error_code == UnsupportedSaslMechanism.kafka_code
+    return [str(name) for name in (answer.mechanisms or ())[:SHOWN_MECHANISMS_MAX]] if is_sasl else []
+
+
 async def _exchange_scram(exchange: Callable[[bytes], Awaitable[Any]], credentials: SaslCredentials) -> Any:
     mechanism = ScramMechanism(credentials.mechanism)
     client = ScramClient(mechanism, credentials.user, secrets.token_bytes(NONCE_BYTES))

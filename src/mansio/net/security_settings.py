@@ -62,6 +62,12 @@ class SecuritySettings:
         if self.certificate and not self.tls:
             raise ConfigError("a certificate of the client needs TLS (tls=True, or tls='ca.pem')")
 
+    @property
+    def protocol(self) -> str:
+        """The security protocol, as Kafka names it."""
+        transport = "SSL" if self.tls else "PLAINTEXT"
+        return f"SASL_{transport}" if self.user else transport
+
     def tls_context(self) -> ssl.SSLContext | None:
         """Return a context with these files, None without TLS. Raises `ConfigError` with the file that is wrong."""
         if not self.tls:

@@ -67,14 +67,19 @@ _CLIENT_CERTIFICATE: Final = {
 def tls_failure(error: ssl.SSLError, broker: str) -> TlsFailed | None:
     """Return the failure that `error` reports; None for the end of a connection, which is no failure of TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsFailed(f"the certificate of {broker} is not accepted: {_certificate_reason(error)}")
+        wrong = "name" if error.verify_code in _OTHER_NAME else "certificate"
+        return TlsFailed.of(
+            wrong, f"the certificate of {broker} is not accepted: {_certificate_reason(error)}"
+        )
     reason = error.reason or ""
     if isinstance(error, ssl.SSLEOFError) or reason == "UNEXPECTED_EOF_WHILE_READING":
         return None
     if reason in _NO_TLS:
         return no_tls_failure(broker)
     if reason in _CLIENT_CERTIFICATE:
-        return TlsFailed(f"{broker} ended the TLS connection: {_CLIENT_CERTIFICATE[reason]}")
+        return TlsFailed.of(
+            "client certificate", f"{broker} ended the TLS connection: {_CLIENT_CERTIFICATE[reason]}"
+        )
     if reason in _OTHER_PROTOCOL:
         return TlsFailed(
             f"{broker} and this client have no version of TLS or no cipher in common"
