@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 START_S_MAX = 60.0
 STOP_MARGIN_S = 10.0
+UNSECURED = {"tls": False, "user": "", "password": "", "certificate": "", "key": ""}
+"""How clients of the test's broker connect, whatever the environment states."""
 
 TEST_SETTINGS = {
     "listeners": "127.0.0.1:0",
