@@ -785,10 +785,20 @@ class UserAdmin:
         `UnsupportedVersion` if the broker is not Mansio's."""
         ...
 
-def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: ssl.SSLContext | None = None) -> Client:
+def connect(bootstrap_servers: str | Iterable[str] | None = None, *, client_id: str = "mansio", producer: ProducerOptions | None = None, connect_timeout_ms: float = 10000, request_timeout_ms: float = 30000, tls: bool | str | ssl.SSLContext | None = None, user: str | None = None, password: str | None = None, mechanism: str | None = None, certificate: str | None = None, key: str | None = None) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
     None: the addresses in the environment variable MANSIO_BOOTSTRAP_SERVERS, else `127.0.0.1:9092`. Use it as
-    `async with connect(...) as client`. `producer`: options of `client.publish`. Raises `ConfigError` for an invalid
-    address."""
+    `async with connect(...) as client`. `producer`: options of `client.publish`.
+    `tls`: True encrypts the connections and verifies the brokers' certificates with the authorities of the system, the
+    name of a file with those in it (PEM), a context as it says; False does not encrypt.
+    `user`, `password`: log in with `mechanism`: SCRAM-SHA-256 (the default), SCRAM-SHA-512, or PLAIN, which sends the
+    password itself to the broker and so needs TLS to keep it secret.
+    `certificate`, `key`: files with a certificate of the client and its key (PEM).
+    Each of these that is None is taken from the environment (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD,
+    MANSIO_MECHANISM, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for these addresses.
+
+    Raises `ConfigError` for an invalid address or setting. Entering the client raises `ConnectionLost` if no broker
+    answers in time, and `AuthenticationFailed`: `TlsFailed` says what is wrong with the certificate, its name or the
+    port, `SaslAuthenticationFailed` that the user or the password is wrong."""
     ...

@@ -252,28 +252,44 @@ class PolicyViolation(RequestError):
     http_status = 403
 
 
-class UnsupportedSaslMechanism(RequestError):
+class AuthenticationFailed(RequestError):
+    """The client and the broker did not authenticate each other; the same attempt fails again."""
+
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class UnsupportedSaslMechanism(AuthenticationFailed):
     """The listener does not offer this SASL mechanism."""
 
     kafka_code = 33
-    grpc_status = "UNAUTHENTICATED"
-    http_status = 401
 
 
-class IllegalSaslState(RequestError):
+class IllegalSaslState(AuthenticationFailed):
     """The request is not allowed in the present state of the authentication."""
 
     kafka_code = 34
-    grpc_status = "UNAUTHENTICATED"
-    http_status = 401
 
 
-class SaslAuthenticationFailed(RequestError):
+class SaslAuthenticationFailed(AuthenticationFailed):
     """The user or the password is wrong."""
 
     kafka_code = 58
-    grpc_status = "UNAUTHENTICATED"
-    http_status = 401
+
+
+class TlsFailed(AuthenticationFailed):
+    """There is no TLS connection to the broker: the port, the protocol, a certificate or the name in it is wrong."""
+
+    wrong: str = "protocol"
+    """What is wrong: `protocol` (also where only one side uses TLS), `certificate`, `name` (in the broker's
+    certificate) or `client certificate`."""
+
+    @classmethod
+    def of(cls, wrong: str, message: str) -> Self:
+        """The error for what is wrong."""
+        error = cls(message)
+        error.wrong = wrong
+        return error
 
 
 class UnacceptableCredential(RequestError):

@@ -16,13 +16,14 @@ import logging
 import os
 import threading
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mansio.client.client import connect
 from mansio.client.producer.producer_options import ProducerOptions
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut
 from mansio.net.blocking import LoopThread, LoopUnavailable
+from mansio.net.security_settings import SecuritySettings
 
 if TYPE_CHECKING:
     import ssl
@@ -53,12 +54,14 @@ _FORKED: Final = "the connection belongs to the parent process"
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How a client connects. `tls`: compared by identity, as two contexts cannot be compared."""
+    """How a client connects. `tls`: a context of the application, which replaces that of `security`; compared by
+    identity, as two contexts cannot be compared."""
 
     bootstrap_servers: str
     connect_timeout_ms: float
     client_id: str = "celery"
     tls: ssl.SSLContext | None = None
+    security: SecuritySettings = field(default_factory=SecuritySettings)
 
 
 class ClientThread:
@@ -82,7 +85,7 @@ class ClientThread:
         self._dropped_count = 0
 
     def open(self) -> None:
-        """Connect. Raises `ConnectionLost` if no broker answers in time."""
+        """Connect. Raises `ConnectionLost` if no broker answers in time, `AuthenticationFailed`, `ConfigError`."""
         try:
             self._thread.run(self._open())
         except BaseException:
@@ -97,7 +100,12 @@ class ClientThread:
             options.bootstrap_servers,
             client_id=options.client_id,
             connect_timeout_ms=options.connect_timeout_ms,
-            tls=options.tls,
+            tls=options.tls or options.security.tls,
+            user=options.security.user,
+            password=options.security.password,
+            mechanism=options.security.mechanism,
+            certificate=options.security.certificate,
+            key=options.security.key,
         )
         await self.client.__aenter__()
         self.task_producer = self.client.producer(ProducerOptions(delivery_timeout_ms=PUBLISH_TIMEOUT_MS))

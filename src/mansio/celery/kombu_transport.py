@@ -6,7 +6,6 @@ directly, call `drain_events`.
 
 from __future__ import annotations
 
-import functools
 import logging
 import ssl
 import time
@@ -22,7 +21,10 @@ from mansio.celery.client_thread import ClientOptions, acquire_client, release_c
 from mansio.celery.exchange_reader import ProcessQueues
 from mansio.celery.inbox import Inbox
 from mansio.celery.queue_reader import LeaseOptions
+from mansio.config.security import SASL_MECHANISMS
 from mansio.errors import ConfigError, ConnectionLost, MansioError, Unavailable
+from mansio.net.contexts import resolve_security
+from mansio.net.security_settings import parse_tls
 from mansio.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ DELIVERIES_PER_TURN_MAX: Final = 100
 EXTEND_S_MAX: Final = 12 * 60 * 60
 
 WAIT_S_MAX: Final = 1.0
-TLS_CONTEXTS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class TransportOptions:
     group_config: Mapping[str, str] | None = None
     cancel_revoked: bool = True
     client_id: str = "celery"
+    tls: bool | str | None = None
+    mechanism: str | None = None
+    certificate: str | None = None
+    key: str | None = None
 
     @property
     def lease_options(self) -> LeaseOptions:
@@ -203,31 +208,45 @@ def transport_options(given: Mapping[str, Any]) -> TransportOptions:
 
 def client_options(connection: Any, options: TransportOptions) -> ClientOptions:
     """How to connect, from a connection of kombu. Raises `ConfigError`."""
-    if connection.userid or connection.password:
-        raise ConfigError("the broker's address has a user: brokers of Mansio do not authenticate clients")
     host = connection.hostname or "127.0.0.1"
     address = f"[{host}]" if ":" in host else host
+    bootstrap_servers = f"{address}:{connection.port or DEFAULT_PORT}"
+    context = connection.ssl if isinstance(connection.ssl, ssl.SSLContext) else None
+    given = {
+        "tls": False if context is not None else options.tls,
+        "user": connection.userid or None,
+        "password": connection.password or None,
+        "mechanism": options.mechanism or _mechanism(connection.login_method),
+        "certificate": options.certificate,
+        "key": options.key,
+    }
+    if context is None:
+        given |= {name: value for name, value in _ssl_settings(connection.ssl).items() if value is not None}
+    elif options.certificate or options.key:
+        raise ConfigError("load certificate and key into the context that is given as broker_use_ssl")
     return ClientOptions(
-        bootstrap_servers=f"{address}:{connection.port or DEFAULT_PORT}",
+        bootstrap_servers=bootstrap_servers,
         connect_timeout_ms=(connection.connect_timeout or CONNECT_S_MAX) * 1000,
         client_id=options.client_id,
-        tls=_tls(connection.ssl),
+        tls=context,
+        security=resolve_security(bootstrap_servers, given),
     )
 
 
-def _tls(given: Any) -> ssl.SSLContext | None:
-    """Return the TLS context of `broker_use_ssl`: True, a context, or a mapping with the keys of Celery."""
-    if not given or isinstance(given, ssl.SSLContext):
-        return given or None
+def _mechanism(login_method: Any) -> str | None:
+    """Return the mechanism that an address or `broker_login_method` names; None for one of another broker."""
+    return login_method if login_method in SASL_MECHANISMS else None
+
+
+def _ssl_settings(given: Any) -> dict[str, Any]:
+    """Return the settings in `broker_use_ssl` or in the query of an address: a flag, the name of a file with
+    authorities, or a mapping with the keys of Celery."""
+    if not given:
+        return {}
+    if isinstance(given, str):
+        return {"tls": parse_tls(given)}
     keys = given if isinstance(given, Mapping) else {}
-    names = ("ca_certs", "certfile", "keyfile")
-    return _new_tls_context(*(keys.get(name) or keys.get(f"ssl_{name}") for name in names))
-
-
-@functools.lru_cache(maxsize=TLS_CONTEXTS_MAX)
-def _new_tls_context(ca_file: str | None, certificate: str | None, key: str | None) -> ssl.SSLContext:
-    """One context for all connections with the same files, so that they share a client."""
-    context = ssl.create_default_context(cafile=ca_file)
-    if certificate:
-        context.load_cert_chain(certificate, key)
-    return context
+    authorities, certificate, key = (
+        keys.get(name) or keys.get(f"ssl_{name}") for name in ("ca_certs", "certfile", "keyfile")
+    )
+    return {"tls": authorities or True, "certificate": certificate, "key": key}

@@ -12,6 +12,7 @@ variant for programs without an event loop.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -26,12 +27,13 @@ from mansio.client.transactions.processor import Processor
 from mansio.client.transactions.transaction import Transaction
 from mansio.client.transactions.transactional_producer import TransactionalProducer
 from mansio.client.types import TopicPartition
+from mansio.errors import ConfigError
 from mansio.net.addresses import default_bootstrap_servers
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
+from mansio.net.contexts import resolve_security
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Iterable, Mapping
     from datetime import datetime, timedelta
     from types import TracebackType
@@ -49,21 +51,51 @@ def connect(
     producer: ProducerOptions | None = None,
     connect_timeout_ms: float = 10_000,
     request_timeout_ms: float = 30_000,
-    tls: ssl.SSLContext | None = None,
+    tls: bool | str | ssl.SSLContext | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    mechanism: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
 ) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
     None: the addresses in the environment variable MANSIO_BOOTSTRAP_SERVERS, else `127.0.0.1:9092`. Use it as
-    `async with connect(...) as client`. `producer`: options of `client.publish`. Raises `ConfigError` for an invalid
-    address.
+    `async with connect(...) as client`. `producer`: options of `client.publish`.
+    `tls`: True encrypts the connections and verifies the brokers' certificates with the authorities of the system, the
+    name of a file with those in it (PEM), a context as it says; False does not encrypt.
+    `user`, `password`: log in with `mechanism`: SCRAM-SHA-256 (the default), SCRAM-SHA-512, or PLAIN, which sends the
+    password itself to the broker and so needs TLS to keep it secret.
+    `certificate`, `key`: files with a certificate of the client and its key (PEM).
+    Each of these that is None is taken from the environment (MANSIO_TLS, MANSIO_USER, MANSIO_PASSWORD,
+    MANSIO_MECHANISM, MANSIO_CERTIFICATE, MANSIO_KEY), else from the context of `mansio context` for these addresses.
+
+    Raises `ConfigError` for an invalid address or setting. Entering the client raises `ConnectionLost` if no broker
+    answers in time, and `AuthenticationFailed`: `TlsFailed` says what is wrong with the certificate, its name or the
+    port, `SaslAuthenticationFailed` that the user or the password is wrong.
     """
     if bootstrap_servers is None:
         bootstrap_servers = default_bootstrap_servers()
+    own_context = tls if isinstance(tls, ssl.SSLContext) else None
+    if own_context is not None and (certificate or key):
+        raise ConfigError("load certificate and key into the context that is given as tls")
+    security = resolve_security(
+        bootstrap_servers,
+        {
+            "tls": tls if own_context is None else True,
+            "user": user,
+            "password": password,
+            "mechanism": mechanism,
+            "certificate": certificate,
+            "key": key,
+        },
+    )
     options = ConnectionOptions(
         client_id=client_id,
         connect_timeout_ms=connect_timeout_ms,
         request_timeout_ms=request_timeout_ms,
-        tls=tls,
+        tls=own_context or security.tls_context(),
+        sasl=security.credentials(),
     )
     return Client(Cluster(bootstrap_servers, options=options), producer=producer)
 

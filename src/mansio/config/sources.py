@@ -32,7 +32,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX: Final = "MANSIO_"
-OTHER_VARIABLES: Final = frozenset({"MANSIO_BOOTSTRAP_SERVERS", "MANSIO_CONFIG", "MANSIO_OUTPUT"})
+OTHER_VARIABLES: Final = frozenset(
+    {
+        *("MANSIO_BOOTSTRAP_SERVERS", "MANSIO_CONFIG", "MANSIO_CONTEXT", "MANSIO_OUTPUT"),
+        *(
+            "MANSIO_TLS",
+            "MANSIO_USER",
+            "MANSIO_PASSWORD",
+            "MANSIO_MECHANISM",
+            "MANSIO_CERTIFICATE",
+            "MANSIO_KEY",
+        ),
+    }
+)
+"""Variables that clients and commands read, and a broker does not."""
 OTHER_PREFIXES: Final = ("MANSIO_TEST_", "MANSIO_BENCH_")
 # Kubernetes sets these in every container beside a service that is named mansio or mansio-something.
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")

@@ -1,7 +1,10 @@
 """One asyncio connection to one broker.
 
-Negotiates API versions (KIP-35, KIP-511), matches responses to requests by correlation id, and bounds the requests in
-flight. Requests are pipelined in the order of the calls.
+Negotiates API versions (KIP-35, KIP-511), authenticates (KIP-43, KIP-152), matches responses to requests by correlation
+id, and bounds the requests in flight. Requests are pipelined in the order of the calls.
+
+A broker may limit the time for which an authentication is valid (KIP-368). The connection authenticates again when 85
+to 95 % of it have passed: requests that were sent before are answered, later ones are queued until it has succeeded.
 
 Invariants:
 * Every waiter is completed: with its response, with `ConnectionLost` when the connection ends, or with
@@ -9,6 +12,7 @@ Invariants:
   brokers, see `peer_connections`) and those to later requests would be even later.
 * When a waiter is cancelled, its request stays in flight and the response is discarded.
 * There is one timer for all requests, set to the earliest deadline.
+* Nothing but ApiVersions is sent before the client is authenticated, and nothing else during an authentication.
 * The waiter owns a response frame, unless `ConnectionOptions.frames_are_views` is set.
 """
 
@@ -17,15 +21,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion, WireError
+from mansio.errors import (
+    ConnectionLost,
+    MansioError,
+    RequestTimedOut,
+    TlsFailed,
+    UnsupportedVersion,
+    WireError,
+)
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import raise_for_code
+from mansio.net.sasl import authenticate
+from mansio.net.tls_failures import (
+    failure_in,
+    no_tls_failure,
+    speaks_plaintext,
+    speaks_tls,
+    tls_failure,
+    tls_only_failure,
+)
 from mansio.tracebacks import copied
 from mansio.version import __version__
 from mansio.wire import headers
@@ -34,14 +56,23 @@ from mansio.wire.codec import messages
 from mansio.wire.framing import ATTACHED_FRAME_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Mapping, Sequence
 
+    from mansio.net.sasl import SaslCredentials
     from mansio.ports import Buffer
 
 CORRELATION_ID_MAX = 0x7FFFFFFF
 CLOCK_RESOLUTION_S = 0.001
 """Time by which an event loop may run a timer early."""
+REAUTHENTICATION_FRACTIONS = (0.85, 0.95)
+"""Part of the validity of an authentication after which the connection authenticates again; random, so that the
+connections of a program do not do so together (as in Kafka's clients)."""
+ONE_WAY_BACKLOG_MAX = 1_000
+"""Maximum number of requests without a response that wait for the end of an authentication."""
+_ONE_WAY = -1
+"""In place of the correlation id of a request without a response."""
+_TRANSPORT_FULL, _AUTHENTICATING = 1, 2
+"""Why requests are queued: bits of `Connection._pauses`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +85,9 @@ class ConnectionOptions:
     in_flight_requests_max: int = 64
     frame_bytes_max: int = 256 << 20
     tls: ssl.SSLContext | None = None
+    """With a context, the connection is encrypted, and the broker's certificate is verified as the context says."""
+    sasl: SaslCredentials | None = None
+    """With credentials, the client logs in on each connection."""
     frames_are_views: bool = False
     """Whether response frames are views of the receive buffer, valid until the next read, instead of copies. For
     callers that receive large responses, have one request in flight, and finish with a response before they send the
@@ -200,10 +234,14 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         self._earliest_timer = EarliestTimer(self._loop, self._check_deadlines)
         """Fires at or before the earliest deadline in `_waiting`."""
         self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
-        self._paused = False
+        self._pauses = 0
+        self._reauthentication_timer: asyncio.TimerHandle | None = None
+        self._reauthentication: asyncio.Task[None] | None = None
         self._in_flight = 0
         self.received_bytes = 0
         """Number of bytes received so far; a peer that is silent adds none."""
+        self._negotiated_bytes = 0
+        """Number of bytes received when the versions were negotiated."""
         self._failure: MansioError | None = None
         self._closed = self._loop.create_future()
 
@@ -216,11 +254,17 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         *,
         negotiated: BrokerConnection | None = None,
     ) -> Connection:
-        """Open a connection and negotiate API versions, or take them from `negotiated`, an open connection to the same
-        address, which saves a round trip. Raises `ConnectionLost` if the broker cannot be reached or does not respond
-        within `connect_timeout_ms`."""
+        """Open a connection, negotiate API versions, or take them from `negotiated`, an open connection to the same
+        address, which saves a round trip, and authenticate.
+
+        Raises `ConnectionLost` if the broker cannot be reached or does not respond within `connect_timeout_ms`;
+        `TlsFailed`, also where only one side uses TLS, and the other errors of `AuthenticationFailed`, which come again
+        if the call is repeated.
+        """
         loop = asyncio.get_running_loop()
+        name = f"{host}:{port}"
         connection: Connection | None = None
+        is_open = False
         try:
             async with asyncio.timeout(options.connect_timeout_ms / 1000):
                 _, connection = await loop.create_connection(
@@ -230,15 +274,32 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
                     connection.versions, connection.features = negotiated.versions, negotiated.features
                 else:
                     await connection._negotiate()
+                if options.sasl is not None:
+                    await connection._authenticate(options.request_timeout_ms)
+            is_open = True
         except TimeoutError as error:
-            raise ConnectionLost(f"{host}:{port} did not respond in time") from error
+            # What has no TLS may wait for the rest of what it takes for a request.
+            if options.tls is not None and connection is None and await speaks_plaintext(host, port):
+                raise no_tls_failure(name) from error
+            raise ConnectionLost(f"{name} did not respond in time") from error
+        except ssl.SSLError as error:
+            raise tls_failure(error, name) or await _ended_handshake(host, port, str(error)) from error
         except OSError as error:
+            if options.tls is not None and isinstance(error, ConnectionError) and _is_after_connect(error):
+                raise await _ended_handshake(host, port, str(error)) from error
             reason = error.strerror or str(error)
             if error.errno and not isinstance(error, socket.gaierror):
                 reason = os.strerror(error.errno)  # asyncio's own text is "Connect call failed"
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {reason}") from error
+            raise ConnectionLost(f"cannot connect to {name}: {reason}") from error
+        except ConnectionLost as error:
+            if connection is not None and isinstance(connection._failure, TlsFailed):
+                raise copied(connection._failure) from error
+            is_first = connection is None or not connection.versions
+            if options.tls is None and is_first and await speaks_tls(host, port):
+                raise tls_only_failure(name) from error
+            raise
         finally:
-            if connection is not None and not connection.versions:
+            if connection is not None and not is_open:
                 connection.abort()
         return connection
 
@@ -265,7 +326,7 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         ) / 1000
         self._waiting[correlation_id] = (waiter, deadline)
         self._earliest_timer.set(deadline)
-        if self._backlog or self._paused or self._in_flight >= self.options.in_flight_requests_max:
+        if self._backlog or self._pauses or self._in_flight >= self.options.in_flight_requests_max:
             self._backlog.append((buffers, correlation_id))
             return
         self._in_flight += 1
@@ -279,6 +340,11 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
     def send_one_way(self, buffers: Sequence[Buffer]) -> None:
         if self._failure is not None or self._transport is None:
             raise ConnectionLost(str(self._failure))
+        if self._pauses & _AUTHENTICATING:
+            if len(self._backlog) >= ONE_WAY_BACKLOG_MAX:
+                raise ConnectionLost(f"too many requests wait for the authentication with {self._name}")
+            self._backlog.append((buffers, _ONE_WAY))
+            return
         self._transport.writelines(buffers)
 
     def abort(self, failure: MansioError | None = None) -> None:
@@ -319,17 +385,15 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail_requests(
-            ConnectionLost(f"the connection to {self._name} ended" + (f": {exc}" if exc else ""))
-        )
+        self._fail_requests(failure_in(exc, self._name) or self._end(exc))
         if not self._closed.done():
             self._closed.set_result(None)
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self._pauses |= _TRANSPORT_FULL
 
     def resume_writing(self) -> None:
-        self._paused = False
+        self._pauses &= ~_TRANSPORT_FULL
         self._send_backlog()
 
     # -- internals --------
@@ -364,12 +428,75 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
                 self.features = {entry.name: entry.max_version_level for entry in response.finalized_features}
             if not self.versions:
                 raise UnsupportedVersion(f"{self._name} supports no API")
+            self._negotiated_bytes = self.received_bytes
             return
+
+    def _end(self, exc: Exception | None) -> ConnectionLost:
+        """Return the failure of a connection that ended, with what may explain it."""
+        text = f"the connection to {self._name} ended" + (f": {exc}" if exc else "")
+        if not self.versions and self.options.tls is not None:
+            text += " (it may require a certificate of the client, or not accept the one it got)"
+        elif self.options.sasl is None and self._in_flight and self.received_bytes == self._negotiated_bytes:
+            text += " at the first request (the listener may require a user and a password)"
+        return ConnectionLost(text)
+
+    async def _authenticate(self, timeout_ms: float) -> None:
+        """Authenticate, or authenticate again, while other requests are queued. `timeout_ms`: of each request."""
+        assert self.options.sasl is not None
+
+        async def request(api_key: int, fields: Mapping[str, Any], version: int) -> Any:
+            correlation_id = self.next_correlation_id()
+            framed = messages.encode_request(api_key, version, correlation_id, self.options.client_id, fields)
+            frame = await self._exchange_now(framed, correlation_id, timeout_ms)
+            _, position = headers.read_response_header(api_key, version, frame)
+            return messages.decode_response(api_key, version, bytes(frame[position:]))
+
+        self._pauses |= _AUTHENTICATING
+        lifetime_ms = await authenticate(request, self.options.sasl, self.versions, self._name)
+        self._pauses &= ~_AUTHENTICATING
+        if lifetime_ms:
+            delay_s = lifetime_ms / 1000 * random.uniform(*REAUTHENTICATION_FRACTIONS)
+            self._reauthentication_timer = self._loop.call_later(delay_s, self._begin_reauthentication)
+
+    def _begin_reauthentication(self) -> None:
+        if not self.closed:
+            self._pauses |= _AUTHENTICATING
+            self._reauthentication = self._loop.create_task(self._reauthenticate(), name="reauthentication")
+
+    async def _reauthenticate(self) -> None:
+        # The responses to earlier requests come first, and each of them may take until its deadline.
+        last = max((deadline for _, deadline in self._waiting.values()), default=0.0)
+        timeout_ms = max(last - self._loop.time(), 0) * 1000 + self.options.request_timeout_ms
+        try:
+            await self._authenticate(timeout_ms)
+        except MansioError as error:
+            self._fail_requests(error)
+        else:
+            self._send_backlog()
+
+    async def _exchange_now(self, framed: bytes, correlation_id: int, timeout_ms: float) -> bytes:
+        """Exchange a request that is not queued. Raises `ConnectionLost`, `RequestTimedOut`."""
+        if self.closed or self._transport is None:
+            raise ConnectionLost(str(self._failure))
+        waiter: asyncio.Future[bytes] = self._loop.create_future()
+        deadline = self._loop.time() + timeout_ms / 1000
+        self._waiting[correlation_id] = (waiter, deadline)
+        self._earliest_timer.set(deadline)
+        self._in_flight += 1
+        self._transport.write(framed)
+        try:
+            return await waiter
+        finally:
+            del waiter  # its error refers to this frame
 
     def _send_backlog(self) -> None:
         backlog = self._backlog
-        while backlog and not self._paused and self._in_flight < self.options.in_flight_requests_max:
+        while backlog and not self._pauses and self._in_flight < self.options.in_flight_requests_max:
             buffers, correlation_id = backlog.popleft()
+            if correlation_id == _ONE_WAY:
+                assert self._transport is not None  # `open` returns connected connections only
+                self._transport.writelines(buffers)
+                continue
             if self._waiting[correlation_id][0].cancelled():
                 del self._waiting[correlation_id]
                 continue
@@ -393,6 +520,10 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
             return
         self._failure, self.closed = copied(failure), True
         self._earliest_timer.cancel()
+        if self._reauthentication_timer is not None:
+            self._reauthentication_timer.cancel()
+        if self._reauthentication is not None:
+            self._reauthentication.cancel()
         waiting, self._waiting = self._waiting, {}
         self._backlog.clear()
         for waiter, _ in waiting.values():
@@ -400,6 +531,20 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
                 waiter.set_exception(ConnectionLost(str(failure)))
         if self._transport is not None:
             self._transport.abort()
+
+
+def _is_after_connect(error: ConnectionError) -> bool:
+    """Whether the connection was open before the error."""
+    return not isinstance(error, ConnectionRefusedError)
+
+
+async def _ended_handshake(host: str, port: int, reason: str) -> MansioError:
+    """Return the failure of a TLS handshake that the peer has ended without a word."""
+    name = f"{host}:{port}"
+    if await speaks_plaintext(host, port):
+        return no_tls_failure(name)
+    text = f"{name} ended the TLS handshake" + (f": {reason}" if reason else "")
+    return ConnectionLost(f"{text} (it may require a certificate of the client, or another version of TLS)")
 
 
 def _highest_api_versions(body: bytes, requested: int) -> int:

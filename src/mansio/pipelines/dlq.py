@@ -15,13 +15,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Window, functions
 
 from mansio.errors import MansioError
+from mansio.net.contexts import resolve_security
 from mansio.net.redrive import RedriveCounts, SharePartitionId, offset_ranges, redrive_records
 from mansio.pipelines.dead_letter_causes import cause_of
 from mansio.spark.sync_client import sync_client
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame, Row, SparkSession
+
+    from mansio.net.security_settings import SecuritySettings
 
 CAUSES_SHOWN: Final = 50
 SAMPLES_PER_CAUSE: Final = 1
@@ -221,7 +224,9 @@ class DeadLetterAnalysis:
             wanted = wanted.orderBy(*order).limit(limit)
         wanted = wanted.repartition(1) if rate else wanted.repartition(*SHARE_PARTITION_COLUMNS)
         ordered = wanted.sortWithinPartitions(*SHARE_PARTITION_COLUMNS, "offset")
-        task = partial(redrive_rows, self._bootstrap_servers, redrive_id, rate, dry_run)
+        # The executors have neither the environment nor the contexts of the driver.
+        brokers = Brokers(self._bootstrap_servers, resolve_security(self._bootstrap_servers))
+        task = partial(redrive_rows, brokers, redrive_id, rate, dry_run)
         results = (
             ordered.select(*SHARE_PARTITION_COLUMNS, "offset").mapInArrow(task, REDRIVE_COLUMNS).collect()
         )
@@ -346,14 +351,21 @@ class Pacer:
             time.sleep(max(0.0, self._began + self._done / self.per_second - time.monotonic()))
 
 
+class Brokers(NamedTuple):
+    """Addresses of a cluster, and how to connect."""
+
+    bootstrap_servers: str
+    security: SecuritySettings
+
+
 def redrive_rows(
-    bootstrap_servers: str, redrive_id: str, rate: int, dry_run: bool, batches: Iterable[pa.RecordBatch]
+    brokers: Brokers, redrive_id: str, rate: int, dry_run: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Redrive the records of one task, and yield one row of `REDRIVE_COLUMNS` per share partition. `batches`: rows
     (group, topic, topic id, partition, offset), sorted.
     """
     pacer = Pacer(rate)
-    send = None if dry_run else partial(redrive_chunk, bootstrap_servers, redrive_id)
+    send = None if dry_run else partial(redrive_chunk, brokers, redrive_id)
     totals: dict[SharePartitionId, RedriveCounts] = {}
     for share_partition, offsets in chunks(batches, pacer.chunk):
         total = totals.setdefault(share_partition, RedriveCounts())
@@ -400,11 +412,11 @@ def chunks(
 
 
 def redrive_chunk(
-    bootstrap_servers: str, redrive_id: str, one: SharePartitionId, offsets: list[int], total: RedriveCounts
+    brokers: Brokers, redrive_id: str, one: SharePartitionId, offsets: list[int], total: RedriveCounts
 ) -> None:
     """Redrive these offsets of one share partition, and add the result to `total`."""
     try:
-        client = sync_client(bootstrap_servers)
+        client = sync_client(*brokers)
         view = client.run(client.cluster.topic(one.topic, wait_ms=0))
         if view.topic_id != one.topic_id:  # another topic of that name: its offsets mean other records
             total.deleted += len(offsets)

@@ -30,6 +30,7 @@ from mansio.logs import fields
 from mansio.net.blocking import LoopThread
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
+from mansio.net.contexts import resolve_security
 from mansio.net.offsets import commit_offsets, fetch_offsets
 from mansio.pipelines.pipeline_progress import (
     REPORT_INTERVAL_S,
@@ -246,9 +247,11 @@ def offsets_in(text: str | None) -> dict[TopicPartition, int]:
 
 
 async def _open(bootstrap_servers: str) -> Cluster:
-    cluster = Cluster(
-        bootstrap_servers, options=ConnectionOptions(client_id=PROGRESS_CLIENT_ID), auto_create_topics=False
+    security = resolve_security(bootstrap_servers)
+    options = ConnectionOptions(
+        client_id=PROGRESS_CLIENT_ID, tls=security.tls_context(), sasl=security.credentials()
     )
+    cluster = Cluster(bootstrap_servers, options=options, auto_create_topics=False)
     try:
         await cluster.start()
     except BaseException:

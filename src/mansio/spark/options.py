@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import ConfigError
 from mansio.net.addresses import parse_addresses
+from mansio.net.security_settings import SecuritySettings
 from mansio.schemas.formats import FORMATS, ColumnFormat
 from mansio.schemas.registry import RegistryCredentials, checked_url
 from mansio.spark.arrow.schema import select_columns
+from mansio.spark.security_options import KAFKA_OPTIONS, REFUSED_OPTIONS, SECURITY_OPTIONS, parse_security
 from mansio.wire.field_values import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.wire.topic_partition import TopicPartition
 
@@ -75,6 +77,7 @@ SOURCE_OPTION_NAMES: Final = (
     "valueSchema",
     "valueMessage",
     "valueSubject",
+    *SECURITY_OPTIONS,
 )
 """All options of a reader."""
 
@@ -89,6 +92,7 @@ SINK_OPTION_NAMES: Final = (
     "transactionTimeout",
     "queryId",
     "batchId",
+    *SECURITY_OPTIONS,
 )
 """All options of a writer. `includeHeaders` has no effect, because a column `headers` is always written; the option is
 accepted for programs that were written for Spark's Kafka sink.
@@ -121,10 +125,11 @@ UNSUPPORTED_KAFKA_OPTIONS: Final = {
     "kafka.enable.auto.commit": "a query's offsets live in its checkpoint",
     "kafka.interceptor.classes": "the data source has no interceptors",
     "kafka.transactional.id": "the sink names its transactions itself; see option exactlyOnce",
-    "kafka.security.protocol": "the data source connects over plain TCP only",
+    **REFUSED_OPTIONS,
 }
 """Rejected options, with the reason or the alternative."""
 UNSUPPORTED_KAFKA_PREFIXES: Final = ("kafka.ssl.", "kafka.sasl.")
+"""Options for TLS and log-ins, which are rejected unless they are supported: without them the connection is another."""
 
 ON_UNREADABLE_SUSPEND: Final = "suspend"
 ON_UNREADABLE_SKIP: Final = "skip"
@@ -232,6 +237,7 @@ class SourceOptions:
     warehouse: str = ""
     """Warehouse of the topic's archive: archived records are read from it, the others from the log."""
     catalog: str | None = None
+    security: SecuritySettings = field(default_factory=SecuritySettings)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
@@ -269,6 +275,7 @@ class SourceOptions:
             is_table=raw.flag("asTable"),
             warehouse=(raw.text("warehouse") or "").strip(),
             catalog=raw.text("catalog"),
+            security=raw.security(),
         )
         _check_table_options(raw, parsed, streaming=streaming)
         if parsed.aligned is not None and parsed.offsets_per_trigger_max is None:
@@ -305,6 +312,7 @@ class SinkOptions:
     query_id: str = ""
     """Identity of the writes of a program, in `foreachBatch`: with it, a batch id is written once."""
     batch_id: int = NO_BATCH_ID
+    security: SecuritySettings = field(default_factory=SecuritySettings)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -332,6 +340,7 @@ class SinkOptions:
             transaction_timeout_ms=raw.milliseconds("transactionTimeout", DEFAULT_TRANSACTION_TIMEOUT_MS),
             query_id=query_id,
             batch_id=NO_BATCH_ID if batch_id is None else parse_count("batchId", batch_id, lowest=0),
+            security=raw.security(),
         )
 
 
@@ -345,13 +354,14 @@ class _RawOptions:
             lower = name.lower()
             if lower in KAFKA_OPTION_ALIASES:
                 self._texts.setdefault(KAFKA_OPTION_ALIASES[lower].lower(), text)
-            elif lower in UNSUPPORTED_KAFKA_OPTIONS or lower.startswith(UNSUPPORTED_KAFKA_PREFIXES):
-                _raise_unsupported(lower, text)
             elif lower in known:
                 self._texts[lower] = text
+            elif lower in UNSUPPORTED_KAFKA_OPTIONS or lower.startswith(UNSUPPORTED_KAFKA_PREFIXES):
+                _raise_unsupported(lower)
             elif not lower.startswith("kafka."):
                 closest = difflib.get_close_matches(lower, known, n=1)
-                hint = f"did you mean {known[closest[0]]}?" if closest else f"there are {', '.join(names)}"
+                others = ", ".join(one for one in names if one not in KAFKA_OPTIONS)
+                hint = f"did you mean {known[closest[0]]}?" if closest else f"there are {others}"
                 raise ConfigError(f"there is no option {name!r}: {hint}")
 
     def text(self, name: str) -> str | None:
@@ -365,6 +375,9 @@ class _RawOptions:
             )
         parse_addresses(text)
         return text
+
+    def security(self) -> SecuritySettings:
+        return parse_security(self.text, self.bootstrap_servers())
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         text = self.text(name)
@@ -388,10 +401,10 @@ class _RawOptions:
         return choices[0] if text is None else parse_choice(name, text, choices)
 
 
-def _raise_unsupported(name: str, text: str) -> None:
-    if name == "kafka.security.protocol" and text.strip().upper() == "PLAINTEXT":
-        return
-    reason = UNSUPPORTED_KAFKA_OPTIONS.get(name, UNSUPPORTED_KAFKA_OPTIONS["kafka.security.protocol"])
+def _raise_unsupported(name: str) -> None:
+    reason = UNSUPPORTED_KAFKA_OPTIONS.get(name)
+    if reason is None:
+        reason = f"there are {', '.join(one for one in KAFKA_OPTIONS if one.startswith(name[:9]))}"
     raise ConfigError(f"option {name} is not supported: {reason}")
 
 

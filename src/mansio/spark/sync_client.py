@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mansio.errors import TopicAlreadyExists, UnknownTopicOrPartition
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
+from mansio.net.contexts import resolve_security
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from mansio.net.metadata import TopicMetadata
+    from mansio.net.security_settings import SecuritySettings
 
 T = TypeVar("T")
 
@@ -39,11 +41,14 @@ SPARK_TIMEOUT_MS = 30_000
 class SyncClient:
     """Blocking client of one cluster."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
-        """Connect. Raises `ConnectionLost` if no broker answers, `ConfigError` for an invalid address."""
+    def __init__(self, bootstrap_servers: str, security: SecuritySettings | None = None) -> None:
+        """Connect. `security` None: as environment and contexts state. Raises `ConnectionLost` if no broker answers,
+        `AuthenticationFailed`, `ConfigError` for an invalid address or setting."""
         self._loop = _new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.cluster: Cluster = self.run(_open(bootstrap_servers))
+        self.cluster: Cluster = self.run(
+            _open(bootstrap_servers, security or resolve_security(bootstrap_servers))
+        )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to completion and return its result."""
@@ -82,22 +87,24 @@ class _ThreadClients(threading.local):
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self.opened: dict[str, SyncClient] = {}
+        self.opened: dict[tuple[str, SecuritySettings | None], SyncClient] = {}
 
 
 _thread_clients = _ThreadClients()
-_inherited_clients: list[dict[str, SyncClient]] = []
+_inherited_clients: list[dict[tuple[str, SecuritySettings | None], SyncClient]] = []
 """Clients that a forked process has inherited. They are kept, because deleting one would close its parent's sockets."""
 
 
-def sync_client(bootstrap_servers: str) -> SyncClient:
-    """Return the client of this thread for the cluster at these addresses; the first call connects it."""
+def sync_client(bootstrap_servers: str, security: SecuritySettings | None = None) -> SyncClient:
+    """Return the client of this thread for the cluster at these addresses; the first call connects it. `security`: see
+    `SyncClient`; a client that connects in another way is another one."""
     if _thread_clients.process != os.getpid():
         _inherited_clients.append(_thread_clients.opened)
         _thread_clients.process, _thread_clients.opened = os.getpid(), {}
-    found = _thread_clients.opened.get(bootstrap_servers)
+    key = bootstrap_servers, security
+    found = _thread_clients.opened.get(key)
     if found is None:
-        found = _thread_clients.opened[bootstrap_servers] = SyncClient(bootstrap_servers)
+        found = _thread_clients.opened[key] = SyncClient(bootstrap_servers, security)
     return found
 
 
@@ -108,11 +115,16 @@ def close_sync_clients() -> None:
         one.close()
 
 
-async def _open(bootstrap_servers: str) -> Cluster:
+async def _open(bootstrap_servers: str, security: SecuritySettings) -> Cluster:
     cluster = Cluster(
         bootstrap_servers,
         options=ConnectionOptions(
-            SPARK_CLIENT_ID, CONNECT_TIMEOUT_MS, SPARK_TIMEOUT_MS, detaches_large_frames=True
+            SPARK_CLIENT_ID,
+            CONNECT_TIMEOUT_MS,
+            SPARK_TIMEOUT_MS,
+            tls=security.tls_context(),
+            sasl=security.credentials(),
+            detaches_large_frames=True,
         ),
         auto_create_topics=False,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import select
+import ssl
 from types import SimpleNamespace
 
+import kombu
 import pytest
 from kombu.transport import get_transport_cls
 from kombu.utils.json import dumps
@@ -15,6 +17,7 @@ from mansio.celery.client_thread import ClientOptions, acquire_client
 from mansio.celery.inbox import Delivery, Inbox, Source
 from mansio.celery.kombu_transport import client_options, transport_options
 from mansio.errors import ConfigError, ConnectionLost, InvalidRequest
+from mansio.net.security_settings import SecuritySettings
 
 
 def test_the_transport_is_found_by_its_scheme_and_by_its_path() -> None:
@@ -49,6 +52,7 @@ def connection(**values: object) -> SimpleNamespace:
         "userid": None,
         "password": None,
         "ssl": False,
+        "login_method": None,
         "connect_timeout": 0,
     }
     return SimpleNamespace(**{**defaults, **values})
@@ -60,12 +64,51 @@ def test_the_address_is_that_of_the_broker_url() -> None:
     assert client_options(connection(hostname="::1", port=1), options).bootstrap_servers == "[::1]:1"
 
 
-def test_connections_with_the_same_tls_options_share_a_client() -> None:
-    options = transport_options({})
-    assert client_options(connection(ssl=True), options) == client_options(connection(ssl=True), options)
+def test_connections_with_the_same_security_share_a_client() -> None:
+    options = transport_options({"mechanism": "PLAIN"})
+    values = {"ssl": True, "userid": "me", "password": "secret"}
+    assert client_options(connection(**values), options) == client_options(connection(**values), options)
+    other = {**values, "password": "other"}
+    assert client_options(connection(**values), options) != client_options(connection(**other), options)
+    assert "secret" not in repr(client_options(connection(**values), options))
 
 
-def test_a_user_in_the_address_is_refused_because_nothing_would_check_it() -> None:
+@pytest.mark.parametrize(
+    ("url", "transport", "security"),
+    [
+        ("mansio://h", {}, SecuritySettings()),
+        ("mansio://me:p%40ss@h", {}, SecuritySettings(user="me", password="p@ss")),
+        ("mansio://me:p@h/?ssl=true", {}, SecuritySettings(True, "me", "p")),
+        ("mansio://h/?ssl=/etc/ca.pem", {}, SecuritySettings("/etc/ca.pem")),
+        (
+            "mansio://me:p@h/?ssl_ca_certs=ca&ssl_certfile=c&ssl_keyfile=k&login_method=PLAIN",
+            {},
+            SecuritySettings("ca", "me", "p", "PLAIN", "c", "k"),
+        ),
+        (
+            "mansio://me:p@h",
+            {"tls": "ca", "mechanism": "SCRAM-SHA-512", "certificate": "c", "key": "k"},
+            SecuritySettings("ca", "me", "p", "SCRAM-SHA-512", "c", "k"),
+        ),
+    ],
+)
+def test_address_and_options_state_how_to_connect(
+    url: str, transport: dict[str, object], security: SecuritySettings
+) -> None:
+    found = client_options(kombu.Connection(url), transport_options(transport))
+    assert found.security == security
+    assert found.bootstrap_servers == "h:9092"
+
+
+def test_a_context_of_the_application_is_used_as_it_is() -> None:
+    context = ssl.create_default_context()
+    found = client_options(connection(ssl=context), transport_options({}))
+    assert found.tls is context
+    with pytest.raises(ConfigError):
+        client_options(connection(ssl=context), transport_options({"certificate": "c"}))
+
+
+def test_a_user_without_a_password_is_refused() -> None:
     with pytest.raises(ConfigError):
         client_options(connection(userid="me"), transport_options({}))
 

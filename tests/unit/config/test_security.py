@@ -50,8 +50,8 @@ def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dic
     [
         (
             {"listeners": "SASL_SSL://h:9092", **FILES},
-            "http_listener: http on 127.0.0.1:9080 does not authenticate its clients, but SASL_SSL does; turn it off, or "
-            "set open_listeners=http",
+            "http_listener: http on 127.0.0.1:9080 does not authenticate its clients, but SASL_SSL does; turn it off, "
+            "or set open_listeners=http",
         ),
         (
             {
@@ -60,8 +60,8 @@ def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dic
                 "open_listeners": "PLAINTEXT",
                 **FILES,
             },
-            "listeners: PLAINTEXT on 0.0.0.0:2 does not authenticate its clients, but SASL_SSL does; only a listener on "
-            "loopback may be open",
+            "listeners: PLAINTEXT on 0.0.0.0:2 does not authenticate its clients, but SASL_SSL does; only a listener "
+            "on loopback may be open",
         ),
         (
             {"listeners": "SSL://h:1", "http_listener": "h:2", "ssl_client_auth": "required", **FILES},

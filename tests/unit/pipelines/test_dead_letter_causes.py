@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from mansio.net.security_settings import SecuritySettings
 from mansio.pipelines import dlq
 from mansio.pipelines.dead_letter_causes import TEMPLATE_CHARACTERS_MAX, cause_of, reason_template
 from mansio.wire.internal_records.dead_letter_headers import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mansio.net.redrive import RedriveCounts, SharePartitionId
 
 TOPIC_ID = bytes(range(16))
+BROKERS = dlq.Brokers("", SecuritySettings())
 
 
 def headers(offset: int = 7, reason: str = "", group: str = "g") -> list[tuple[str, bytes | None]]:
@@ -128,7 +130,7 @@ def test_failed_share_partition_stops_and_the_others_go_on(monkeypatch: pytest.M
     sent: list[tuple[str, list[int]]] = []
 
     def send(
-        _servers: str, _id: str, one: SharePartitionId, offsets: list[int], total: RedriveCounts
+        _brokers: dlq.Brokers, _id: str, one: SharePartitionId, offsets: list[int], total: RedriveCounts
     ) -> None:
         sent.append((one.group, offsets))
         if one.group == "a":
@@ -139,13 +141,13 @@ def test_failed_share_partition_stops_and_the_others_go_on(monkeypatch: pytest.M
     monkeypatch.setattr(dlq, "REDRIVE_CHUNK_RECORDS", 1)
     monkeypatch.setattr(dlq, "redrive_chunk", send)
     places = [("a", 0, 1), ("a", 0, 2), ("b", 0, 1), ("b", 0, 2)]
-    (batch,) = dlq.redrive_rows("", "id", 0, False, rows(*places))
+    (batch,) = dlq.redrive_rows(BROKERS, "id", 0, False, rows(*places))
     found: list[dict[str, Any]] = batch.to_pylist()
     assert [(one["group"], one["records"], one["redriven"], one["error"]) for one in found] == [
         ("a", 2, 0, "refused"),
         ("b", 2, 2, None),
     ]
     assert sent == [("a", [1]), ("b", [1]), ("b", [2])]
-    (dry,) = dlq.redrive_rows("", "id", 0, True, rows(*places))
+    (dry,) = dlq.redrive_rows(BROKERS, "id", 0, True, rows(*places))
     assert [one["redriven"] for one in dry.to_pylist()] == [0, 0]
-    assert list(dlq.redrive_rows("", "id", 0, False, iter(()))) == []
+    assert list(dlq.redrive_rows(BROKERS, "id", 0, False, iter(()))) == []

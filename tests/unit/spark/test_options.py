@@ -128,8 +128,10 @@ WRONG = [
     ({"columns": "value,colour"}, "no column 'colour'"),
     ({"kafka.group.id": "g"}, "offsets live in its checkpoint"),
     ({"kafka.auto.offset.reset": "latest"}, "use startingOffsets"),
-    ({"kafka.security.protocol": "SSL"}, "plain TCP"),
-    ({"kafka.ssl.truststore.location": "x"}, "plain TCP"),
+    ({"kafka.security.protocol": "TLS"}, "needs option kafka.security.protocol: PLAINTEXT, SSL"),
+    ({"kafka.ssl.truststore.location": "x"}, "needs option kafka.security.protocol"),
+    ({"kafka.ssl.provider": "x"}, "option kafka.ssl.provider is not supported"),
+    ({"kafka.ssl.keystore.key": "x"}, "Spark would show the key"),
 ]
 
 

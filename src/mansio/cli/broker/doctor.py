@@ -1,7 +1,8 @@
 """`mansio doctor`: checks of the environment in which brokers, clients and Spark jobs run.
 
 Checks Python and its build, the packages of each extra, the default ports, free space and flush time of the data
-directory's disk, limits of the process, Java, etcd, whether a broker answers, the health of each broker of its cluster,
+directory's disk, limits of the process, Java, etcd, whether a broker answers (if not, which of name, port, protocol,
+certificate, user or password is wrong), the health of each broker of its cluster,
 and whether that has transactions that hang. Changes nothing but one temporary file, which the flush check writes and
 removes. With `--spark`, checks a Spark cluster instead. `mansio data check DIR` examines stored data.
 
@@ -19,19 +20,20 @@ import sysconfig
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from mansio.cli.support.common import connect, run
+from mansio.cli.support.common import CONNECT_TIMEOUT_MS, connect, current_addresses, run
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from mansio.client.admin.cluster import BrokerHealth
+    from mansio.net.security_settings import SecuritySettings
 
 KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 9080
@@ -81,7 +83,8 @@ def doctor(
             "-b",
             envvar="MANSIO_BOOTSTRAP_SERVERS",
             metavar="HOST:PORT",
-            help="Brokers that must answer; without it, 127.0.0.1:9092 may be unreachable.",
+            help="Brokers that must answer; by default those of the current context, without one 127.0.0.1:9092, which"
+            " may be unreachable.",
         ),
     ] = "",
     spark: Annotated[
@@ -142,6 +145,7 @@ def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
     yield check_port("HTTP port", HTTP_PORT, "--http")
     yield check_java()
     yield check_etcd()
+    bootstrap_servers = bootstrap_servers or current_addresses() or ""
     broker = check_broker(bootstrap_servers)
     yield broker
     if broker.status is Status.OK:
@@ -307,8 +311,9 @@ def check_etcd() -> Check:
 
 def check_broker(bootstrap_servers: str) -> Check:
     """Check whether a broker responds. If the user gave no address, an unreachable broker is only a note."""
-    from mansio.errors import MansioError
-    from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
+    from mansio.errors import ConfigError, MansioError
+    from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS, parse_addresses
+    from mansio.net.contexts import resolve_security
 
     address = bootstrap_servers or DEFAULT_BOOTSTRAP_SERVERS
 
@@ -317,12 +322,84 @@ def check_broker(bootstrap_servers: str) -> Check:
             cluster = await client.admin.describe_cluster()
             return cluster.cluster_id or "", len(cluster.brokers)
 
+    status = Status.PROBLEM if bootstrap_servers else Status.NOTE
     try:
+        security = resolve_security(address)
         cluster_id, brokers = run(describe())
+    except ConfigError as error:
+        return Check("broker", Status.PROBLEM, f"settings: {error.message}")
     except MansioError as error:
-        return Check("broker", Status.PROBLEM if bootstrap_servers else Status.NOTE, error.message)
+        found = run(find_wrong_part(parse_addresses(address)[0], security))
+        return Check(
+            "broker", status, error.message if found is None else f"{found.part} wrong: {found.reason}"
+        )
     plural = "" if brokers == 1 else "s"
-    return Check("broker", Status.OK, f"{address}: cluster {cluster_id}, {brokers} broker{plural}")
+    user = f" as {security.user}" if security.user else ""
+    detail = f"{address}: cluster {cluster_id}, {brokers} broker{plural}, {security.protocol}{user}"
+    return Check("broker", Status.OK, detail)
+
+
+class WrongPart(NamedTuple):
+    """The part of a connection's settings that is wrong, and why."""
+
+    part: str
+    reason: str
+
+
+async def find_wrong_part(address: tuple[str, int], security: SecuritySettings) -> WrongPart | None:
+    """Connect step by step: name, port, protocol and certificate, user and password. Returns the first part that is
+    wrong; None if a client can connect to this address."""
+    import asyncio
+
+    from mansio.errors import AuthenticationFailed, MansioError, TlsFailed, UnsupportedSaslMechanism
+    from mansio.net.connection import Connection, ConnectionOptions
+    from mansio.net.sasl import offered_mechanisms
+
+    host, port = address
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port)
+    except (OSError, UnicodeError):
+        return WrongPart("name", f"{host} has no address")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError) as error:
+        reason = (
+            "nothing listens there" if isinstance(error, ConnectionRefusedError) else "it does not answer"
+        )
+        return WrongPart("port", f"{host}:{port} ({found[0][4][0]}): {reason}")
+    writer.transport.abort()
+    options = ConnectionOptions(
+        "mansio-doctor", CONNECT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, tls=security.tls_context()
+    )
+    try:
+        connection = await Connection.open(host, port, replace(options, sasl=security.credentials()))
+    except TlsFailed as error:
+        return WrongPart(error.wrong, error.message)
+    except UnsupportedSaslMechanism as error:
+        return WrongPart("mechanism", error.message)
+    except AuthenticationFailed as error:
+        return WrongPart("user or password", error.message)
+    except MansioError as error:
+        return WrongPart("protocol", error.message)
+    try:
+        if not security.user:
+
+            async def request(key: int, fields: Mapping[str, Any], version: int) -> Any:
+                return await connection.request(key, fields, version=version)
+
+            try:
+                mechanisms = await offered_mechanisms(request)
+            except MansioError:
+                mechanisms = []
+            if mechanisms:
+                remedy = "give MANSIO_USER and MANSIO_PASSWORD, or a context (mansio context add)"
+                return WrongPart(
+                    "user", f"{host}:{port} requires one, with {', '.join(mechanisms)}: {remedy}"
+                )
+    finally:
+        await connection.close()
+    return None
 
 
 def check_health(bootstrap_servers: str) -> Iterator[Check]:

@@ -34,10 +34,22 @@ PARTITIONS_MAX = 1_000_000
 """Maximum of a partition number: above the limit of any broker, and within the integers of the protocol."""
 
 
-def _check_addresses(bootstrap_servers: str) -> str:
+def current_addresses() -> str | None:
+    """Return the addresses of the user's current context; None if there is none. Raises `ConfigError`."""
+    from mansio.net.contexts import load_contexts
+
+    found = load_contexts().current_context()
+    return None if found is None else found.bootstrap_servers
+
+
+def _check_addresses(context: typer.Context, parameter: typer.CallbackParam, bootstrap_servers: str) -> str:
+    """Check addresses; without any, take those of the user's current context."""
     from mansio.errors import ConfigError
     from mansio.net.addresses import parse_addresses
 
+    source = context.get_parameter_source(parameter.name or "")
+    if source is not None and source.name.startswith("DEFAULT"):
+        bootstrap_servers = current_addresses() or bootstrap_servers
     try:
         parse_addresses(bootstrap_servers)
     except ConfigError as error:
@@ -53,7 +65,7 @@ BootstrapServersOption = Annotated[
         envvar="MANSIO_BOOTSTRAP_SERVERS",
         metavar="HOST:PORT",
         callback=_check_addresses,
-        help="Addresses of brokers (Kafka protocol), separated by commas.",
+        help="Addresses of brokers (Kafka protocol), separated by commas; by default those of the current context.",
     ),
 ]
 
@@ -117,7 +129,8 @@ def usage_error(message: str, hint: str) -> NoReturn:
 
 def connect(bootstrap_servers: str) -> Client:
     """Return a client of the cluster, to be used in `async with`, which raises `ConnectionLost` if no broker responds.
-    Log lines of the client are not printed, because a command gets errors as exceptions.
+    Log lines of the client are not printed, because a command gets errors as exceptions. TLS, user and password come
+    from the environment or from the context for these addresses.
     """
     import logging
 

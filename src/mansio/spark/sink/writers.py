@@ -137,7 +137,7 @@ def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptio
 def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch], query_id: str) -> SinkCommitMessage:
     """Write all rows of one task and wait until they are acknowledged. With `exactly_once`, their transaction is
     prepared then."""
-    client, context = sync_client(options.bootstrap_servers), TaskContext.get()
+    client, context = sync_client(options.bootstrap_servers, options.security), TaskContext.get()
     transaction = None
     if options.exactly_once:
         task, attempt = (0, 0) if context is None else (context.partitionId(), context.attemptNumber())
@@ -160,7 +160,10 @@ def commit_tasks(options: SinkOptions, batch_id: int, messages: Sequence[WriterC
     and of an earlier run. Raises the brokers' errors."""
     reports, query_id = _task_reports(messages), _query_id(messages)
     if options.exactly_once and query_id:
-        client, transactions = sync_client(options.bootstrap_servers), _transactions(reports)
+        client, transactions = (
+            sync_client(options.bootstrap_servers, options.security),
+            _transactions(reports),
+        )
         others = open_transactions(client, query_id, transactions)
         if transactions or others:
             commit_batch(client, query_id, batch_id, transactions, others)
@@ -177,7 +180,10 @@ def abort_tasks(
     reports, query_id = _task_reports(messages), _query_id(messages) or query_id
     WriteLogger().abort(query_id, batch_id, reports)
     if options.exactly_once and query_id:
-        client, transactions = sync_client(options.bootstrap_servers), _transactions(reports)
+        client, transactions = (
+            sync_client(options.bootstrap_servers, options.security),
+            _transactions(reports),
+        )
         quiet_s = time.monotonic()
         end_s = quiet_s + ABORT_WATCH_S_MAX
         while True:

@@ -124,7 +124,7 @@ class JointPlanner:
 
     @property
     def _client(self) -> SyncClient:
-        return sync_client(self._options.bootstrap_servers)
+        return sync_client(self._options.bootstrap_servers, self._options.security)
 
     def _find_others(self) -> set[Place]:
         """Return the partitions of the other inputs. A missing topic is reported by its own reader."""

@@ -94,7 +94,9 @@ class TopicTableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the input of each task: one per partition of the topic now."""
-        found = find_partitions(sync_client(self._options.bootstrap_servers), self._options)
+        found = find_partitions(
+            sync_client(self._options.bootstrap_servers, self._options.security), self._options
+        )
         count = len(found.partitions)
         return [PartitionShare(index, count) for index in range(count)]
 
@@ -106,7 +108,7 @@ class TopicTableReader(DataSourceReader):
         if not isinstance(partition, PartitionShare):  # Spark's own type, if there is nothing to read
             return
         options = self._options
-        found = find_partitions(sync_client(options.bootstrap_servers), options)
+        found = find_partitions(sync_client(options.bootstrap_servers, options.security), options)
         table = open_archive(options) if options.warehouse else None
         if table is not None:
             self._check_types(table)
@@ -135,7 +137,7 @@ class TopicTableReader(DataSourceReader):
             ending_offsets=OffsetSpec(offsets={partition: offsets.end}),
             topic_ids={partition.topic: topic_id} if topic_id else {},
         )
-        wanted = resolve_ranges(sync_client(log.bootstrap_servers), log)
+        wanted = resolve_ranges(sync_client(log.bootstrap_servers, log.security), log)
         for task_range in plan_ranges(wanted):
             yield from read_range(log, self._columns, task_range)
 
@@ -204,7 +206,7 @@ def unarchived_ranges(
     all partitions are. An end of `LATEST_TIMESTAMP` is resolved when the DataFrame is evaluated.
     """
     committed = table.last_commit()
-    client = sync_client(options.bootstrap_servers)
+    client = sync_client(options.bootstrap_servers, options.security)
     found = find_partitions(client, options)
     if not is_archive_of(table, found.topic_ids.get(table.topic, NO_TOPIC_ID)):
         raise TopicRecreated(

@@ -129,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         between calls.
         """
         if self._initial is None:
-            client = sync_client(self._options.bootstrap_servers)
+            client = sync_client(self._options.bootstrap_servers, self._options.security)
             partitions = self._find_partitions().partitions
             earliest = earliest_offsets(client, partitions)
             latest = latest_offsets(client, partitions, self._options.isolation_level)
@@ -150,7 +150,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Store the current end offsets as the end of the query: records that are appended later are not read."""
         found = self._find_partitions(may_be_missing=True)
         self._target = latest_offsets(
-            sync_client(self._options.bootstrap_servers), found.partitions, self._options.isolation_level
+            sync_client(self._options.bootstrap_servers, self._options.security),
+            found.partitions,
+            self._options.isolation_level,
         )
         if self._joint is not None:
             self._joint.set_target()
@@ -241,7 +243,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `TopicRecreated`, or is logged if `failOnDataLoss` is off.
         """
         found = find_partitions(
-            sync_client(self._options.bootstrap_servers), self._options, may_be_missing=may_be_missing
+            sync_client(self._options.bootstrap_servers, self._options.security),
+            self._options,
+            may_be_missing=may_be_missing,
         )
         if not self._topic_ids:
             check_topic_ids(found, self._options)
@@ -262,7 +266,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         or truncated have a restart offset, and only with `failOnDataLoss` off. It becomes the end of the next batch:
         the start of the new log or, if the topic id is known to be the same, the end of the truncated log.
         """
-        client = sync_client(self._options.bootstrap_servers)
+        client = sync_client(self._options.bootstrap_servers, self._options.security)
         known = {*self._topic_ids, *self._options.topic_ids}
         for attempt in range(LATEST_OFFSETS_ATTEMPTS_MAX):
             if attempt:
@@ -304,7 +308,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new = [partition for partition in now if partition not in start]
         unseen = [partition for partition in new if partition not in self._first_seen]
         for partition, first in earliest_offsets(
-            sync_client(self._options.bootstrap_servers), unseen
+            sync_client(self._options.bootstrap_servers, self._options.security), unseen
         ).items():
             if first > 0:
                 data_loss.raise_or_log(
@@ -331,7 +335,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if not self._options.pipeline or done == self._published:
             return
-        client = sync_client(self._options.bootstrap_servers)
+        client = sync_client(self._options.bootstrap_servers, self._options.security)
         group = pipeline_group_id(self._options.pipeline)
         try:
             stored = client.run(fetch_offsets(client.cluster, group, done))
@@ -367,7 +371,7 @@ class BatchReader(DataSourceReader):
         """Return the input of each task. Raises the errors of `resolve_ranges` and `plan_ranges`."""
         options = self._options
         planned = plan_ranges(
-            resolve_ranges(sync_client(options.bootstrap_servers), options),
+            resolve_ranges(sync_client(options.bootstrap_servers, options.security), options),
             partitions_min=options.partitions_min,
             records_max=options.records_per_partition_max,
         )

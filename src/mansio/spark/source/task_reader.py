@@ -130,7 +130,7 @@ class _TaskReader:
         while self._start < task_range.end:
             try:
                 yield from fetch_range(
-                    sync_client(self._options.bootstrap_servers),
+                    sync_client(self._options.bootstrap_servers, self._options.security),
                     task_range.topic_partition,
                     self._start,
                     task_range.end,
