@@ -91,7 +91,7 @@ def test_any_name_and_password_of_unicode_log_in_unchanged_and_no_other_password
     users = directory_of({user: credential(password, mechanism)})
     assert isinstance(log_in(users, mechanism, user, password), Accepted)
     if other != password:
-        assert log_in(users, mechanism, user, other) == Rejected("wrong password")
+        assert log_in(users, mechanism, user, other) == Rejected("wrong password", user)
 
 
 @pytest.mark.parametrize("mechanism", ScramMechanism)
