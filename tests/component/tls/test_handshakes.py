@@ -239,6 +239,34 @@ def test_slow_handshake_is_closed_after_its_time_whether_it_runs_or_waits(
             assert echoes(client)
 
 
+class UnevenAdmission(HandshakeAdmission[Any]):
+    """One place, and more time for the third connection than for those before it."""
+
+    def __init__(self) -> None:
+        super().__init__(running_max=1, running_per_address_max=1, handshake_ms=500)
+        self.calls = 0
+
+    def deadline_of(self, accepted_at: float) -> float:
+        self.calls += 1  # twice for each connection
+        return super().deadline_of(accepted_at) + (scaled(60) if self.calls > 4 else 0)
+
+
+@EACH_LOOP
+def test_waiting_connection_is_closed_at_its_time_while_the_handshake_of_another_goes_on(
+    issued: Certificate, loop: str
+) -> None:
+    with TlsListener(server_context(issued), loop=loop, new_admission=UnevenAdmission) as listener:
+        first, second = listener.connect_plain(), listener.connect_plain()
+        with socket.create_connection(
+            ("127.0.0.1", listener.port), timeout=30, source_address=("127.0.0.2", 0)
+        ):
+            wait_until(lambda: listener.acceptor.accepted == 3, 20, "the connections")
+            first.close()
+            assert second.recv(1) == b""
+            assert (listener.acceptor.running_count, listener.acceptor.waiting_count) == (1, 0)
+        second.close()
+
+
 @pytest.mark.full
 def test_client_that_goes_away_in_its_handshake_leaves_nothing(issued: Certificate) -> None:
     with TlsListener(server_context(issued)) as listener:

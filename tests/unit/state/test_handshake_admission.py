@@ -27,7 +27,8 @@ events = st.lists(
         st.tuples(st.just("end"), st.integers(0, RUNNING_MAX - 1)),
         st.tuples(st.just("pass time"), st.integers(0, 4)),
     ),
-    max_size=120,
+    min_size=50,
+    max_size=200,
 )
 
 
@@ -105,6 +106,10 @@ class Model:
 
     def check(self) -> None:
         admission = self.admission
+        waiting = {key for _, key, _ in self.waiting}
+        for key in tuple(self.served_since):
+            if key not in waiting or self.running_of(key) >= PER_ADDRESS_MAX:
+                del self.served_since[key]  # it gives up its turn
         assert admission.running_count == len(self.running) <= RUNNING_MAX
         assert admission.waiting_count == len(self.waiting) <= WAITING_MAX
         assert admission.next_deadline == min((deadline for _, _, deadline in self.waiting), default=None)

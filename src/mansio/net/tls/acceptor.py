@@ -49,8 +49,8 @@ ms."""
 DESCRIPTOR_PAUSE_S: Final = 1.0
 """Time for which nothing is accepted after the process had no file descriptor left."""
 
-SHUTDOWN_S: Final = 5.0
-"""Time within which a client has to confirm that a connection was closed."""
+SHUTDOWN_S: Final = 2.0
+"""Time within which a client has to read what is left and confirm that a connection was closed; then it is aborted."""
 
 
 class _Accepted:
@@ -212,6 +212,7 @@ class TlsAcceptor:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a peer causes ends its own connection only
+            connection.socket.close()  # no effect if a transport has it, which is about to close it
             self._on_failed(connection, self._failure_of(connection, error))
         else:
             self.completed += 1

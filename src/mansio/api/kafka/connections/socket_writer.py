@@ -238,7 +238,7 @@ class SocketWriter:
                 raise UnreadableSlice(part, error) from error
             raise
         if not sent:
-            raise ended_early_error(part)
+            raise _ended_early_error(part)
         self._remove_sent_bytes(sent)
 
     def _remove_sent_bytes(self, count: int) -> None:
@@ -287,43 +287,36 @@ def join_small_parts(parts: Sequence[ResponsePart], held_bytes: int) -> list[mem
             small.append(data)
             small_bytes += len(data)
         if small_bytes and (data is None or small_bytes > JOIN_BYTES_MAX):
-            joined.append(_joined(small))
+            joined.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
             held_bytes += small_bytes
             small, small_bytes = [], 0
         if data is None:
             joined.append(part)  # type: ignore[arg-type]  # not bytes, as above
     if small_bytes:
-        joined.append(_joined(small))
+        joined.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
     return joined
-
-
-def _joined(small: list[bytes]) -> memoryview:
-    return memoryview(small[0] if len(small) == 1 else b"".join(small))
 
 
 def read_slice_into(buffer: memoryview, part: LogSlice, done: int) -> int:
     """Read bytes of a file range from its position `done` into `buffer`, with one system call; return their number.
     Raises `UnreadableSlice` if the disk cannot read them, `OSError` if the file is shorter than the range."""
     try:
-        count = _read_into(buffer, part.file.fileno(), part.position + done)
+        if _HAS_PREADV:
+            count = os.preadv(part.file.fileno(), [buffer], part.position + done)
+        else:
+            data = os.pread(part.file.fileno(), len(buffer), part.position + done)
+            count = len(data)
+            buffer[:count] = data
     except OSError as error:
         if error.errno in UNREADABLE_ERRNOS:
             raise UnreadableSlice(part, error) from error
         raise
     if not count:
-        raise ended_early_error(part)
+        raise _ended_early_error(part)
     return count
 
 
-def _read_into(buffer: memoryview, descriptor: int, position: int) -> int:
-    if _HAS_PREADV:
-        return os.preadv(descriptor, [buffer], position)
-    data = os.pread(descriptor, len(buffer), position)
-    buffer[: len(data)] = data
-    return len(data)
-
-
-def ended_early_error(part: LogSlice) -> OSError:
+def _ended_early_error(part: LogSlice) -> OSError:
     return OSError(f"{part.file.path} ends before byte {part.position + part.length}")
 
 
