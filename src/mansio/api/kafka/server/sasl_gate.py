@@ -239,38 +239,37 @@ class SaslGate:
             )
         step = self._session.authenticate(request.auth_bytes, now_ms)
         if isinstance(step, PasswordCheck):
-            return self._check(connection, header, step)
+            self._check(connection, header, step)
+            return None
         return self._perform(connection, header, step)
 
     def _count(self, header: RequestHeader) -> None:
         if is_supported(header.api_key, header.api_version):
             self._shared.server.counters.requests[header.api_key] += 1
 
-    def _check(
-        self, connection: Connection, header: RequestHeader, check: PasswordCheck
-    ) -> Sequence[ResponsePart] | None:
-        """Check a password, at once if it is remembered."""
-        response: PendingResponse | None = None
+    def _check(self, connection: Connection, header: RequestHeader, check: PasswordCheck) -> None:
+        """Check a password. Requests behind this one wait."""
+        response = connection.defer_response()
 
         def conclude(outcome: Outcome) -> None:
-            if response is None or response.is_abandoned:
+            if response.is_abandoned:
                 return
             parts = self._conclude(connection, header, outcome, response)
             if parts is not None:
                 response.answer(parts)
 
-        outcome = self._shared.server.service.passwords.begin(check, connection.client_host, conclude)
+        outcome = self._shared.server.service.passwords.begin(
+            check, connection.client_host, conclude, lambda: not response.is_abandoned
+        )
         if outcome is not None:
-            return self._conclude(connection, header, outcome, None)
-        response = connection.defer_response()
-        return None
+            conclude(outcome)
 
     def _conclude(
         self,
         connection: Connection,
         header: RequestHeader,
         outcome: Outcome,
-        response: PendingResponse | None,
+        response: PendingResponse,
     ) -> Sequence[ResponsePart] | None:
         if isinstance(outcome, Refused):
             reason = {
