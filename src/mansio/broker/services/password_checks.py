@@ -80,6 +80,7 @@ class PasswordChecker:
         "_is_running",
         "_process_key",
         "_queue",
+        "_random",
         "_remembered",
         "_thread",
         "_wrong",
@@ -89,7 +90,8 @@ class PasswordChecker:
     def __init__(self, thread: Background, clock: Clock, random: Random) -> None:
         self._thread = thread
         self._clock = clock
-        self._process_key = random.bytes(PROCESS_KEY_BYTES)
+        self._random = random
+        self._process_key = b""
         self._queue: deque[_Waiting] = deque()
         self._is_running = False
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
@@ -115,6 +117,8 @@ class PasswordChecker:
     ) -> Outcome | None:
         """Begin a check for a client at `address`. Return the outcome if it is known at once; otherwise return None,
         and call `on_done` later, once, if `is_wanted` returns true when its turn comes."""
+        if not self._process_key:  # made when it is needed: most brokers check no password
+            self._process_key = self._random.bytes(PROCESS_KEY_BYTES)
         key, network = check.cache_key(self._process_key), network_of(address)
         known = self._recall(key) or self._refuse(network)
         if known is not None:

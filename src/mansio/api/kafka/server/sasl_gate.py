@@ -172,17 +172,21 @@ class SaslGate:
     def __init__(self, shared: Authentication, settings: SaslSettings) -> None:
         self._shared = shared
         self._settings = settings
-        self._session = SaslSession(
-            settings.mechanisms,
-            shared.server.service.users.directory,
-            self._new_nonce,
-            settings.session_ms_max,
-        )
+        self._session = self._new_session(is_confidential=False)
         self._is_open = False
         """Whether the client has authenticated and no re-authentication is in progress."""
         self._has_ended = False
         """Whether the connection is being closed."""
         self._user: str | None = None
+
+    def _new_session(self, *, is_confidential: bool) -> SaslSession:
+        return SaslSession(
+            self._settings.mechanisms,
+            self._shared.server.service.users.directory,
+            self._new_nonce,
+            self._settings.session_ms_max,
+            is_confidential=is_confidential,
+        )
 
     def _new_nonce(self) -> bytes:
         return self._settings.new_nonce(NONCE_BYTES)
@@ -191,10 +195,10 @@ class SaslGate:
     def frame_bytes_max(self) -> int:
         return self._settings.frame_bytes_max
 
-    @property
-    def timeout_ms(self) -> int:
-        """Time in which the client has to authenticate."""
-        return self._settings.timeout_ms
+    def on_connected(self, connection: Connection) -> None:
+        if connection.is_confidential:
+            self._session = self._new_session(is_confidential=True)
+        self._shared.add(connection, self._settings.timeout_ms)
 
     def on_lost(self, connection: Connection) -> None:
         self._shared.remove(connection, self._user)
