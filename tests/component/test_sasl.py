@@ -211,6 +211,11 @@ def test_a_handshake_for_no_mechanism_or_in_version_0_names_the_reason_and_close
             assert tuple(answer.mechanisms) == SASL_MECHANISMS
             assert peer.closed()
     with RawPeer(broker.port) as peer:
+        shaken = messages.encode_request(ApiKey.SASL_HANDSHAKE, 1, 1, "x", {"mechanism": "GSSAPI"})
+        peer.send(shaken + shaken)
+        assert peer.frame() is not None, "what follows the end does not take the answer away"
+        assert peer.frame() is None
+    with RawPeer(broker.port) as peer:
         assert shake(peer, SCRAM, version=0).error_code == UnsupportedVersion.kafka_code
         assert peer.closed()
 
@@ -388,6 +393,21 @@ def test_a_previous_password_logs_in_and_its_sessions_go_on_until_its_end(
         assert set_password(admin, user, "third").error_code == 0
         with RawPeer(broker.port) as other:
             assert log_in(other, mechanism, user, "second").error_code == FAILED
+
+
+# Restart
+
+
+@pytest.mark.full
+def test_users_survive_a_restart(tmp_path: Path) -> None:
+    with sasl_broker(tmp_path / "data") as broker:
+        broker.set_user("alice", PASSWORD)
+        secret = broker.broker.service.users._state.server_secret
+    with sasl_broker(tmp_path / "data") as broker:
+        assert broker.broker.service.users._state.server_secret == secret
+        for mechanism in MECHANISMS:
+            with RawPeer(broker.port) as peer:
+                assert log_in(peer, mechanism, "alice", PASSWORD).error_code == 0
 
 
 # The user of a request

@@ -606,6 +606,7 @@ class BrokerRuntime:
         stack.callback(self.batch_commits.close)
         stack.callback(self.shares.close)
         stack.callback(self.dead_letters.close)
+        stack.callback(self.service.passwords.stop)
         self.state.on_change(self._delete_offsets_of_deleted_topic)
         stack.callback(self.retention.stop)
         self._disk_limit = HoldDiskLimit(

@@ -297,7 +297,8 @@ _ROWS: Final = (
         0,
         2,
         "sasl.sasl_authenticate",
-        note="SCRAM-SHA-256, SCRAM-SHA-512, PLAIN; with re-authentication (KIP-368). An unknown user fails at the end "
+        note="SCRAM-SHA-256, SCRAM-SHA-512; PLAIN on an encrypted connection or from the broker's machine; "
+        "re-authentication (KIP-368). An unknown user fails at the end "
         "of the exchange, as with a wrong password.",
     ),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions", note=_BOUNDED),

@@ -15,6 +15,7 @@ from mansio.broker.services.password_checks import (
     WRONG_PER_S_MAX,
     PasswordChecker,
     Refused,
+    network_of,
 )
 from mansio.state.authentication.credentials import CredentialDirectory, ScramCredential, ScramMechanism
 from mansio.state.authentication.outcomes import Accepted, Rejected
@@ -75,13 +76,14 @@ class Bench:
         self.users: dict[str, ScramCredential] = {"alice": replace(credential("right"), revision=1)}
         self.directory = CredentialDirectory(self._find, SERVER_SECRET)
         self.outcomes: list[Outcome] = []
+        self.is_wanted = True
 
     def _find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
         return self.users.get(user) if mechanism is ScramMechanism.SHA_256 else None
 
     def begin(self, password: str, address: str = HERE, user: str = "alice") -> Outcome | None:
         check = PasswordCheck(user, password.encode(), self.directory)
-        return self.checker.begin(check, address, self.outcomes.append)
+        return self.checker.begin(check, address, self.outcomes.append, lambda: self.is_wanted)
 
     def run(self, password: str, address: str = HERE, user: str = "alice") -> Outcome:
         found = self.begin(password, address, user)
@@ -181,3 +183,39 @@ def test_a_check_that_fails_unexpectedly_is_a_wrong_one_and_the_next_runs(bench:
     assert bench.outcomes == [Rejected("the check failed: MemoryError")]
     bench.thread.step()
     assert isinstance(bench.outcomes[1], Accepted)
+
+
+def test_a_client_that_has_gone_costs_no_check(bench: Bench) -> None:
+    for _ in range(10):
+        assert bench.begin("wrong") is None
+    bench.is_wanted = False
+    bench.thread.step()
+    assert not bench.thread.jobs
+    assert bench.checker.run_count == 1
+    bench.is_wanted = True
+    assert isinstance(bench.run("right"), Accepted)
+
+
+def test_a_stopping_broker_drops_what_waits(bench: Bench) -> None:
+    for _ in range(10):
+        assert bench.begin("wrong") is None
+    bench.checker.stop()
+    bench.thread.step()
+    assert not bench.thread.jobs
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:1", "2001:db8::/64"),
+        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("no:address", "no:address"),
+    ],
+)
+def test_a_network_of_ipv6_counts_as_one_address(address: str, network: str) -> None:
+    assert network_of(address) == network

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from functools import partial
+from ipaddress import IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.state.authentication.outcomes import Accepted, Rejected
@@ -61,8 +62,9 @@ if TYPE_CHECKING:
 class _Waiting(NamedTuple):
     check: PasswordCheck
     key: bytes
-    address: str
+    network: str
     on_done: Callable[[Outcome], None]
+    is_wanted: Callable[[], bool]
 
 
 class _Remembered(NamedTuple):
@@ -78,6 +80,7 @@ class PasswordChecker:
         "_is_running",
         "_process_key",
         "_queue",
+        "_random",
         "_remembered",
         "_thread",
         "_wrong",
@@ -87,7 +90,8 @@ class PasswordChecker:
     def __init__(self, thread: Background, clock: Clock, random: Random) -> None:
         self._thread = thread
         self._clock = clock
-        self._process_key = random.bytes(PROCESS_KEY_BYTES)
+        self._random = random
+        self._process_key = b""
         self._queue: deque[_Waiting] = deque()
         self._is_running = False
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
@@ -100,23 +104,37 @@ class PasswordChecker:
         """Number of checks that wait or run."""
         return len(self._queue) + self._is_running
 
-    def begin(self, check: PasswordCheck, address: str, on_done: Callable[[Outcome], None]) -> Outcome | None:
+    def stop(self) -> None:
+        """Drop the checks that wait, because the broker is stopping."""
+        self._queue.clear()
+
+    def begin(
+        self,
+        check: PasswordCheck,
+        address: str,
+        on_done: Callable[[Outcome], None],
+        is_wanted: Callable[[], bool],
+    ) -> Outcome | None:
         """Begin a check for a client at `address`. Return the outcome if it is known at once; otherwise return None,
-        and call `on_done` later, once."""
-        key = check.cache_key(self._process_key)
-        known = self._recall(key) or self._refuse(address)
+        and call `on_done` later, once, if `is_wanted` returns true when its turn comes."""
+        if not self._process_key:  # made when it is needed: most brokers check no password
+            self._process_key = self._random.bytes(PROCESS_KEY_BYTES)
+        key, network = check.cache_key(self._process_key), network_of(address)
+        known = self._recall(key) or self._refuse(network)
         if known is not None:
             return known
         if self.waiting_count >= QUEUE_MAX:
             return Refused(QUEUE_FULL)
-        self._queue.append(_Waiting(check, key, address, on_done))
+        self._queue.append(_Waiting(check, key, network, on_done, is_wanted))
         self._run_next()
         return None
 
     def _run_next(self) -> None:
         while self._queue and not self._is_running:
             waiting = self._queue.popleft()
-            known = self._recall(waiting.key) or self._refuse(waiting.address)
+            if not waiting.is_wanted():
+                continue
+            known = self._recall(waiting.key) or self._refuse(waiting.network)
             if known is not None:
                 waiting.on_done(known)
                 continue
@@ -132,7 +150,7 @@ class PasswordChecker:
         if isinstance(outcome, Accepted):
             self._remember(waiting.key, outcome)
         else:
-            self._count_wrong(waiting.address)
+            self._count_wrong(waiting.network)
         try:
             waiting.on_done(outcome or Rejected(f"the check failed: {type(error).__name__}"))
         finally:
@@ -156,19 +174,31 @@ class PasswordChecker:
         if len(self._remembered) > CACHE_ENTRIES_MAX:
             self._remembered.popitem(last=False)
 
-    def _refuse(self, address: str) -> Refused | None:
-        bucket = self._wrong.get(address)
+    def _refuse(self, network: str) -> Refused | None:
+        bucket = self._wrong.get(network)
         if bucket is not None and bucket.level(self._clock.monotonic()) >= WRONG_PER_S_MAX:
             return Refused(TOO_MANY_WRONG)
         return None
 
-    def _count_wrong(self, address: str) -> None:
+    def _count_wrong(self, network: str) -> None:
         now_s = self._clock.monotonic()
-        bucket = self._wrong.setdefault(address, _Bucket(now_s))
+        bucket = self._wrong.setdefault(network, _Bucket(now_s))
         bucket.add(now_s)
-        self._wrong.move_to_end(address)
+        self._wrong.move_to_end(network)
         if len(self._wrong) > ADDRESSES_MAX:
             self._wrong.popitem(last=False)
+
+
+def network_of(address: str) -> str:
+    """Return what counts as one address: of IPv6 the network of 64 bits, all of which a client usually has."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address)
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Network((int(parsed), 64), strict=False))
 
 
 class _Bucket:

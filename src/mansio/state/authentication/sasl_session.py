@@ -138,12 +138,14 @@ class SaslSession:
         directory: CredentialDirectory,
         new_nonce: Callable[[], bytes],
         session_ms_max: int = 0,
+        *,
+        is_confidential: bool = True,
     ) -> None:
         """Begin the session of a new connection.
 
         `mechanisms`: those of the listener, of `SASL_MECHANISMS`. `new_nonce` returns `scram.NONCE_BYTES` unpredictable
         bytes. `session_ms_max` (`connections.max.reauth.ms`): time after which clients have to authenticate again; 0:
-        never.
+        never. `is_confidential`: whether nobody else can read the connection; PLAIN is not offered otherwise.
         """
         unknown = [name for name in mechanisms if name not in SASL_MECHANISMS]
         if unknown or not mechanisms:
@@ -153,7 +155,7 @@ class SaslSession:
         re-authentication: requests that were accepted before continue as this user."""
         self.expires_ms: int | None = None
         """End of the session; None: it has none."""
-        self._mechanisms = tuple(mechanisms)
+        self._mechanisms = tuple(name for name in mechanisms if is_confidential or name != PLAIN)
         self._directory = directory
         self._new_nonce = new_nonce
         self._session_ms_max = session_ms_max

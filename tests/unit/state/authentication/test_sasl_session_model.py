@@ -222,6 +222,15 @@ def test_a_mechanism_that_is_not_offered_is_answered_with_those_that_are(mechani
     assert kind(one.gate(SASL_AUTHENTICATE, 2, 0)) == CLOSED
 
 
+def test_plain_is_not_offered_where_others_can_read_the_password() -> None:
+    one = SaslSession(MECHANISMS, USERS, lambda: NONCE, is_confidential=False)
+    decision = shake(one, PLAIN)
+    assert decision.error_code == UNSUPPORTED_MECHANISM
+    assert decision.mechanisms == ("SCRAM-SHA-256", "SCRAM-SHA-512")
+    only = SaslSession((PLAIN,), USERS, lambda: NONCE, is_confidential=False)
+    assert shake(only, PLAIN).mechanisms == ()
+
+
 @pytest.mark.parametrize("mechanisms", [(), ("GSSAPI",), ("PLAIN", "plain")])
 def test_a_listener_without_a_known_mechanism_is_refused(mechanisms: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="mechanisms"):

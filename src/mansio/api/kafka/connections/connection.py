@@ -82,9 +82,8 @@ class RequestGate(Protocol):
     def frame_bytes_max(self) -> int:
         """Maximum size of a frame until then."""
 
-    @property
-    def timeout_ms(self) -> int:
-        """Time in which the client has to authenticate."""
+    def on_connected(self, connection: Connection) -> None:
+        """Begin to authenticate the client of the connection, whose address is known now."""
 
     def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None: ...
 

@@ -276,7 +276,7 @@ class KafkaServer:
             self._connections[connection] = None
             self._hosts[host] = from_host + 1
             if connection.gate is not None:
-                self.authentication.add(connection, connection.gate.timeout_ms)
+                connection.gate.on_connected(connection)
             self.counters.connections_accepted += 1
 
     def _has_valid_certificate(self, connection: Connection) -> bool:

@@ -172,17 +172,21 @@ class SaslGate:
     def __init__(self, shared: Authentication, settings: SaslSettings) -> None:
         self._shared = shared
         self._settings = settings
-        self._session = SaslSession(
-            settings.mechanisms,
-            shared.server.service.users.directory,
-            self._new_nonce,
-            settings.session_ms_max,
-        )
+        self._session = self._new_session(is_confidential=False)
         self._is_open = False
         """Whether the client has authenticated and no re-authentication is in progress."""
         self._has_ended = False
         """Whether the connection is being closed."""
         self._user: str | None = None
+
+    def _new_session(self, *, is_confidential: bool) -> SaslSession:
+        return SaslSession(
+            self._settings.mechanisms,
+            self._shared.server.service.users.directory,
+            self._new_nonce,
+            self._settings.session_ms_max,
+            is_confidential=is_confidential,
+        )
 
     def _new_nonce(self) -> bytes:
         return self._settings.new_nonce(NONCE_BYTES)
@@ -191,10 +195,10 @@ class SaslGate:
     def frame_bytes_max(self) -> int:
         return self._settings.frame_bytes_max
 
-    @property
-    def timeout_ms(self) -> int:
-        """Time in which the client has to authenticate."""
-        return self._settings.timeout_ms
+    def on_connected(self, connection: Connection) -> None:
+        if connection.is_confidential:
+            self._session = self._new_session(is_confidential=True)
+        self._shared.add(connection, self._settings.timeout_ms)
 
     def on_lost(self, connection: Connection) -> None:
         self._shared.remove(connection, self._user)
@@ -239,38 +243,37 @@ class SaslGate:
             )
         step = self._session.authenticate(request.auth_bytes, now_ms)
         if isinstance(step, PasswordCheck):
-            return self._check(connection, header, step)
+            self._check(connection, header, step)
+            return None
         return self._perform(connection, header, step)
 
     def _count(self, header: RequestHeader) -> None:
         if is_supported(header.api_key, header.api_version):
             self._shared.server.counters.requests[header.api_key] += 1
 
-    def _check(
-        self, connection: Connection, header: RequestHeader, check: PasswordCheck
-    ) -> Sequence[ResponsePart] | None:
-        """Check a password, at once if it is remembered."""
-        response: PendingResponse | None = None
+    def _check(self, connection: Connection, header: RequestHeader, check: PasswordCheck) -> None:
+        """Check a password. Requests behind this one wait."""
+        response = connection.defer_response()
 
         def conclude(outcome: Outcome) -> None:
-            if response is None or response.is_abandoned:
+            if response.is_abandoned:
                 return
             parts = self._conclude(connection, header, outcome, response)
             if parts is not None:
                 response.answer(parts)
 
-        outcome = self._shared.server.service.passwords.begin(check, connection.client_host, conclude)
+        outcome = self._shared.server.service.passwords.begin(
+            check, connection.client_host, conclude, lambda: not response.is_abandoned
+        )
         if outcome is not None:
-            return self._conclude(connection, header, outcome, None)
-        response = connection.defer_response()
-        return None
+            conclude(outcome)
 
     def _conclude(
         self,
         connection: Connection,
         header: RequestHeader,
         outcome: Outcome,
-        response: PendingResponse | None,
+        response: PendingResponse,
     ) -> Sequence[ResponsePart] | None:
         if isinstance(outcome, Refused):
             reason = {
