@@ -54,18 +54,17 @@ def parse_mechanisms(text: str) -> tuple[str, ...]:
     return found
 
 
-def mechanisms_of(listener: Listener, enabled: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the mechanisms that a listener with SASL offers: PLAIN, which sends passwords, only where no other
-    machine can read the connection. Raises `ConfigError` if none remains."""
-    if listener.security_protocol.is_encrypted or is_loopback_host(listener.address.host):
-        return enabled
-    offered = tuple(name for name in enabled if name != PLAIN)
-    if not offered:
+def check_mechanisms(listener: Listener, enabled: tuple[str, ...]) -> None:
+    """Raise `ConfigError` if clients of other machines could log in to a listener with PLAIN only, which sends
+    passwords and is not offered to them without TLS."""
+    protocol = listener.security_protocol
+    if protocol.is_encrypted or not protocol.is_authenticated or is_loopback_host(listener.address.host):
+        return
+    if set(enabled) <= {PLAIN}:
         raise ConfigError(
             f"sasl_enabled_mechanisms: PLAIN would send passwords unencrypted to the listener {listener.name}; add "
             "SCRAM-SHA-256, or use SASL_SSL"
         )
-    return offered
 
 
 def is_authenticated(listener: Listener, client_certificates: str) -> bool:

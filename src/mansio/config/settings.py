@@ -35,8 +35,8 @@ from mansio.config.security import (
     SASL_MECHANISMS,
     check_inter_broker,
     check_listeners,
+    check_mechanisms,
     is_loopback_host,
-    mechanisms_of,
     parse_mechanisms,
 )
 from mansio.errors import ConfigError, InvalidConfig
@@ -817,8 +817,7 @@ class Settings:
                 raise ConfigError(f"ssl_ca_location: ssl_client_auth={self.ssl_client_auth} needs it")
         enabled = self.sasl_mechanisms
         for each in listeners.all:
-            if each.security_protocol.is_authenticated:
-                mechanisms_of(each, enabled)
+            check_mechanisms(each, enabled)
         others = {
             "http": (self.http_address, False),
             "grpc": (self.grpc_address, False),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from mansio.api.kafka.server.listener_security import ListenerSecurity
 from mansio.api.kafka.server.sasl_gate import SaslSettings
 from mansio.config.listeners import SecurityProtocol
-from mansio.config.security import mechanisms_of
 from mansio.net.tls.certificate_reloader import CertificateReloader
 from mansio.net.tls.contexts import ClientAuthentication, TlsFiles
 from mansio.state.authentication.certificate_names import MappingRules
@@ -61,7 +60,7 @@ class BrokerSecurity:
         sasl = None
         if protocol.is_authenticated:
             sasl = SaslSettings(
-                mechanisms=mechanisms_of(listener, settings.sasl_mechanisms),
+                mechanisms=settings.sasl_mechanisms,
                 new_nonce=self._host.random.bytes,
                 listener=listener.name,
                 session_ms_max=settings.connections_max_reauth_ms,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from mansio.config.listeners import resolve_listeners
-from mansio.config.security import is_loopback_host, mechanisms_of, parse_mechanisms
+from mansio.config.security import is_loopback_host
 from mansio.config.settings import Settings
 from mansio.errors import ConfigError
 
@@ -125,14 +124,6 @@ def test_a_listener_or_store_without_protection_beside_protected_ones_is_refused
         Settings(**given_settings)
     assert str(error.value).startswith(complaint)
     assert "\n" not in str(error.value)
-
-
-def test_passwords_are_not_asked_for_where_others_can_read_them() -> None:
-    enabled = parse_mechanisms("plain, SCRAM-SHA-512")
-    text = "SASL_PLAINTEXT://127.0.0.1:1,A://0.0.0.0:2,B://0.0.0.0:3"
-    protocols = "SASL_PLAINTEXT:SASL_PLAINTEXT,A:SASL_PLAINTEXT,B:SASL_SSL"
-    offered = [mechanisms_of(each, enabled) for each in resolve_listeners(text, "", protocols, "").all]
-    assert offered == [("PLAIN", "SCRAM-SHA-512"), ("SCRAM-SHA-512",), ("PLAIN", "SCRAM-SHA-512")]
 
 
 def test_only_addresses_of_this_machine_are_loopback() -> None:
