@@ -405,7 +405,7 @@ def test_users_survive_a_restart(tmp_path: Path) -> None:
         secret = broker.broker.service.users._state.server_secret
     with sasl_broker(tmp_path / "data") as broker:
         assert broker.broker.service.users._state.server_secret == secret
-        for mechanism in MECHANISMS:
+        for mechanism in SASL_MECHANISMS:
             with RawPeer(broker.port) as peer:
                 assert log_in(peer, mechanism, "alice", PASSWORD).error_code == 0
 

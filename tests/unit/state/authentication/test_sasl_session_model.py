@@ -223,7 +223,7 @@ def test_a_mechanism_that_is_not_offered_is_answered_with_those_that_are(mechani
 
 
 def test_plain_is_not_offered_where_others_can_read_the_password() -> None:
-    one = SaslSession(MECHANISMS, USERS, lambda: NONCE, is_confidential=False)
+    one = SaslSession(SASL_MECHANISMS, USERS, lambda: NONCE, is_confidential=False)
     decision = shake(one, PLAIN)
     assert decision.error_code == UNSUPPORTED_MECHANISM
     assert decision.mechanisms == ("SCRAM-SHA-256", "SCRAM-SHA-512")
