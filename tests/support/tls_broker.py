@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 class TlsBroker:
     """An embedded broker with the acceptor in front of its Kafka server, which advertises the acceptor's address."""
 
-    def __init__(self, broker: EmbeddedBroker, files: TlsFiles, plaintext_port: int, port: int) -> None:
+    def __init__(self, broker: EmbeddedBroker, files: TlsFiles, port: int) -> None:
         self.broker = broker
-        self.plaintext_port = plaintext_port
         self.port = port
         self.context: ssl.SSLContext = load_server_context(files).context
         self.server = present(broker._broker).server
@@ -38,19 +37,19 @@ class TlsBroker:
     def address(self) -> str:
         return f"localhost:{self.port}"
 
+    @property
+    def plaintext_port(self) -> int:
+        return int(present(self.broker._broker).server._listening.sockets[0].getsockname()[1])  # type: ignore[union-attr]
+
     async def listen(self) -> None:
         self.acceptor.listen([socket.create_server(("127.0.0.1", self.port), backlog=1024)])
 
 
 @contextmanager
 def tls_broker(directory: Path, files: TlsFiles, **settings: Any) -> Iterator[TlsBroker]:
-    plaintext_port, port = free_port(), free_port()
-    addresses = {
-        "listeners": f"127.0.0.1:{plaintext_port}",
-        "advertised_listeners": f"localhost:{port}",
-    }
-    with EmbeddedBroker(directory, **addresses, **settings) as broker:
-        tls = TlsBroker(broker, files, plaintext_port, port)
+    port = free_port()
+    with EmbeddedBroker(directory, advertised_listeners=f"localhost:{port}", **settings) as broker:
+        tls = TlsBroker(broker, files, port)
         broker._call(tls.listen(), 30)
         try:
             yield tls
