@@ -151,7 +151,7 @@ def load_client_context(
     return context
 
 
-def _new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
+def _new_context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION

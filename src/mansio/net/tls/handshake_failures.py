@@ -48,7 +48,7 @@ _REASONS: Final = {
     "HTTP_REQUEST": Failure(FailureReason.PLAINTEXT, _PLAINTEXT),
     "HTTPS_PROXY_REQUEST": Failure(FailureReason.PLAINTEXT, _PLAINTEXT),
     "WRONG_VERSION_NUMBER": Failure(FailureReason.PLAINTEXT, _PLAINTEXT),
-    "RECORD_TOO_SMALL": Failure(FailureReason.PLAINTEXT, _PLAINTEXT),
+    "RECORD_LAYER_FAILURE": Failure(FailureReason.PLAINTEXT, _PLAINTEXT),  # OpenSSL 3.2 and later
     "UNSUPPORTED_PROTOCOL": Failure(
         FailureReason.PROTOCOL_VERSION, "the client offers no version of TLS above 1.1"
     ),
