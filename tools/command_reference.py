@@ -21,7 +21,8 @@ PREFACE = """\
 Generated from the commands by `python -m tools.command_reference`; a test keeps it current.
 
 * **Where the broker is**: `--bootstrap-servers HOST:PORT` or `MANSIO_BOOTSTRAP_SERVERS`, on every command that is
-  a client.
+  a client; otherwise the current context of `mansio context`. TLS, user and password come from `MANSIO_TLS`,
+  `MANSIO_USER`, `MANSIO_PASSWORD`, or from the context for these addresses; they are no options.
 * **What is printed**: results go to standard output, everything else to standard error. `--output json` (or
   `MANSIO_OUTPUT=json`) prints one JSON value. `produce` and `consume` print one per line, and ignore
   `MANSIO_OUTPUT`. If standard output is not a terminal, tables are plain text, one row per line, not truncated.

@@ -457,6 +457,7 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
 
     def _begin_reauthentication(self) -> None:
         if not self.closed:
+            self._pauses |= _AUTHENTICATING
             self._reauthentication = self._loop.create_task(self._reauthenticate(), name="reauthentication")
 
     async def _reauthenticate(self) -> None:

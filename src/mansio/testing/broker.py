@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 START_S_MAX = 60.0
 STOP_MARGIN_S = 10.0
+UNSECURED = {"tls": False, "user": "", "password": "", "certificate": "", "key": ""}
+"""How clients of the test's broker connect, whatever the environment states."""
 
 TEST_SETTINGS = {
     "listeners": "127.0.0.1:0",
@@ -169,10 +171,11 @@ class TestBroker:
 
     def client(self, **options: Any) -> mansio.blocking.Client:
         """Connect a blocking client. It is closed when nothing refers to it or to what it made (consumers, `admin`),
-        and otherwise by `close`. `options`: those of `mansio.blocking.connect`."""
+        and otherwise by `close`. `options`: those of `mansio.blocking.connect`; TLS and user of the environment do not
+        apply."""
         from mansio import blocking
 
-        client = blocking.connect(self.bootstrap_servers, **options)
+        client = blocking.connect(self.bootstrap_servers, **{**UNSECURED, **options})
         self._client_ends.append(client._close_when_dropped())  # type: ignore[attr-defined]  # not in the stub
         return client
 
