@@ -22,7 +22,10 @@ from mansio.errors import (
     UnsupportedSaslMechanism,
 )
 from mansio.net import sasl
+from mansio.net.connection import Connection, ConnectionOptions
+from mansio.net.sasl import SaslCredentials
 from mansio.state.authentication.credentials import salt_password
+from mansio.wire.api_versions import ApiKey
 from support.certificates import CertificateAuthority, CertificateFiles
 from support.machine import scaled
 from support.secure_front import MECHANISMS, SecureFront, server_context
@@ -352,3 +355,92 @@ def test_the_password_is_salted_once_for_all_connections(
     assert len(front.authentications) >= logins + 4
     assert len(salted) == 1
     assert "mansio-client" not in salted[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("reader", ["consumer", "group", "receiver"])
+def test_a_reader_whose_password_was_changed_ends_with_the_reason(
+    reader: str, files: CertificateFiles, authority: CertificateAuthority
+) -> None:
+    async def read(front: SecureFront) -> None:
+        connect = mansio.connect(front.address, tls=authority.certificate, user=USER, password=PASSWORD)
+        async with connect as client, asyncio.timeout(scaled(30.0)):
+            await client.admin.create_topic("topic", partitions=1)
+            await client.admin.alter_group_config("jobs", {"share.auto.offset.reset": "earliest"})
+            await client.publish("topic", b"value")
+            if reader == "receiver":
+                found: Any = client.receive("topic", group="jobs")
+            else:
+                found = client.consume("topic", group="readers" if reader == "group" else None)
+            messages = aiter(found)
+            assert (await anext(messages)).value == b"value"
+            front.set_users({USER: "another"})
+            front.cut()
+            await anext(messages)
+
+    with (
+        SecureFront(server_context(files), {USER: PASSWORD}) as front,
+        pytest.raises(SaslAuthenticationFailed),
+    ):
+        asyncio.run(read(front))
+
+
+@pytest.mark.full
+def test_nothing_readable_passes_the_network(front: SecureFront, authority: CertificateAuthority) -> None:
+    passed = bytearray()
+
+    async def use() -> None:
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while piece := await reader.read(1 << 16):
+                    passed.extend(piece)
+                    writer.write(piece)
+            except OSError:
+                pass
+            finally:
+                writer.transport.abort()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            from_front, to_front = await asyncio.open_connection("127.0.0.1", front.port)
+            await asyncio.gather(relay(reader, to_front), relay(from_front, writer))
+
+        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+            options = ConnectionOptions(
+                tls=ssl.create_default_context(cafile=authority.certificate),
+                sasl=SaslCredentials(USER, PASSWORD, "PLAIN"),
+            )
+            connection = await Connection.open("localhost", server.sockets[0].getsockname()[1], options)
+            described = await connection.request(ApiKey.DESCRIBE_CLUSTER, {})
+            assert described.cluster_id
+            await connection.close()
+            for secret in (PASSWORD, USER, described.cluster_id, "SCRAM", "mansio"):
+                assert secret.encode() not in passed
+
+    asyncio.run(use())
+    assert len(passed) > 1_000
+
+
+@pytest.mark.full
+def test_a_port_without_tls_that_waits_for_more_is_named(authority: CertificateAuthority) -> None:
+    """It takes the start of the handshake for a long request."""
+
+    async def connect() -> None:
+        async def patient(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                length = int.from_bytes(await reader.readexactly(4))
+                frame = await reader.readexactly(length)
+                writer.write((8).to_bytes(4) + frame[4:8] + bytes(4))
+                await reader.read()
+            except (asyncio.IncompleteReadError, OSError):
+                pass
+            finally:
+                writer.transport.abort()
+
+        async with await asyncio.start_server(patient, "127.0.0.1", 0) as server:
+            options = ConnectionOptions(
+                connect_timeout_ms=300, tls=ssl.create_default_context(cafile=authority.certificate)
+            )
+            await Connection.open("localhost", server.sockets[0].getsockname()[1], options)
+
+    with pytest.raises(TlsFailed, match="does not speak TLS"):
+        asyncio.run(connect())

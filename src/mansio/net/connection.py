@@ -278,6 +278,9 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
                     await connection._authenticate(options.request_timeout_ms)
             is_open = True
         except TimeoutError as error:
+            # What has no TLS may wait for the rest of what it takes for a request.
+            if options.tls is not None and connection is None and await speaks_plaintext(host, port):
+                raise no_tls_failure(name) from error
             raise ConnectionLost(f"{name} did not respond in time") from error
         except ssl.SSLError as error:
             raise tls_failure(error, name) or await _ended_handshake(host, port, str(error)) from error

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
+from mansio.errors import AuthenticationFailed, BrokerUnreachable, ConnectionLost, RequestTimedOut
 from mansio.net.broker_handshake import authenticate
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 from mansio.net.forwarded_requests import decode_forwarded, encode_forwarded
@@ -181,7 +181,7 @@ class PeerConnections:
         except TimeoutError as error:
             place = "" if address is None else f" at {address[0]}:{address[1]}"
             raise BrokerUnreachable(f"broker {node_id}{place} does not answer") from error
-        except ConnectionLost as error:
+        except (ConnectionLost, AuthenticationFailed) as error:
             raise BrokerUnreachable(error.message) from error
         return opened
 

@@ -40,6 +40,8 @@ PASSWORD_BYTES_MAX: Final = 64 << 10
 SALTED_PASSWORDS_MAX: Final = 8
 """Number of salts and iterations for which a salted password is kept."""
 SHOWN_MECHANISMS_MAX: Final = 10
+SHOWN_CHARACTERS_MAX: Final = 300
+"""Limits on what a broker sent and an error shows."""
 
 
 class SaslCredentials:
@@ -104,7 +106,7 @@ async def authenticate(
         raise UnsupportedVersion(f"{broker} has no authentication with users and passwords")
     answer = await request(SASL_HANDSHAKE, {"mechanism": credentials.mechanism}, HANDSHAKE_VERSION)
     if answer.error_code == UnsupportedSaslMechanism.kafka_code:
-        offered = ", ".join(str(name) for name in (answer.mechanisms or ())[:SHOWN_MECHANISMS_MAX])
+        offered = _one_line(", ".join(_mechanisms(answer)))
         raise UnsupportedSaslMechanism(
             f"{broker} does not offer the mechanism {credentials.mechanism}, but {offered or 'none'}"
         )
@@ -113,7 +115,7 @@ async def authenticate(
 
     async def exchange(token: bytes) -> Any:
         response = await request(SASL_AUTHENTICATE, {"auth_bytes": token}, version)
-        message = response.error_message or "the user or the password is wrong"
+        message = _one_line(response.error_message) or "the user or the password is wrong"
         _check(response.error_code, f"{broker} refused user {credentials.user!r}: {message}")
         return response
 
@@ -132,7 +134,7 @@ async def offered_mechanisms(request: Request) -> list[str]:
     """Return the mechanisms of the listener; none if it does not authenticate users. It closes the connection."""
     answer = await request(SASL_HANDSHAKE, {"mechanism": ""}, HANDSHAKE_VERSION)
     is_sasl = answer.error_code == UnsupportedSaslMechanism.kafka_code
-    return [str(name) for name in (answer.mechanisms or ())[:SHOWN_MECHANISMS_MAX]] if is_sasl else []
+    return _mechanisms(answer) if is_sasl else []
 
 
 async def _exchange_scram(exchange: Callable[[bytes], Awaitable[Any]], credentials: SaslCredentials) -> Any:
@@ -144,6 +146,16 @@ async def _exchange_scram(exchange: Callable[[bytes], Awaitable[Any]], credentia
     answer = await exchange(client.final(salted_password))
     client.verify(bytes(answer.auth_bytes))
     return answer
+
+
+def _mechanisms(answer: Any) -> list[str]:
+    return [_one_line(name) for name in (answer.mechanisms or ())[:SHOWN_MECHANISMS_MAX]]
+
+
+def _one_line(text: str | None) -> str:
+    """Return what a broker sent as one line that a terminal can show."""
+    shown = " ".join((text or "")[:SHOWN_CHARACTERS_MAX].split())
+    return "".join(character if character.isprintable() else "?" for character in shown)
 
 
 def _check(code: int, message: str) -> None:

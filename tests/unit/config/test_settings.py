@@ -191,6 +191,13 @@ def test_unknown_variable_is_refused_with_a_suggestion(monkeypatch: pytest.Monke
     [
         "MANSIO_BOOTSTRAP_SERVERS",
         "MANSIO_OUTPUT",
+        "MANSIO_CONTEXT",
+        "MANSIO_TLS",
+        "MANSIO_USER",
+        "MANSIO_PASSWORD",
+        "MANSIO_MECHANISM",
+        "MANSIO_CERTIFICATE",
+        "MANSIO_KEY",
         "MANSIO_SERVICE_HOST",
         "MANSIO_SERVICE_PORT_KAFKA",
         "MANSIO_PORT",

@@ -14,7 +14,7 @@ from mansio.api.routing.routed_connections import ForwardedConnection, LocalConn
 from mansio.client.client import Client
 from mansio.client.producer.produce_request import PRODUCE_CHANNEL
 from mansio.config.settings import Address
-from mansio.errors import ConnectionLost
+from mansio.errors import AuthenticationFailed, ConnectionLost
 from mansio.net.cluster import UNKNOWN_NODE, Cluster
 from mansio.net.connection import Connection, ConnectionOptions
 from mansio.ports import RequestClass
@@ -115,7 +115,10 @@ class RoutedClients:
             known = self._negotiated.get(key)
             if known is not None and not known.closed:
                 return known
-            opened = await Connection.open(node.host, node.port)
+            try:
+                opened = await Connection.open(node.host, node.port)
+            except AuthenticationFailed as error:  # of this broker, not of the caller
+                raise ConnectionLost(error.message) from error
             if self._is_closed:
                 await opened.close()
                 raise ConnectionLost("the broker is stopping")
