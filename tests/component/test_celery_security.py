@@ -12,7 +12,7 @@ from celery.contrib.testing.worker import start_worker
 
 import mansio.celery  # noqa: F401  # registers the transport
 from mansio.errors import SaslAuthenticationFailed
-from support.certificates import CertificateAuthority
+from support.certificates import Authority
 from support.machine import scaled
 from support.secure_front import SecureFront, server_context
 
@@ -25,10 +25,11 @@ pytestmark = pytest.mark.full
 
 
 def test_a_task_runs_over_tls_and_a_wrong_password_ends_the_attempt(tmp_path: Path) -> None:
-    authority = CertificateAuthority(tmp_path)
+    authority = Authority(tmp_path)
     with SecureFront(server_context(authority.issue()), {USER: PASSWORD}) as front:
         results: queue.Queue[int] = queue.Queue()
-        url = f"mansio://{USER}:{quote(PASSWORD, safe='')}@{front.address}/?ssl={quote(authority.certificate, safe='')}"
+        login = f"{USER}:{quote(PASSWORD, safe='')}"
+        url = f"mansio://{login}@{front.address}/?ssl={quote(str(authority.certificate), safe='')}"
         app = celery.Celery("shop", broker=url)
 
         @app.task

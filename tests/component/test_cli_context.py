@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.certificates import CertificateAuthority
+from support.certificates import Authority
 from support.secure_front import SecureFront, server_context
 from system.e2e.test_cli import Shell
 
@@ -21,12 +21,12 @@ USER, PASSWORD = "alice", "pass word"
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
-    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
-def front(authority: CertificateAuthority) -> Iterator[SecureFront]:
+def front(authority: Authority) -> Iterator[SecureFront]:
     with SecureFront(server_context(authority.issue()), {USER: PASSWORD}) as running:
         yield running
 
@@ -51,9 +51,9 @@ def broker_check(shell: Shell, code: int = 0) -> dict[str, str]:
 
 
 def test_commands_connect_as_the_current_context_states(
-    front: SecureFront, authority: CertificateAuthority, shell: Shell, password_file: str, tmp_path: Path
+    front: SecureFront, authority: Authority, shell: Shell, password_file: str, tmp_path: Path
 ) -> None:
-    where = ("-b", front.address, "--ca", authority.certificate)
+    where = ("-b", front.address, "--ca", str(authority.certificate))
     shell("context", "add", "other", "-b", "other.example:1")
     shell("context", "add", "here", *where, "--user", USER, "--password-file", password_file)
     shell("context", "use", "here")
@@ -89,9 +89,9 @@ def test_commands_connect_as_the_current_context_states(
 
 @pytest.mark.full
 def test_the_environment_and_standard_input_give_a_password(
-    front: SecureFront, authority: CertificateAuthority, shell: Shell
+    front: SecureFront, authority: Authority, shell: Shell
 ) -> None:
-    arguments = ("-b", front.address, "--ca", authority.certificate, "--user", USER)
+    arguments = ("-b", front.address, "--ca", str(authority.certificate), "--user", USER)
     shell("context", "add", "here", *arguments, code=2)
     assert "--password-file" in shell.errors
     shell("context", "add", "here", *arguments, "--password-file", "-", stdin=PASSWORD.encode())
@@ -102,7 +102,7 @@ def test_the_environment_and_standard_input_give_a_password(
     shell("context", "remove", "here")
     shell.environment |= {
         "MANSIO_BOOTSTRAP_SERVERS": front.address,
-        "MANSIO_TLS": authority.certificate,
+        "MANSIO_TLS": str(authority.certificate),
         "MANSIO_USER": USER,
         "MANSIO_PASSWORD": PASSWORD,
     }
@@ -146,15 +146,13 @@ def test_a_context_is_replaced_only_on_request(shell: Shell) -> None:
 
 
 @pytest.mark.full
-def test_doctor_names_the_part_that_is_wrong(
-    front: SecureFront, authority: CertificateAuthority, shell: Shell
-) -> None:
+def test_doctor_names_the_part_that_is_wrong(front: SecureFront, authority: Authority, shell: Shell) -> None:
     with (
         SecureFront() as plain,
-        SecureFront(server_context(authority.issue("other", ["other.example"]))) as other,
-        SecureFront(server_context(authority.issue("expired", is_expired=True))) as expired,
+        SecureFront(server_context(authority.issue("other", names=["DNS:other.example"]))) as other,
+        SecureFront(server_context(authority.issue("expired", days=-1))) as expired,
     ):
-        right = {"MANSIO_TLS": authority.certificate, "MANSIO_USER": USER, "MANSIO_PASSWORD": PASSWORD}
+        right = {"MANSIO_TLS": str(authority.certificate), "MANSIO_USER": USER, "MANSIO_PASSWORD": PASSWORD}
         for wrong, servers, variables in (
             ("name", "no-such-host.invalid:9092", right),
             ("port", "127.0.0.1:1", right),
@@ -165,7 +163,7 @@ def test_doctor_names_the_part_that_is_wrong(
             ("name", other.address, right),
             ("user or password", front.address, {**right, "MANSIO_PASSWORD": "wrong"}),
             ("user or password", front.address, {**right, "MANSIO_USER": "nobody"}),
-            ("user", front.address, {"MANSIO_TLS": authority.certificate}),
+            ("user", front.address, {"MANSIO_TLS": str(authority.certificate)}),
             ("settings", front.address, {**right, "MANSIO_TLS": "/missing.pem"}),
         ):
             shell.environment = {

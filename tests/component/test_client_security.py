@@ -8,6 +8,7 @@ import ssl
 import threading
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,9 +25,10 @@ from mansio.errors import (
 from mansio.net import sasl
 from mansio.net.connection import Connection, ConnectionOptions
 from mansio.net.sasl import SaslCredentials
+from mansio.net.security_settings import SecuritySettings
 from mansio.state.authentication.credentials import salt_password
 from mansio.wire.api_versions import ApiKey
-from support.certificates import CertificateAuthority, CertificateFiles
+from support.certificates import Authority, Certificate, encrypted_key
 from support.machine import scaled
 from support.secure_front import MECHANISMS, SecureFront, server_context
 from support.waiting import wait_until
@@ -41,23 +43,23 @@ REFUSED_S_MAX = 5.0
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
-    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
-def files(authority: CertificateAuthority) -> CertificateFiles:
+def files(authority: Authority) -> Certificate:
     return authority.issue()
 
 
 @pytest.fixture(scope="module")
-def front(files: CertificateFiles) -> Iterator[SecureFront]:
+def front(files: Certificate) -> Iterator[SecureFront]:
     with SecureFront(server_context(files), {USER: PASSWORD}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def tls_front(files: CertificateFiles) -> Iterator[SecureFront]:
+def tls_front(files: Certificate) -> Iterator[SecureFront]:
     with SecureFront(server_context(files)) as running:
         yield running
 
@@ -83,12 +85,12 @@ def refused(address: str, **security: Any) -> AuthenticationFailed:
     [MECHANISMS[0], *(pytest.param(name, marks=pytest.mark.full) for name in MECHANISMS[1:])],
 )
 def test_all_kinds_of_requests_work_over_tls_and_sasl(
-    mechanism: str, front: SecureFront, authority: CertificateAuthority
+    mechanism: str, front: SecureFront, authority: Authority
 ) -> None:
     topic = f"orders-{mechanism.lower()}"
 
     async def use() -> None:
-        security: dict[str, Any] = {"tls": authority.certificate, "user": USER, "password": PASSWORD}
+        security: dict[str, Any] = {"tls": str(authority.certificate), "user": USER, "password": PASSWORD}
         async with mansio.connect(front.address, mechanism=mechanism, **security) as client:
             await client.admin.create_topic(topic, partitions=3)
             await client.admin.alter_group_config(f"{topic}-jobs", {"share.auto.offset.reset": "earliest"})
@@ -115,55 +117,59 @@ def test_all_kinds_of_requests_work_over_tls_and_sasl(
 
 
 @pytest.mark.full
-def test_a_large_record_arrives_whole(front: SecureFront, authority: CertificateAuthority) -> None:
+def test_a_large_record_arrives_whole(front: SecureFront, authority: Authority) -> None:
     large = bytes(range(256)) * 3_000
     with mansio.blocking.connect(
-        front.address, tls=authority.certificate, user=USER, password=PASSWORD
+        front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
     ) as client:
         client.publish("large", large)
         assert [message.value for message in client.consume("large", max_records=1)] == [large]
 
 
 def test_a_wrong_password_and_an_unknown_user_are_reported_at_once(
-    front: SecureFront, authority: CertificateAuthority
+    front: SecureFront, authority: Authority
 ) -> None:
     for mechanism in MECHANISMS:
         for user in (USER, "nobody"):
             error = refused(
-                front.address, tls=authority.certificate, user=user, password="wrong", mechanism=mechanism
+                front.address,
+                tls=str(authority.certificate),
+                user=user,
+                password="wrong",
+                mechanism=mechanism,
             )
             assert isinstance(error, SaslAuthenticationFailed), error
             assert user in error.message
 
 
 @pytest.mark.full
-def test_a_listener_that_wants_a_user_is_named(front: SecureFront, authority: CertificateAuthority) -> None:
+def test_a_listener_that_wants_a_user_is_named(front: SecureFront, authority: Authority) -> None:
     with (
         pytest.raises(mansio.MansioError, match="may require a user and a password"),
         mansio.blocking.connect(
-            front.address, tls=authority.certificate, connect_timeout_ms=scaled(1.0) * 1000
+            front.address, tls=str(authority.certificate), connect_timeout_ms=scaled(1.0) * 1000
         ),
     ):
         pass
 
 
 @pytest.mark.full
-def test_a_user_is_refused_by_a_listener_without_sasl(
-    tls_front: SecureFront, authority: CertificateAuthority
-) -> None:
+def test_a_user_is_refused_by_a_listener_without_sasl(tls_front: SecureFront, authority: Authority) -> None:
     with (
         pytest.raises(mansio.MansioError, match="no authentication with users"),
-        mansio.blocking.connect(tls_front.address, tls=authority.certificate, user=USER, password=PASSWORD),
+        mansio.blocking.connect(
+            tls_front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
+        ),
     ):
         pass
 
 
 @pytest.mark.full
 def test_a_mechanism_that_is_not_offered_is_refused_with_those_that_are(
-    files: CertificateFiles, authority: CertificateAuthority
+    files: Certificate, authority: Authority
 ) -> None:
     with SecureFront(server_context(files), {USER: PASSWORD}, mechanisms=("SCRAM-SHA-512", "PLAIN")) as only:
-        error = refused(only.address, tls=authority.certificate, user=USER, password=PASSWORD)
+        error = refused(only.address, tls=str(authority.certificate), user=USER, password=PASSWORD)
     assert isinstance(error, UnsupportedSaslMechanism)
     assert "SCRAM-SHA-512, PLAIN" in error.message
     assert only.authentications == []
@@ -176,25 +182,23 @@ def test_an_unknown_authority_is_named(front: SecureFront) -> None:
 
 
 @pytest.mark.full
-def test_a_certificate_for_another_name_is_named(authority: CertificateAuthority) -> None:
-    with SecureFront(server_context(authority.issue("other", ["other.example"]))) as front:
-        error = refused(front.address, tls=authority.certificate)
+def test_a_certificate_for_another_name_is_named(authority: Authority) -> None:
+    with SecureFront(server_context(authority.issue("other", names=["DNS:other.example"]))) as front:
+        error = refused(front.address, tls=str(authority.certificate))
     assert isinstance(error, TlsFailed)
     assert "another name" in error.message
 
 
 @pytest.mark.full
-def test_an_expired_certificate_is_named(authority: CertificateAuthority) -> None:
-    with SecureFront(server_context(authority.issue("expired", is_expired=True))) as front:
-        error = refused(front.address, tls=authority.certificate)
+def test_an_expired_certificate_is_named(authority: Authority) -> None:
+    with SecureFront(server_context(authority.issue("expired", days=-1))) as front:
+        error = refused(front.address, tls=str(authority.certificate))
     assert isinstance(error, TlsFailed)
     assert "expired" in error.message
 
 
 @pytest.mark.full
-def test_a_protocol_that_is_too_old_is_named(
-    files: CertificateFiles, authority: CertificateAuthority
-) -> None:
+def test_a_protocol_that_is_too_old_is_named(files: Certificate, authority: Authority) -> None:
     context = server_context(files)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -213,7 +217,7 @@ def test_a_protocol_that_is_too_old_is_named(
         thread = threading.Thread(target=refuse_all)
         thread.start()
         try:
-            error = refused(f"localhost:{listener.getsockname()[1]}", tls=authority.certificate)
+            error = refused(f"localhost:{listener.getsockname()[1]}", tls=str(authority.certificate))
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -228,34 +232,40 @@ def test_a_client_without_tls_at_a_port_with_tls_is_refused_with_the_reason(tls_
 
 
 def test_a_client_with_tls_at_a_port_without_is_refused_with_the_reason(
-    tls_front: SecureFront, authority: CertificateAuthority
+    tls_front: SecureFront, authority: Authority
 ) -> None:
-    error = refused(tls_front.broker.bootstrap_servers, tls=authority.certificate)
+    error = refused(tls_front.broker.bootstrap_servers, tls=str(authority.certificate))
     assert isinstance(error, TlsFailed)
     assert "does not speak TLS" in error.message
 
 
 @pytest.mark.full
 def test_a_certificate_of_the_client_opens_what_is_closed_without(
-    files: CertificateFiles, authority: CertificateAuthority, tmp_path: Path
+    files: Certificate, authority: Authority, tmp_path: Path
 ) -> None:
-    own = authority.issue("client", ())
-    stranger = CertificateAuthority(tmp_path / "stranger").issue("client", ())
+    own = authority.issue("client", names=())
+    stranger = Authority(tmp_path / "stranger").issue("client", names=())
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
-        context = server_context(files, client_authority=authority.certificate, version_max=version)
+        context = server_context(files, client_authority=str(authority.certificate), version_max=version)
         with SecureFront(context) as front:
             with mansio.blocking.connect(
-                front.address, tls=authority.certificate, certificate=own.certificate, key=own.key
+                front.address,
+                tls=str(authority.certificate),
+                certificate=str(own.certificate),
+                key=str(own.key),
             ) as client:
                 assert client.publish("topic", b"value").offset == 0
-            wrong: list[dict[str, Any]] = [{}, stranger._asdict()]
+            wrong: list[dict[str, Any]] = [
+                {},
+                {"certificate": str(stranger.certificate), "key": str(stranger.key)},
+            ]
             for certificate in wrong:
                 # TLS 1.3 refuses after the client's handshake, and the reason may be lost with the connection
                 with (
                     pytest.raises(mansio.MansioError, match="certificate"),
                     mansio.blocking.connect(
                         front.address,
-                        tls=authority.certificate,
+                        tls=str(authority.certificate),
                         connect_timeout_ms=scaled(1.0) * 1000,
                         **certificate,
                     ),
@@ -264,8 +274,8 @@ def test_a_certificate_of_the_client_opens_what_is_closed_without(
 
 
 @pytest.mark.full
-def test_a_context_of_ssl_is_used_as_it_is(tls_front: SecureFront, authority: CertificateAuthority) -> None:
-    context = ssl.create_default_context(cafile=authority.certificate)
+def test_a_context_of_ssl_is_used_as_it_is(tls_front: SecureFront, authority: Authority) -> None:
+    context = ssl.create_default_context(cafile=str(authority.certificate))
     with mansio.blocking.connect(tls_front.address, tls=context) as client:
         assert client.admin.describe_cluster().brokers
     with pytest.raises(ConfigError):
@@ -274,10 +284,10 @@ def test_a_context_of_ssl_is_used_as_it_is(tls_front: SecureFront, authority: Ce
 
 @pytest.mark.full
 def test_a_client_connects_as_the_environment_states(
-    front: SecureFront, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+    front: SecureFront, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", front.address)
-    monkeypatch.setenv("MANSIO_TLS", authority.certificate)
+    monkeypatch.setenv("MANSIO_TLS", str(authority.certificate))
     monkeypatch.setenv("MANSIO_USER", USER)
     monkeypatch.setenv("MANSIO_PASSWORD", PASSWORD)
     with mansio.blocking.connect() as client:
@@ -286,7 +296,7 @@ def test_a_client_connects_as_the_environment_states(
 
 @pytest.mark.full
 def test_a_client_logs_in_again_before_its_time_is_over_and_loses_nothing(
-    files: CertificateFiles, authority: CertificateAuthority
+    files: Certificate, authority: Authority
 ) -> None:
     """Many requests are in flight all the time; the front closes a connection that comes too late, and counts what is
     not allowed during a log-in."""
@@ -294,7 +304,7 @@ def test_a_client_logs_in_again_before_its_time_is_over_and_loses_nothing(
         stop = threading.Event()
         published: list[bytes] = []
         connect = mansio.blocking.connect(
-            front.address, tls=authority.certificate, user=USER, password=PASSWORD
+            front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
         )
         with connect as client:
             client.admin.create_topic("orders", partitions=1)
@@ -320,12 +330,12 @@ def test_a_client_logs_in_again_before_its_time_is_over_and_loses_nothing(
 
 @pytest.mark.full
 def test_a_password_that_was_changed_ends_the_client_with_the_reason(
-    files: CertificateFiles, authority: CertificateAuthority
+    files: Certificate, authority: Authority
 ) -> None:
     with (
         SecureFront(server_context(files), {USER: PASSWORD}) as front,
         mansio.blocking.connect(
-            front.address, tls=authority.certificate, user=USER, password=PASSWORD
+            front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
         ) as client,
     ):
         client.publish("topic", b"value")
@@ -337,7 +347,7 @@ def test_a_password_that_was_changed_ends_the_client_with_the_reason(
 
 @pytest.mark.full
 def test_the_password_is_salted_once_for_all_connections(
-    front: SecureFront, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+    front: SecureFront, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     salted: list[str] = []
     salt = salt_password
@@ -346,7 +356,7 @@ def test_the_password_is_salted_once_for_all_connections(
     )
     logins = len(front.authentications)
     with mansio.blocking.connect(
-        front.address, tls=authority.certificate, user=USER, password=PASSWORD
+        front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
     ) as client:
         for _ in range(3):
             client.publish("topic", b"value")
@@ -360,10 +370,10 @@ def test_the_password_is_salted_once_for_all_connections(
 @pytest.mark.full
 @pytest.mark.parametrize("reader", ["consumer", "group", "receiver"])
 def test_a_reader_whose_password_was_changed_ends_with_the_reason(
-    reader: str, files: CertificateFiles, authority: CertificateAuthority
+    reader: str, files: Certificate, authority: Authority
 ) -> None:
     async def read(front: SecureFront) -> None:
-        connect = mansio.connect(front.address, tls=authority.certificate, user=USER, password=PASSWORD)
+        connect = mansio.connect(front.address, tls=str(authority.certificate), user=USER, password=PASSWORD)
         async with connect as client, asyncio.timeout(scaled(30.0)):
             await client.admin.create_topic("topic", partitions=1)
             await client.admin.alter_group_config("jobs", {"share.auto.offset.reset": "earliest"})
@@ -386,7 +396,7 @@ def test_a_reader_whose_password_was_changed_ends_with_the_reason(
 
 
 @pytest.mark.full
-def test_nothing_readable_passes_the_network(front: SecureFront, authority: CertificateAuthority) -> None:
+def test_nothing_readable_passes_the_network(front: SecureFront, authority: Authority) -> None:
     passed = bytearray()
 
     async def use() -> None:
@@ -406,7 +416,7 @@ def test_nothing_readable_passes_the_network(front: SecureFront, authority: Cert
 
         async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
             options = ConnectionOptions(
-                tls=ssl.create_default_context(cafile=authority.certificate),
+                tls=ssl.create_default_context(cafile=str(authority.certificate)),
                 sasl=SaslCredentials(USER, PASSWORD, "PLAIN"),
             )
             connection = await Connection.open("localhost", server.sockets[0].getsockname()[1], options)
@@ -421,7 +431,7 @@ def test_nothing_readable_passes_the_network(front: SecureFront, authority: Cert
 
 
 @pytest.mark.full
-def test_a_port_without_tls_that_waits_for_more_is_named(authority: CertificateAuthority) -> None:
+def test_a_port_without_tls_that_waits_for_more_is_named(authority: Authority) -> None:
     """It takes the start of the handshake for a long request."""
 
     async def connect() -> None:
@@ -438,9 +448,36 @@ def test_a_port_without_tls_that_waits_for_more_is_named(authority: CertificateA
 
         async with await asyncio.start_server(patient, "127.0.0.1", 0) as server:
             options = ConnectionOptions(
-                connect_timeout_ms=300, tls=ssl.create_default_context(cafile=authority.certificate)
+                connect_timeout_ms=300, tls=ssl.create_default_context(cafile=str(authority.certificate))
             )
             await Connection.open("localhost", server.sockets[0].getsockname()[1], options)
 
     with pytest.raises(TlsFailed, match="does not speak TLS"):
         asyncio.run(connect())
+
+
+@pytest.mark.full
+def test_keys_may_be_encrypted_or_in_the_file_of_the_certificate(
+    authority: Authority, tmp_path: Path
+) -> None:
+    own = authority.issue("client", names=())
+    encrypted = encrypted_key(own.key, tmp_path / "encrypted.key", "secret")
+    both = tmp_path / "both.pem"
+    both.write_bytes(own.certificate.read_bytes() + own.key.read_bytes())
+    right = SecuritySettings(
+        tls=True, certificate=str(own.certificate), key=str(encrypted), key_password="secret"
+    )
+    for settings in (right, SecuritySettings(tls=True, certificate=str(both))):
+        context = settings.tls_context()
+        assert context is not None
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.check_hostname
+    other = authority.issue("other", names=())
+    for wrong, named in (
+        (replace(right, key_password=""), "is encrypted"),
+        (replace(right, key_password="another"), "password is wrong"),
+        (replace(right, key=str(other.key)), "does not belong"),
+        (replace(right, certificate=str(encrypted)), "PEM"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            wrong.tls_context()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.certificates import CertificateAuthority
+from support.certificates import Authority
 from support.documents import examples, lines_to_compare
 from support.machine import scaled
 from support.secure_front import SecureFront, server_context
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.full
 
 
 def test_examples_of_the_page_work_in_their_order(tmp_path: Path) -> None:
-    authority = CertificateAuthority(tmp_path / "authority")
-    (tmp_path / "ca.pem").write_bytes(Path(authority.certificate).read_bytes())
+    authority = Authority(tmp_path / "authority")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate.read_bytes())
     (tmp_path / "password.txt").write_text(f"{PASSWORD}\n")
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith(("MANSIO_", "PYTEST"))},

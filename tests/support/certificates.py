@@ -1,10 +1,10 @@
-"""Certificate authorities and certificates for tests, made by the command `openssl`. Keys are ECDSA P-256."""
+"""Certificate authorities and certificates for tests, made by the `openssl` command. Keys are P-256, which is fast."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
@@ -12,101 +12,136 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-OPENSSL_S_MAX = 60
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-VALID_DAYS = 30
-_CONFIGURATION = """
-[ca]
-default_ca = here
-[here]
-database = {directory}/index.txt
-serial = {directory}/serial
-new_certs_dir = {directory}
-default_md = sha256
-policy = any
-unique_subject = no
-copy_extensions = copy
-[any]
-commonName = supplied
-"""
+OPENSSL: Final = shutil.which("openssl")
+
+SERVER_NAMES: Final = ("DNS:localhost", "IP:127.0.0.1", "IP:::1")
 
 
-class CertificateFiles(NamedTuple):
-    """A certificate and its key, both PEM."""
+class Certificate(NamedTuple):
+    """Paths of a certificate, with its chain, and of its key."""
 
-    certificate: str
-    key: str
+    certificate: Path
+    key: Path
 
 
-class CertificateAuthority:
-    """An authority with its files in a directory of its own."""
+def _openssl(*arguments: str | Path, directory: Path, stdin: str = "") -> None:
+    if OPENSSL is None:
+        pytest.skip("the openssl command is not installed")
+    done = subprocess.run(
+        [OPENSSL, *map(str, arguments)],
+        cwd=directory,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
-    def __init__(self, directory: Path, name: str = "test authority") -> None:
-        if shutil.which("openssl") is None:
-            pytest.skip("there is no openssl command")
+
+class Authority:
+    """A certificate authority in a directory of its own. `issuer`: the authority above it; None for a root."""
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str = "Test CA",
+        *,
+        issuer: Authority | None = None,
+        expired: bool = False,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self.certificate = str(directory / "ca.pem")
-        self._key = str(directory / "ca.key")
+        self.directory = directory
+        self._issuer = issuer
         self._issued = 0
-        _run(
-            *_new_key(self._key),
-            "-x509",
-            "-out",
+        self.certificate = directory / "ca.pem"
+        """The certificate of this authority, which its users trust."""
+        self._key = directory / "ca.key"
+        extensions = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")
+        _sign(
+            directory,
             self.certificate,
-            "-days",
-            str(VALID_DAYS),
-            "-subj",
-            f"/CN={name}",
+            self._key,
+            subject=f"/CN={name}",
+            extensions=extensions,
+            issuer=issuer,
+            days=-1 if expired else 30,
         )
-        (directory / "index.txt").touch()
-        (directory / "serial").write_text("1000\n")
-        (directory / "ca.cnf").write_text(_CONFIGURATION.format(directory=directory))
 
     def issue(
-        self, common_name: str = "localhost", names: Sequence[str] = LOOPBACK, *, is_expired: bool = False
-    ) -> CertificateFiles:
-        """Make a certificate for a server or client with these DNS names and addresses."""
+        self,
+        subject: str = "localhost",
+        *,
+        names: Sequence[str] = SERVER_NAMES,
+        days: int = 30,
+        purposes: Sequence[str] = ("serverAuth", "clientAuth"),
+        with_chain: bool = True,
+    ) -> Certificate:
+        """Issue a certificate. `subject`: a common name, or a whole subject as openssl takes it (`/O=x/CN=y`). `names`:
+        alternative names; none for a client. `days`: validity from now; negative for one that has expired.
+        `with_chain`: whether the file also has the authorities below the root."""
         self._issued += 1
-        start = self._directory / f"{self._issued}-{common_name}"
-        files = CertificateFiles(f"{start}.pem", f"{start}.key")
-        arguments = [*_new_key(files.key), "-out", f"{start}.csr", "-subj", f"/CN={common_name}"]
+        path = self.directory / f"{self._issued}.pem"
+        key = self.directory / f"{self._issued}.key"
+        extensions = [f"extendedKeyUsage={','.join(purposes)}"] if purposes else []
         if names:
-            listed = ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
-            arguments += ["-addext", f"subjectAltName={listed}"]
-        _run(*arguments)
-        validity = (
-            ("-startdate", "20200101000000Z", "-enddate", "20200102000000Z")
-            if is_expired
-            else ("-days", str(VALID_DAYS))
+            extensions.append(f"subjectAltName={','.join(names)}")
+        whole = subject if subject.startswith("/") else f"/CN={subject}"
+        _sign(self.directory, path, key, subject=whole, extensions=extensions, issuer=self, days=days)
+        if with_chain:
+            above: Authority | None = self
+            while above is not None and above._issuer is not None:
+                with path.open("a") as file:
+                    file.write(above.certificate.read_text())
+                above = above._issuer
+        return Certificate(path, key)
+
+
+def _sign(
+    directory: Path,
+    path: Path,
+    key: Path,
+    *,
+    subject: str,
+    extensions: Sequence[str],
+    issuer: Authority | None,
+    days: int,
+) -> None:
+    """Create a key and its certificate, signed by `issuer`, or by itself."""
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
+    if issuer is None and days > 0:
+        added = [part for extension in extensions for part in ("-addext", extension)]
+        _openssl(
+            "req",
+            "-x509",
+            *new_key,
+            "-out",
+            path,
+            "-subj",
+            subject,
+            "-days",
+            str(days),
+            *added,
+            directory=directory,
         )
-        _run(
-            *("ca", "-batch", "-notext", "-config", str(self._directory / "ca.cnf")),
-            *(
-                "-cert",
-                self.certificate,
-                "-keyfile",
-                self._key,
-                "-in",
-                f"{start}.csr",
-                "-out",
-                files.certificate,
-            ),
-            *validity,
+    else:
+        request, settings = path.with_suffix(".csr"), path.with_suffix(".ext")
+        settings.write_text("\n".join(extensions) + "\n")
+        _openssl("req", *new_key, "-out", request, "-subj", subject, directory=directory)
+        signer = (
+            ("-signkey", key)
+            if issuer is None
+            else ("-CA", issuer.certificate, "-CAkey", issuer._key, "-CAcreateserial")
         )
-        return files
+        _openssl(
+            "x509", "-req", "-in", request, *signer, "-out", path, "-days", str(days), "-extfile", settings,
+            directory=directory,
+        )  # fmt: skip
+    key.chmod(0o600)
 
 
-def _new_key(path: str) -> tuple[str, ...]:
-    return ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", path)
-
-
-def _is_address(name: str) -> bool:
-    return ":" in name or name.replace(".", "").isdigit()
-
-
-def _run(*arguments: str) -> None:
-    done = subprocess.run(
-        ["openssl", *arguments], capture_output=True, text=True, timeout=OPENSSL_S_MAX, check=False
+def encrypted_key(key: Path, path: Path, passphrase: str = "secret") -> Path:
+    """Write a copy of a key that is encrypted with a passphrase to `path`."""
+    _openssl(
+        "ec", "-in", key, "-aes256", "-passout", f"pass:{passphrase}", "-out", path, directory=path.parent
     )
-    assert done.returncode == 0, f"openssl {arguments}: {done.stderr}"
+    return path

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.state.authentication.credentials import CredentialDirectory
-    from support.certificates import CertificateFiles
+    from support.certificates import Certificate
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 UNSUPPORTED_VERSION = 35
@@ -37,7 +37,7 @@ NONCE = bytes(range(NONCE_BYTES))
 
 
 def server_context(
-    files: CertificateFiles, *, client_authority: str | None = None, version_max: ssl.TLSVersion | None = None
+    files: Certificate, *, client_authority: str | None = None, version_max: ssl.TLSVersion | None = None
 ) -> ssl.SSLContext:
     """The context of a server, which asks for a certificate of clients if `client_authority` is given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

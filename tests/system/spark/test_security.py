@@ -12,7 +12,7 @@ import pytest
 import mansio.blocking
 from mansio import OutgoingRecord
 from mansio.spark.sync_client import close_sync_clients
-from support.certificates import CertificateAuthority
+from support.certificates import Authority
 from support.machine import scaled
 from support.paths import mansio_command
 from support.secure_front import SecureFront, server_context
@@ -36,7 +36,7 @@ def plans(frame: DataFrame) -> str:
 def test_a_topic_is_written_and_read_and_no_plan_shows_the_password(
     spark: SparkSession, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    authority = CertificateAuthority(tmp_path / "authority")
+    authority = Authority(tmp_path / "authority")
     with SecureFront(server_context(authority.issue()), {USER: PASSWORD}) as front:
         topic = topic_name("orders")
         jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required"
@@ -46,16 +46,16 @@ def test_a_topic_is_written_and_read_and_no_plan_shows_the_password(
             "kafka.sasl.mechanism": "SCRAM-SHA-512",
             "kafka.sasl.jaas.config": f'{jaas} username="{USER}" password="{PASSWORD}";',
             "kafka.ssl.truststore.type": "PEM",
-            "kafka.ssl.truststore.location": authority.certificate,
+            "kafka.ssl.truststore.location": str(authority.certificate),
         }
         own_options = {
             "kafka.bootstrap.servers": front.address,
-            "tls": authority.certificate,
+            "tls": str(authority.certificate),
             "user": USER,
             "password": PASSWORD,
         }
         with mansio.blocking.connect(
-            front.address, tls=authority.certificate, user=USER, password=PASSWORD
+            front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
         ) as client:
             client.admin.create_topic(topic, partitions=3)
             client.admin.create_topic(f"{topic}-copy", partitions=1)
@@ -101,9 +101,9 @@ def test_a_topic_is_written_and_read_and_no_plan_shows_the_password(
 def test_a_wrong_password_fails_a_read_with_the_reason(
     spark: SparkSession, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    authority = CertificateAuthority(tmp_path / "authority")
+    authority = Authority(tmp_path / "authority")
     with SecureFront(server_context(authority.issue()), {USER: PASSWORD}) as front:
-        options = {"kafka.bootstrap.servers": front.address, "tls": authority.certificate, "user": USER}
+        options = {"kafka.bootstrap.servers": front.address, "tls": str(authority.certificate), "user": USER}
         frame = (
             spark.read.format("mansio")
             .options(**options, password="wrong secret", subscribe=topic_name("any"))
@@ -115,12 +115,12 @@ def test_a_wrong_password_fails_a_read_with_the_reason(
 
 
 def test_a_command_starts_spark_with_the_context_of_the_user(tmp_path: Path) -> None:
-    authority = CertificateAuthority(tmp_path / "authority")
+    authority = Authority(tmp_path / "authority")
     password = tmp_path / "password"
     password.write_text(PASSWORD)
     with SecureFront(server_context(authority.issue()), {USER: PASSWORD}) as front:
         with mansio.blocking.connect(
-            front.address, tls=authority.certificate, user=USER, password=PASSWORD
+            front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
         ) as client:
             client.admin.create_topic("orders", partitions=2)
             client.publish_many("orders", [OutgoingRecord(b"value", key=b"key")] * ROWS)
@@ -128,7 +128,17 @@ def test_a_command_starts_spark_with_the_context_of_the_user(tmp_path: Path) -> 
             **{name: text for name, text in os.environ.items() if not name.startswith("MANSIO_BOOTSTRAP")},
             "XDG_CONFIG_HOME": str(tmp_path / "config"),
         }
-        add = ("context", "add", "here", "-b", front.address, "--ca", authority.certificate, "--user", USER)
+        add = (
+            "context",
+            "add",
+            "here",
+            "-b",
+            front.address,
+            "--ca",
+            str(authority.certificate),
+            "--user",
+            USER,
+        )
         commands = (
             (*add, "--password-file", str(password)),
             ("pipeline", "hot-keys", "orders", "--output", "json"),
