@@ -18,6 +18,7 @@ import mansio.blocking
 from mansio.errors import (
     AuthenticationFailed,
     ConfigError,
+    IllegalSaslState,
     SaslAuthenticationFailed,
     TlsFailed,
     UnsupportedSaslMechanism,
@@ -143,14 +144,15 @@ def test_a_wrong_password_and_an_unknown_user_are_reported_at_once(
 
 
 @pytest.mark.full
-def test_a_listener_that_wants_a_user_is_named(front: SecureFront, authority: Authority) -> None:
-    with (
-        pytest.raises(mansio.MansioError, match="may require a user and a password"),
-        mansio.blocking.connect(
-            front.address, tls=str(authority.certificate), connect_timeout_ms=scaled(1.0) * 1000
-        ),
-    ):
-        pass
+def test_a_listener_that_wants_a_user_is_named(files: Certificate, authority: Authority) -> None:
+    trusted = str(authority.certificate)
+    with SecureFront(server_context(files), {USER: PASSWORD}) as front:
+        error = refused(front.address, tls=trusted)
+        assert isinstance(error, IllegalSaslState)
+        assert "requires a user and a password" in error.message
+        front.is_silent = True
+        with pytest.raises(mansio.MansioError, match="may require a user and a password"):
+            mansio.blocking.connect(front.address, tls=trusted, connect_timeout_ms=scaled(1.0) * 1000)
 
 
 @pytest.mark.full
