@@ -278,7 +278,7 @@ def test_a_certificate_of_the_client_opens_what_is_closed_without(
 @pytest.mark.full
 def test_a_context_of_ssl_is_used_as_it_is(tls_front: SecureFront, authority: Authority) -> None:
     context = ssl.create_default_context(cafile=str(authority.certificate))
-    with mansio.blocking.connect(tls_front.address, tls=context) as client:
+    with mansio.blocking.connect(iter([tls_front.address]), tls=context) as client:
         assert client.admin.describe_cluster().brokers
     with pytest.raises(ConfigError):
         mansio.connect(tls_front.address, tls=context, certificate="certificate.pem")
