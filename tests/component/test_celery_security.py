@@ -28,8 +28,8 @@ def test_a_task_runs_over_tls_and_a_wrong_password_ends_the_attempt(tmp_path: Pa
     authority = Authority(tmp_path)
     with SecureFront(server_context(authority.issue()), {USER: PASSWORD}) as front:
         results: queue.Queue[int] = queue.Queue()
-        ca = quote(str(authority.certificate), safe="")
-        url = f"mansio://{USER}:{quote(PASSWORD, safe='')}@{front.address}/?ssl={ca}"
+        login = f"{USER}:{quote(PASSWORD, safe='')}"
+        url = f"mansio://{login}@{front.address}/?ssl={quote(str(authority.certificate), safe='')}"
         app = celery.Celery("shop", broker=url)
 
         @app.task

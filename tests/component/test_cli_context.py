@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.cli.broker import doctor
+from mansio.cli.broker.doctor import check_broker
+from mansio.cli.support import common
+from mansio.net.security_settings import VARIABLES
 from support.certificates import Authority
+from support.machine import scaled
 from support.secure_front import SecureFront, server_context
 from system.e2e.test_cli import Shell
 
@@ -146,12 +151,18 @@ def test_a_context_is_replaced_only_on_request(shell: Shell) -> None:
 
 
 @pytest.mark.full
-def test_doctor_names_the_part_that_is_wrong(front: SecureFront, authority: Authority, shell: Shell) -> None:
+@pytest.mark.usefixtures("shell")
+def test_doctor_names_the_part_that_is_wrong(
+    front: SecureFront, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
         SecureFront() as plain,
         SecureFront(server_context(authority.issue("other", names=["DNS:other.example"]))) as other,
         SecureFront(server_context(authority.issue("expired", days=-1))) as expired,
+        SecureFront(server_context(authority.issue(), client_authority=str(authority.certificate))) as mutual,
     ):
+        monkeypatch.setattr(doctor, "CONNECT_TIMEOUT_MS", scaled(2.0) * 1000)
+        monkeypatch.setattr(common, "CONNECT_TIMEOUT_MS", scaled(2.0) * 1000)
         right = {"MANSIO_TLS": str(authority.certificate), "MANSIO_USER": USER, "MANSIO_PASSWORD": PASSWORD}
         for wrong, servers, variables in (
             ("name", "no-such-host.invalid:9092", right),
@@ -161,14 +172,16 @@ def test_doctor_names_the_part_that_is_wrong(front: SecureFront, authority: Auth
             ("certificate", front.address, {**right, "MANSIO_TLS": "true"}),
             ("certificate", expired.address, right),
             ("name", other.address, right),
+            ("client certificate", mutual.address, right),
             ("user or password", front.address, {**right, "MANSIO_PASSWORD": "wrong"}),
             ("user or password", front.address, {**right, "MANSIO_USER": "nobody"}),
             ("user", front.address, {"MANSIO_TLS": str(authority.certificate)}),
             ("settings", front.address, {**right, "MANSIO_TLS": "/missing.pem"}),
         ):
-            shell.environment = {
-                name: text for name, text in shell.environment.items() if not name.startswith("MANSIO_")
-            } | {"MANSIO_BOOTSTRAP_SERVERS": servers, **variables}
-            detail = broker_check(shell, code=1)["detail"]
+            for variable in VARIABLES.values():
+                monkeypatch.delenv(variable, raising=False)
+            for variable, text in variables.items():
+                monkeypatch.setenv(variable, text)
+            detail = check_broker(servers).detail
             assert detail.startswith((f"{wrong} wrong: ", f"{wrong}: ")), (servers, detail)
             assert PASSWORD not in detail

@@ -8,6 +8,7 @@ import ssl
 import threading
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ import mansio.blocking
 from mansio.errors import (
     AuthenticationFailed,
     ConfigError,
+    IllegalSaslState,
     SaslAuthenticationFailed,
     TlsFailed,
     UnsupportedSaslMechanism,
@@ -24,9 +26,10 @@ from mansio.errors import (
 from mansio.net import sasl
 from mansio.net.connection import Connection, ConnectionOptions
 from mansio.net.sasl import SaslCredentials
+from mansio.net.security_settings import SecuritySettings
 from mansio.state.authentication.credentials import salt_password
 from mansio.wire.api_versions import ApiKey
-from support.certificates import Authority, Certificate
+from support.certificates import Authority, Certificate, encrypted_key
 from support.machine import scaled
 from support.secure_front import MECHANISMS, SecureFront, server_context
 from support.waiting import wait_until
@@ -141,14 +144,15 @@ def test_a_wrong_password_and_an_unknown_user_are_reported_at_once(
 
 
 @pytest.mark.full
-def test_a_listener_that_wants_a_user_is_named(front: SecureFront, authority: Authority) -> None:
-    with (
-        pytest.raises(mansio.MansioError, match="may require a user and a password"),
-        mansio.blocking.connect(
-            front.address, tls=str(authority.certificate), connect_timeout_ms=scaled(1.0) * 1000
-        ),
-    ):
-        pass
+def test_a_listener_that_wants_a_user_is_named(files: Certificate, authority: Authority) -> None:
+    trusted = str(authority.certificate)
+    with SecureFront(server_context(files), {USER: PASSWORD}) as front:
+        error = refused(front.address, tls=trusted)
+        assert isinstance(error, IllegalSaslState)
+        assert "requires a user and a password" in error.message
+        front.is_silent = True
+        with pytest.raises(mansio.MansioError, match="may require a user and a password"):
+            mansio.blocking.connect(front.address, tls=trusted, connect_timeout_ms=scaled(1.0) * 1000)
 
 
 @pytest.mark.full
@@ -253,7 +257,10 @@ def test_a_certificate_of_the_client_opens_what_is_closed_without(
                 key=str(own.key),
             ) as client:
                 assert client.publish("topic", b"value").offset == 0
-            wrong: list[dict[str, Any]] = [{}, stranger._asdict()]
+            wrong: list[dict[str, Any]] = [
+                {},
+                {"certificate": str(stranger.certificate), "key": str(stranger.key)},
+            ]
             for certificate in wrong:
                 # TLS 1.3 refuses after the client's handshake, and the reason may be lost with the connection
                 with (
@@ -271,7 +278,7 @@ def test_a_certificate_of_the_client_opens_what_is_closed_without(
 @pytest.mark.full
 def test_a_context_of_ssl_is_used_as_it_is(tls_front: SecureFront, authority: Authority) -> None:
     context = ssl.create_default_context(cafile=str(authority.certificate))
-    with mansio.blocking.connect(tls_front.address, tls=context) as client:
+    with mansio.blocking.connect(iter([tls_front.address]), tls=context) as client:
         assert client.admin.describe_cluster().brokers
     with pytest.raises(ConfigError):
         mansio.connect(tls_front.address, tls=context, certificate="certificate.pem")
@@ -449,3 +456,30 @@ def test_a_port_without_tls_that_waits_for_more_is_named(authority: Authority) -
 
     with pytest.raises(TlsFailed, match="does not speak TLS"):
         asyncio.run(connect())
+
+
+@pytest.mark.full
+def test_keys_may_be_encrypted_or_in_the_file_of_the_certificate(
+    authority: Authority, tmp_path: Path
+) -> None:
+    own = authority.issue("client", names=())
+    encrypted = encrypted_key(own.key, tmp_path / "encrypted.key", "secret")
+    both = tmp_path / "both.pem"
+    both.write_bytes(own.certificate.read_bytes() + own.key.read_bytes())
+    right = SecuritySettings(
+        tls=True, certificate=str(own.certificate), key=str(encrypted), key_password="secret"
+    )
+    for settings in (right, SecuritySettings(tls=True, certificate=str(both))):
+        context = settings.tls_context()
+        assert context is not None
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.check_hostname
+    other = authority.issue("other", names=())
+    for wrong, named in (
+        (replace(right, key_password=""), "is encrypted"),
+        (replace(right, key_password="another"), "password is wrong"),
+        (replace(right, key=str(other.key)), "does not belong"),
+        (replace(right, certificate=str(encrypted)), "PEM"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            wrong.tls_context()

@@ -70,6 +70,8 @@ class SecureFront:
     ) -> None:
         self.host = host
         self.port = 0
+        self.is_silent = False
+        """Whether a request that is not allowed gets no answer, as from brokers of Kafka."""
         self.authentications: list[str] = []
         """Users that logged in, in order; again for each connection and re-authentication."""
         self.refusals: list[str] = []
@@ -158,7 +160,8 @@ class SecureFront:
         gate = session.gate(key, version, _now_ms())
         if isinstance(gate, Decision):
             self.refusals.append(f"{key}: {gate.reason}")
-            await self._perform(gate, None, version, correlation_id, writer)
+            answered = key if key == ApiKey.METADATA and not self.is_silent else None
+            await self._perform(gate, answered, version, correlation_id, writer)
             return False
         if gate is Gate.SERVE:
             if key == ApiKey.API_VERSIONS:
@@ -194,7 +197,7 @@ class SecureFront:
             fields: dict[str, Any] = {"error_code": decision.error_code}
             if key == SASL_HANDSHAKE:
                 fields["mechanisms"] = list(decision.mechanisms)
-            else:
+            elif key == SASL_AUTHENTICATE:
                 fields |= {"error_message": decision.error_message, "auth_bytes": decision.auth_bytes}
                 fields["session_lifetime_ms"] = decision.session_lifetime_ms
             writer.write(messages.encode_response(key, version, correlation_id, fields))

@@ -76,6 +76,8 @@ def connect(
     """
     if bootstrap_servers is None:
         bootstrap_servers = default_bootstrap_servers()
+    elif not isinstance(bootstrap_servers, str):
+        bootstrap_servers = list(bootstrap_servers)  # it is read twice
     own_context = tls if isinstance(tls, ssl.SSLContext) else None
     if own_context is not None and (certificate or key):
         raise ConfigError("load certificate and key into the context that is given as tls")

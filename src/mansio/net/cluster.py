@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mansio.errors import (
     ConnectionLost,
     CoordinatorNotAvailable,
+    IllegalSaslState,
     LeaderNotAvailable,
     MansioError,
     NotController,
@@ -54,6 +55,7 @@ METADATA_AGE_MS_MAX = 300_000
 UNKNOWN_TOPIC_OR_PARTITION = 3
 """Error code of the Kafka protocol."""
 NO_BROKER_REMEDY = "start a broker with `mansio serve`, or give the address of one as bootstrap servers"
+USER_REMEDY = "give user and password, MANSIO_USER and MANSIO_PASSWORD, or a context (mansio context add)"
 GROUP_KEY_TYPE = 0
 """`key_type` of a FindCoordinator request for a group."""
 COORDINATORS_MAX = 1_000
@@ -220,6 +222,9 @@ class Cluster:
             "allow_auto_topic_creation": may_create and self.auto_create_topics,
         }
         response = await connection.request(ApiKey.METADATA, fields)
+        if response.error_code == IllegalSaslState.kafka_code and self.options.sasl is None:
+            host, port = connection.address
+            raise IllegalSaslState(f"{host}:{port} requires a user and a password: {USER_REMEDY}")
         raise_for_code(response.error_code)
         self.nodes = {
             broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack)

@@ -54,8 +54,8 @@ class SaslCredentials:
         if mechanism not in SASL_MECHANISMS:
             raise ConfigError(f"mechanism: {mechanism!r} is none of {', '.join(SASL_MECHANISMS)}")
         _check_text("user", user, USER_BYTES_MAX)
-        self.user = user
-        self.mechanism = mechanism
+        self.user: str = user
+        self.mechanism: str = mechanism
         self._password = _check_text("password", password, PASSWORD_BYTES_MAX)
         self._salted: dict[tuple[ScramMechanism, bytes, int], bytes] = {}
         self._lock = asyncio.Lock()

@@ -351,9 +351,16 @@ async def find_wrong_part(address: tuple[str, int], security: SecuritySettings) 
     wrong; None if a client can connect to this address."""
     import asyncio
 
-    from mansio.errors import AuthenticationFailed, MansioError, TlsFailed, UnsupportedSaslMechanism
+    from mansio.errors import (
+        AuthenticationFailed,
+        ConnectionLost,
+        MansioError,
+        TlsFailed,
+        UnsupportedSaslMechanism,
+    )
     from mansio.net.connection import Connection, ConnectionOptions
     from mansio.net.sasl import offered_mechanisms
+    from mansio.net.tls_failures import speaks_tls
 
     host, port = address
     try:
@@ -381,7 +388,9 @@ async def find_wrong_part(address: tuple[str, int], security: SecuritySettings) 
     except AuthenticationFailed as error:
         return WrongPart("user or password", error.message)
     except MansioError as error:
-        return WrongPart("protocol", error.message)
+        # With TLS 1.3 a broker refuses a certificate after the client's handshake, and the reason may be lost.
+        is_refused = isinstance(error, ConnectionLost) and security.tls and await speaks_tls(host, port)
+        return WrongPart("client certificate" if is_refused else "protocol", error.message)
     try:
         if not security.user:
 
