@@ -27,8 +27,8 @@ from support.sasl_broker import (
     SaslBroker,
     log_in,
     sasl_broker,
-    sasl_settings,
     send_token,
+    settings_of_sasl,
     shake,
 )
 from support.waiting import wait_until
@@ -274,7 +274,7 @@ def test_a_failed_log_in_waits_before_its_answer_and_a_successful_one_does_not(b
 
 @pytest.mark.full
 def test_a_client_that_does_not_authenticate_in_time_is_closed(tmp_path: Path) -> None:
-    with sasl_broker(tmp_path / "data", sasl_settings(timeout_ms=1)) as broker:
+    with sasl_broker(tmp_path / "data", settings_of_sasl(timeout_ms=1)) as broker:
         for state in ADMITTED:
             with RawPeer(broker.port) as peer:
                 try:
@@ -299,7 +299,7 @@ def wait_for_the_end_of(broker: SaslBroker, session_ms: int) -> None:
 def test_the_template_of_a_producer_does_not_outlive_its_session(tmp_path: Path, mechanism: str) -> None:
     """NATS advisory 2026-16: a fast path that does not ask whether the client is still authenticated."""
     session_ms = 2_000
-    with sasl_broker(tmp_path / "data", sasl_settings(session_ms_max=session_ms)) as broker:
+    with sasl_broker(tmp_path / "data", settings_of_sasl(session_ms_max=session_ms)) as broker:
         broker.set_user("alice", PASSWORD)
         with RawPeer(broker.port) as peer:
             assert log_in(peer, mechanism, "alice", PASSWORD).session_lifetime_ms == session_ms
@@ -323,7 +323,7 @@ def test_reauthentication_continues_the_connection_after_the_end_of_its_session(
     tmp_path: Path, mechanism: str
 ) -> None:
     session_ms = 1_500
-    with sasl_broker(tmp_path / "data", sasl_settings(session_ms_max=session_ms)) as broker:
+    with sasl_broker(tmp_path / "data", settings_of_sasl(session_ms_max=session_ms)) as broker:
         broker.set_user("alice", PASSWORD)
         broker.set_user("bob", PASSWORD)
         with RawPeer(broker.port) as peer:

@@ -11,14 +11,14 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mansio.api.kafka.server.sasl_gate import SaslSettings
 from mansio.broker.services.users import CredentialDeletion, CredentialUpsertion
 from mansio.config.settings import DEV_SETTINGS, Settings
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.host.clock import HostRandom
 from mansio.node.broker import Broker
+from mansio.node.sasl_settings import sasl_settings
 from mansio.state.authentication.credentials import ITERATIONS_MIN, ScramMechanism, salt_password
-from mansio.state.authentication.sasl_session import MECHANISMS, PLAIN
+from mansio.state.authentication.sasl_session import PLAIN
 from mansio.wire.api_versions import ApiKey
 from support.credentials import ScramPeer
 from support.machine import scaled
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from pathlib import Path
 
+    from mansio.api.kafka.server.sasl_gate import SaslSettings
     from mansio.wire.codec.messages import Struct
     from support.raw_peer import RawPeer
 
@@ -36,8 +37,9 @@ SALT = bytes(range(32))
 HANDSHAKE_VERSION, AUTHENTICATE_VERSION = 1, 2
 
 
-def sasl_settings(**fields: Any) -> SaslSettings:
-    return SaslSettings(**{"mechanisms": MECHANISMS, "new_nonce": HostRandom().bytes, **fields})
+def settings_of_sasl(**fields: Any) -> SaslSettings:
+    """Those of the defaults, with other `fields`."""
+    return sasl_settings(Settings(), "SASL_PLAINTEXT", HostRandom())._replace(**fields)
 
 
 class SaslBroker:
@@ -131,7 +133,7 @@ class SaslBroker:
 def sasl_broker(
     directory: Path, sasl: SaslSettings | None = None, /, **settings: Any
 ) -> Iterator[SaslBroker]:
-    made = SaslBroker(directory, sasl or sasl_settings(), **settings)
+    made = SaslBroker(directory, sasl or settings_of_sasl(), **settings)
     made.start()
     try:
         yield made

@@ -211,6 +211,27 @@ class Settings:
         "A connection without a request for this long is closed. 0: never.",
         is_kafka_setting=True,
     )
+    sasl_enabled_mechanisms: str = _setting(
+        "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN",
+        "Mechanisms of SASL that a listener offers which authenticates clients, separated by commas. PLAIN is offered "
+        "only on an encrypted connection, and to this machine.",
+        is_kafka_setting=True,
+    )
+    connections_max_reauth_ms: int = _ms(
+        0,
+        "Time after which clients have to authenticate again (KIP-368); then the next other request closes the "
+        "connection. 0: never.",
+        is_kafka_setting=True,
+    )
+    connection_failed_authentication_delay_ms: int = _ms(
+        100, "Time before the answer to a failed log-in.", is_kafka_setting=True
+    )
+    sasl_server_max_receive_size: int = _bytes(
+        512 * KIB,
+        "Maximum size of a request of a client that has not authenticated.",
+        maximum=INT32_MAX,
+        is_kafka_setting=True,
+    )
     socket_request_max_bytes: int = _bytes(
         100 * MIB,
         "Maximum size of a request.",

@@ -25,7 +25,7 @@ from kafka.errors import KafkaError as KafkaPythonError
 
 from mansio.state.authentication.sasl_session import MECHANISMS
 from support.machine import scaled
-from support.sasl_broker import SaslBroker, sasl_broker, sasl_settings
+from support.sasl_broker import SaslBroker, sasl_broker, settings_of_sasl
 from support.tiers import smoke_first
 from support.waiting import wait_until
 
@@ -221,7 +221,7 @@ def test_librdkafka_authenticates_again_before_its_session_ends(
     tmp_path_factory: pytest.TempPathFactory, mechanism: str
 ) -> None:
     directory = tmp_path_factory.mktemp("again") / "data"
-    with sasl_broker(directory, sasl_settings(session_ms_max=1_500)) as broker:
+    with sasl_broker(directory, settings_of_sasl(session_ms_max=1_500)) as broker:
         broker.set_user(USER, PASSWORD)
         producer = Producer(confluent_settings(broker.address, mechanism, PASSWORD))
         delivered: list[Any] = []

@@ -60,6 +60,9 @@ NO_RESPONSE: Final[tuple[bytes, ...]] = ()
 SASL_KEYS: Final = tuple(key.to_bytes(2, "big") for key in (SASL_HANDSHAKE, SASL_AUTHENTICATE))
 """The first two bytes of the requests that the gate of an authenticated connection processes."""
 
+AUTHENTICATION_TIMEOUT_MS: Final = 30_000
+"""Time from the accept in which a client has to authenticate."""
+
 ENDINGS: Final = frozenset({"expired", "changed"})
 """Reasons for which the session of an authenticated client ends."""
 
@@ -74,15 +77,15 @@ class SaslSettings(NamedTuple):
     """Names of the mechanisms that are offered, of `sasl_session.MECHANISMS`."""
     new_nonce: Callable[[int], bytes]
     """Returns this many unpredictable bytes."""
-    listener: str = "SASL_PLAINTEXT"
+    listener: str
     """Name of the listener."""
-    session_ms_max: int = 0
+    session_ms_max: int
     """Time after which clients have to authenticate again (`connections.max.reauth.ms`); 0: never."""
-    failure_delay_ms: int = 100
+    failure_delay_ms: int
     """Time before the answer to a failed log-in (`connection.failed.authentication.delay.ms`)."""
-    frame_bytes_max: int = 524_288
+    frame_bytes_max: int
     """Maximum size of a request before authentication (`sasl.server.max.receive.size`)."""
-    timeout_ms: int = 30_000
+    timeout_ms: int = AUTHENTICATION_TIMEOUT_MS
     """Time from the accept in which a client has to authenticate."""
 
 
