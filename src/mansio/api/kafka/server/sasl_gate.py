@@ -23,7 +23,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.routing.caller import ANONYMOUS_USER, ClientSession
-from mansio.broker.services.password_checks import Refused
+from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG, Refused
 from mansio.logs import fields
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
@@ -68,6 +68,13 @@ ENDINGS: Final = frozenset({"expired", "changed"})
 
 FAILURES: Final = {58: "credentials", 33: "mechanism", 34: "state", 35: "version"}
 """Kafka's error code -> reason, one of `AUTHENTICATION_FAILURES`."""
+
+
+NOT_CHECKED: Final = {
+    QUEUE_FULL: "too many passwords wait to be checked",
+    TOO_MANY_WRONG: "too many wrong passwords from this address",
+}
+"""Reason of a refusal -> text for the log."""
 
 
 class SaslSettings(NamedTuple):
@@ -279,11 +286,7 @@ class SaslGate:
         response: PendingResponse,
     ) -> Sequence[ResponsePart] | None:
         if isinstance(outcome, Refused):
-            reason = {
-                "queue_full": "too many passwords wait to be checked",
-                "too_many_wrong": "too many wrong passwords from this address",
-            }[outcome.reason]
-            return self._refuse(connection, outcome.reason, reason)
+            return self._refuse(connection, outcome.reason, NOT_CHECKED[outcome.reason])
         decision = self._session.complete(outcome, self._shared.server.clock.wall_ms())
         return self._perform(connection, header, decision, response)
 
