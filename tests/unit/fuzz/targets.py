@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
+from mansio.api.kafka.connections.limits import ServerCounters
+from mansio.api.kafka.connections.pending_response import PendingResponse
+from mansio.api.kafka.server.sasl_gate import Authentication, SaslGate, SaslSettings
 from mansio.broker.coordinator.checkpoint import decode_checkpoint, encode_checkpoint
 from mansio.client.consumer.batch_decoder import decode_fetch
 from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
@@ -38,6 +41,7 @@ from mansio.state.authentication.credentials import ScramMechanism
 from mansio.state.authentication.outcomes import Challenge
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
+    BROKER_HANDSHAKE,
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     Closing,
@@ -57,7 +61,7 @@ from mansio.wire.apis.produce import build_template, match_template
 from mansio.wire.batch import record_batch, record_reader
 from mansio.wire.batch.compression import Codec, decompress
 from mansio.wire.codec import messages
-from mansio.wire.codec.messages import REQUEST, RESPONSE
+from mansio.wire.codec.messages import REQUEST, RESPONSE, encode_request
 from mansio.wire.framing import FrameReader, new_scratch_buffer
 from mansio.wire.headers import read_request_header, request_header, response_header
 from mansio.wire.internal_records import consumer_protocol, offset_and_group_records
@@ -69,6 +73,10 @@ from unit.wire.kio_oracle import every_version, kio_bytes, random_message
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
+
+    from mansio.api.kafka.connections.pending_response import QueuedResponse
+    from mansio.broker.routing.caller import ClientSession
+    from mansio.errors import MansioError
 
 MAX_FRAME_BYTES = 4096
 MAX_OUTPUT_BYTES = 64 * 1024
@@ -411,6 +419,87 @@ def sasl_corpus(_random: Random) -> list[bytes]:
     return found
 
 
+class GateWorld:
+    """Server and connection of a gate. `served`: the keys of the requests that it let pass."""
+
+    client_host, peer, is_confidential, closed, cluster = "10.0.0.1", None, True, False, None
+
+    def __init__(self) -> None:
+        self.counters = ServerCounters()
+        self.service = self.clock = self.loop = self.users = self.passwords = self
+        self.directory = USERS
+        self.user = ""
+        self.served: list[int] = []
+
+    def wall_ms(self) -> int:
+        return 0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def call_later(self, _delay_s: float, callback: Callable[[], None]) -> None:
+        callback()
+
+    def begin(self, first: Any, second: Any, *more: Any) -> Any:
+        """Check a password, or serve a request."""
+        if isinstance(first, PasswordCheck):
+            return first.run(0)
+        key = int.from_bytes(second[:2])
+        assert self.user or key in {ApiKey.API_VERSIONS, *BROKER_HANDSHAKE}, key
+        assert not self.closed
+        return ()
+
+    def admit(self, session: ClientSession, *, is_endless: bool) -> None:
+        assert not is_endless
+        self.user = session.user
+
+    def defer_response(self) -> PendingResponse:
+        return PendingResponse(self)
+
+    def on_response_complete(self, response: QueuedResponse) -> None: ...
+
+    def reject(self, error: MansioError) -> None:
+        raise error
+
+    def abort(self) -> None:
+        self.closed = True
+
+    close_after_response = abort
+
+
+def feed_gate(data: bytes) -> None:
+    """Frames behind their lengths in two bytes, on a connection that has to authenticate."""
+    world: Any = GateWorld()
+    settings = SaslSettings(SASL_MECHANISMS, lambda _: NONCE, "SASL", 60_000, 0, 1 << 16)
+    gate = SaslGate(Authentication(world), settings)
+    gate.on_connected(world)
+    position = 0
+    while position < len(data) and not world.closed:
+        start = position + 2
+        position = start + int.from_bytes(data[position:start])
+        with suppress(WireError):
+            gate.begin(world, memoryview(data[start:position]))
+    assert world.user in ("", "alice")
+
+
+def gate_corpus(_random: Random) -> list[bytes]:
+    """Dialogues with each mechanism, a right and a wrong password, and requests before and after."""
+    found = []
+    versions = encode_request(ApiKey.API_VERSIONS, 0, 1, "x", {})
+    cluster = encode_request(ApiKey.DESCRIBE_CLUSTER, 0, 4, "x", {})
+    for data in sasl_corpus(_random):
+        mechanism, position = SASL_MECHANISMS[data[0]], 1
+        frames = [versions, encode_request(ApiKey.SASL_HANDSHAKE, 1, 2, "x", {"mechanism": mechanism})]
+        while position < len(data):
+            start = position + 2
+            position = start + int.from_bytes(data[position:start])
+            frames.append(
+                encode_request(ApiKey.SASL_AUTHENTICATE, 2, 3, "x", {"auth_bytes": data[start:position]})
+            )
+        found.append(b"".join((len(one) - 4).to_bytes(2) + one[4:] for one in [*frames, cluster, *frames]))
+    return found
+
+
 def feed_certificate(data: bytes) -> None:
     """As a certificate, and as the subject of one. Different bytes may be the same name, but none is empty."""
     with suppress(InvalidSubject):
@@ -444,6 +533,7 @@ TARGETS = {
     "view_checkpoints": Target(feed_view_checkpoint, view_checkpoint_corpus),
     "group_records": Target(feed_group_record, group_record_corpus),
     "sasl": Target(feed_sasl, sasl_corpus),
+    "gate": Target(feed_gate, gate_corpus),
     "certificates": Target(feed_certificate, certificate_corpus),
     "metadata_values": Target(feed_metadata_value, metadata_corpus),
 }

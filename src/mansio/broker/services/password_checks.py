@@ -46,14 +46,13 @@ PROCESS_KEY_BYTES: Final = 32
 
 
 class Refused(NamedTuple):
-    """The password was not checked. `reason`: one of `REFUSALS`."""
+    """The password was not checked. `reason`: `QUEUE_FULL` or `TOO_MANY_WRONG`."""
 
     reason: str
 
 
 QUEUE_FULL: Final = "queue_full"
 TOO_MANY_WRONG: Final = "too_many_wrong"
-REFUSALS: Final = (QUEUE_FULL, TOO_MANY_WRONG)
 
 if TYPE_CHECKING:
     Outcome = Accepted | Rejected | Refused

@@ -23,7 +23,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.routing.caller import ANONYMOUS_USER, ClientSession
-from mansio.broker.services.password_checks import Refused
+from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG, Refused
 from mansio.logs import fields
 from mansio.state.authentication.plain import PasswordCheck
 from mansio.state.authentication.sasl_session import (
@@ -67,22 +67,29 @@ FAILURES: Final = {58: "credentials", 33: "mechanism", 34: "state", 35: "version
 """Kafka's error code -> reason, one of `AUTHENTICATION_FAILURES`."""
 
 
+NOT_CHECKED: Final = {
+    QUEUE_FULL: "too many passwords wait to be checked",
+    TOO_MANY_WRONG: "too many wrong passwords from this address",
+}
+"""Reason of a refusal -> text for the log."""
+
+
 class SaslSettings(NamedTuple):
     """How the clients of a listener authenticate."""
 
     mechanisms: tuple[str, ...]
-    """Names of the mechanisms that are offered, of `sasl_session.MECHANISMS`."""
+    """Names of the mechanisms that are offered, of `config.security.SASL_MECHANISMS`."""
     new_nonce: Callable[[int], bytes]
     """Returns this many unpredictable bytes."""
-    listener: str = "SASL_PLAINTEXT"
+    listener: str
     """Name of the listener."""
-    session_ms_max: int = 0
+    session_ms_max: int
     """Time after which clients have to authenticate again (`connections.max.reauth.ms`); 0: never."""
-    failure_delay_ms: int = 100
+    failure_delay_ms: int
     """Time before the answer to a failed log-in (`connection.failed.authentication.delay.ms`)."""
-    frame_bytes_max: int = 524_288
+    frame_bytes_max: int
     """Maximum size of a request before authentication (`sasl.server.max.receive.size`)."""
-    timeout_ms: int = 30_000
+    timeout_ms: int
     """Time from the accept in which a client has to authenticate."""
 
 
@@ -276,11 +283,7 @@ class SaslGate:
         response: PendingResponse,
     ) -> Sequence[ResponsePart] | None:
         if isinstance(outcome, Refused):
-            reason = {
-                "queue_full": "too many passwords wait to be checked",
-                "too_many_wrong": "too many wrong passwords from this address",
-            }[outcome.reason]
-            return self._refuse(connection, outcome.reason, reason)
+            return self._refuse(connection, outcome.reason, NOT_CHECKED[outcome.reason])
         decision = self._session.complete(outcome, self._shared.server.clock.wall_ms())
         return self._perform(connection, header, decision, response)
 
