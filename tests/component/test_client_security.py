@@ -158,7 +158,7 @@ def test_a_listener_that_wants_a_user_is_named(files: Certificate, authority: Au
 @pytest.mark.full
 def test_a_user_is_refused_by_a_listener_without_sasl(tls_front: SecureFront, authority: Authority) -> None:
     with (
-        pytest.raises(mansio.MansioError, match="no authentication with users"),
+        pytest.raises(mansio.MansioError, match="does not authenticate users on this listener"),
         mansio.blocking.connect(
             tls_front.address, tls=str(authority.certificate), user=USER, password=PASSWORD
         ),

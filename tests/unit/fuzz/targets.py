@@ -470,7 +470,7 @@ class GateWorld:
 def feed_gate(data: bytes) -> None:
     """Frames behind their lengths in two bytes, on a connection that has to authenticate."""
     world: Any = GateWorld()
-    settings = SaslSettings(SASL_MECHANISMS, lambda _: NONCE, "SASL", 60_000, 0, 1 << 16)
+    settings = SaslSettings(SASL_MECHANISMS, lambda _: NONCE, "SASL", 60_000, 0, 1 << 16, 30_000)
     gate = SaslGate(Authentication(world), settings)
     gate.on_connected(world)
     position = 0
