@@ -226,6 +226,8 @@ class SaslSession:
         if self.is_expired(now_ms):
             return self._close(Decision(closing=Closing.NOW, reason="the session has ended"))
         if api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
+            if not is_supported(api_key, api_version):
+                return self._close_version(api_version)
             return _failure(IllegalSaslState("The connection is authenticated."), Closing.NEVER)
         return Gate.SERVE
 
@@ -238,6 +240,9 @@ class SaslSession:
     def _gate_version(self, gate: Gate, version: int, version_max: int) -> Gate | Decision:
         if 0 <= version <= version_max:
             return gate
+        return self._close_version(version)
+
+    def _close_version(self, version: int) -> Decision:
         return self._close(Decision(closing=Closing.NOW, reason=f"version {version} of a SASL request"))
 
     def handshake(self, version: int, mechanism: str, now_ms: int) -> Decision:
