@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +26,9 @@ from kafka.admin import UserScramCredentialUpsertion as KafkaPythonUpsertion
 from kafka.errors import KafkaError as KafkaPythonError
 
 from mansio.config.security import SASL_MECHANISMS
+from support.certificates import Authority
 from support.machine import scaled
+from support.paths import required_tool
 from support.sasl_broker import SaslBroker, sasl_broker
 from support.tiers import smoke_first
 from support.waiting import wait_until
@@ -44,10 +48,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SaslBroker]:
         yield started
 
 
-def confluent_settings(address: str, mechanism: str, password: str) -> dict[str, Any]:
+def confluent_settings(address: str, mechanism: str, password: str, ca: str = "") -> dict[str, Any]:
     return {
         "bootstrap.servers": address,
-        "security.protocol": "SASL_PLAINTEXT",
+        "security.protocol": "SASL_SSL" if ca else "SASL_PLAINTEXT",
+        **({"ssl.ca.location": ca} if ca else {}),
         "sasl.mechanism": mechanism,
         "sasl.username": USER,
         "sasl.password": password,
@@ -55,8 +60,10 @@ def confluent_settings(address: str, mechanism: str, password: str) -> dict[str,
     }
 
 
-def confluent(address: str, mechanism: str, topic: str, password: str = PASSWORD) -> list[bytes]:
-    settings = confluent_settings(address, mechanism, password)
+def confluent(
+    address: str, mechanism: str, topic: str, password: str = PASSWORD, ca: str = ""
+) -> list[bytes]:
+    settings = confluent_settings(address, mechanism, password, ca)
     errors: list[Any] = []
     producer = Producer({**settings, "error_cb": errors.append})
     for value in VALUES:
@@ -85,10 +92,13 @@ def is_refusal(error: Any) -> bool:
     return error.name() == "_AUTHENTICATION"
 
 
-def kafka_python(address: str, mechanism: str, topic: str, password: str = PASSWORD) -> list[bytes]:
+def kafka_python(
+    address: str, mechanism: str, topic: str, password: str = PASSWORD, ca: str = ""
+) -> list[bytes]:
     settings: dict[str, Any] = {
         "bootstrap_servers": address,
-        "security_protocol": "SASL_PLAINTEXT",
+        "security_protocol": "SASL_SSL" if ca else "SASL_PLAINTEXT",
+        "ssl_cafile": ca or None,
         "sasl_mechanism": mechanism,
         "sasl_plain_username": USER,
         "sasl_plain_password": password,
@@ -107,10 +117,11 @@ def kafka_python(address: str, mechanism: str, topic: str, password: str = PASSW
         return [message.value for _, message in zip(VALUES, consumer, strict=False)]
 
 
-def aiokafka(address: str, mechanism: str, topic: str, password: str = PASSWORD) -> list[bytes]:
+def aiokafka(address: str, mechanism: str, topic: str, password: str = PASSWORD, ca: str = "") -> list[bytes]:
     settings: dict[str, Any] = {
         "bootstrap_servers": address,
-        "security_protocol": "SASL_PLAINTEXT",
+        "security_protocol": "SASL_SSL" if ca else "SASL_PLAINTEXT",
+        "ssl_context": ssl.create_default_context(cafile=ca) if ca else None,
         "sasl_mechanism": mechanism,
         "sasl_plain_username": USER,
         "sasl_plain_password": password,
@@ -182,16 +193,16 @@ def test_confluents_tool_manages_users(broker: SaslBroker) -> None:
         with pytest.raises(KafkaException):
             alter(wrong)
     alter(UserScramCredentialDeletion("carol", ConfluentMechanism.SCRAM_SHA_256))
-    assert not login(broker, "carol", "secret")
+    assert not login(broker, "carol", "secret", timeout_s=2)
 
 
-def login(broker: SaslBroker, user: str, password: str) -> bool:
+def login(broker: SaslBroker, user: str, password: str, timeout_s: float = TIMEOUT_S) -> bool:
     settings = confluent_settings(broker.address, "PLAIN", password) | {"sasl.username": user}
     errors: list[Any] = []
     options: dict[str, Any] = {**settings, "error_cb": errors.append}
     admin = AdminClient(options)
     with contextlib.suppress(KafkaException):
-        return bool(admin.list_topics(timeout=scaled(2)).brokers)
+        return bool(admin.list_topics(timeout=scaled(timeout_s)).brokers)
     return False
 
 
@@ -235,3 +246,89 @@ def test_librdkafka_authenticates_again_before_its_session_ends(
         assert producer.flush(scaled(TIMEOUT_S)) == 0
         assert set(delivered) == {None}
         assert broker.failures["expired"] == 0
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[SaslBroker]:
+    with sasl_broker(
+        tmp_path_factory.mktemp("secure") / "data",
+        listeners="SASL_SSL://127.0.0.1:0",
+        **file_settings(authority),
+    ) as started:
+        started.set_user(USER, PASSWORD)
+        yield started
+
+
+def file_settings(authority: Authority) -> dict[str, str]:
+    issued = authority.issue()
+    return {
+        "ssl_certificate_location": str(issued.certificate),
+        "ssl_key_location": str(issued.key),
+        "ssl_ca_location": str(authority.certificate),
+    }
+
+
+@pytest.mark.parametrize("mechanism", smoke_first(*SASL_MECHANISMS))
+@pytest.mark.parametrize("client", smoke_first(*CLIENTS))
+def test_a_client_logs_in_over_tls_writes_and_reads(
+    secure_broker: SaslBroker, authority: Authority, client: Callable[..., list[bytes]], mechanism: str
+) -> None:
+    topic = f"{client.__name__}-{mechanism}"
+    ca = str(authority.certificate)
+    assert client(secure_broker.address, mechanism, topic, ca=ca) == VALUES
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
+def test_kcat_logs_in_over_tls_writes_and_reads(
+    secure_broker: SaslBroker, authority: Authority, mechanism: str
+) -> None:
+    secure_broker.set_user("kate", "secret")  # librdkafka 2.0 escapes `=` and `,` in passwords of SCRAM
+    settings = confluent_settings(secure_broker.address, mechanism, "secret", str(authority.certificate))
+    settings["sasl.username"] = "kate"
+    command = [str(required_tool("kcat")), "-b", settings.pop("bootstrap.servers")]
+    for name, value in settings.items():
+        command += ["-X", f"{name}={value}"]
+    topic = f"kcat-{mechanism}"
+    deadline_s = scaled(TIMEOUT_S)
+    subprocess.run([*command, "-P", "-t", topic], input=b"\n".join(VALUES), check=True, timeout=deadline_s)
+    read = [*command, "-C", "-t", topic, "-o", "beginning", "-e", "-q"]
+    shown = subprocess.run(read, capture_output=True, check=True, timeout=deadline_s).stdout
+    assert shown.split() == VALUES
+
+
+@pytest.mark.full
+def test_the_certificate_of_a_client_is_its_user(
+    tmp_path_factory: pytest.TempPathFactory, authority: Authority
+) -> None:
+    directory = tmp_path_factory.mktemp("certificates") / "data"
+    mapping = {"ssl_client_auth": "required", "ssl_principal_mapping_rules": "RULE:^CN=(.*?),O=shop$/$1/"}
+    listener = {"listeners": "SSL://127.0.0.1:0", **file_settings(authority), **mapping}
+    with sasl_broker(directory, **listener) as broker:
+        settings: dict[str, Any] = {
+            "bootstrap.servers": broker.address,
+            "security.protocol": "ssl",
+            "ssl.ca.location": str(authority.certificate),
+        }
+        for subject in ("/O=shop/CN=alice", "/CN=alice"):
+            issued = authority.issue(subject, names=())
+            own = {
+                "ssl.certificate.location": str(issued.certificate),
+                "ssl.key.location": str(issued.key),
+            }
+            producer = Producer({**settings, **own, "message.timeout.ms": scaled(TIMEOUT_S) * 1000})
+            if subject == "/CN=alice":  # no rule makes a user of it
+                rejected = broker.broker.server.counters.rejected_by_reason
+                wait_until(lambda: producer.poll(0.1) == 0 and rejected["certificate"] > 0, TIMEOUT_S)
+                continue
+            producer.produce("t", b"v")
+            assert producer.flush(scaled(TIMEOUT_S)) == 0
+            (topic,) = broker.broker.service.topics.state.topics
+            assert topic == "t"
+            users = broker.call(lambda: {each.session.user for each in broker.broker.server._connections})
+            assert users == {"alice"}
