@@ -284,20 +284,15 @@ def test_a_client_logs_in_over_tls_writes_and_reads(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mechanism", SASL_MECHANISMS)
-def test_kcat_logs_in_over_tls_writes_and_reads(
-    secure_broker: SaslBroker, authority: Authority, mechanism: str
-) -> None:
-    secure_broker.set_user("kate", "secret")  # librdkafka 2.0 escapes `=` and `,` in passwords of SCRAM
-    settings = confluent_settings(secure_broker.address, mechanism, "secret", str(authority.certificate))
-    settings["sasl.username"] = "kate"
+def test_kcat_logs_in_over_tls_writes_and_reads(secure_broker: SaslBroker, authority: Authority) -> None:
+    """With PLAIN: the nonce that librdkafka before 2.6.1 sends for SCRAM is refused, as by Kafka 4 (CVE-2024-56128)."""
+    settings = confluent_settings(secure_broker.address, "PLAIN", PASSWORD, str(authority.certificate))
     command = [str(required_tool("kcat")), "-b", settings.pop("bootstrap.servers")]
     for name, value in settings.items():
         command += ["-X", f"{name}={value}"]
-    topic = f"kcat-{mechanism}"
     deadline_s = scaled(TIMEOUT_S)
-    subprocess.run([*command, "-P", "-t", topic], input=b"\n".join(VALUES), check=True, timeout=deadline_s)
-    read = [*command, "-C", "-t", topic, "-o", "beginning", "-e", "-q"]
+    subprocess.run([*command, "-P", "-t", "kcat"], input=b"\n".join(VALUES), check=True, timeout=deadline_s)
+    read = [*command, "-C", "-t", "kcat", "-o", "beginning", "-e", "-q"]
     shown = subprocess.run(read, capture_output=True, check=True, timeout=deadline_s).stdout
     assert shown.split() == VALUES
 
@@ -315,20 +310,22 @@ def test_the_certificate_of_a_client_is_its_user(
             "security.protocol": "ssl",
             "ssl.ca.location": str(authority.certificate),
         }
-        for subject in ("/O=shop/CN=alice", "/CN=alice"):
+
+        def producer_of(subject: str) -> Producer:
             issued = authority.issue(subject, names=())
             own = {
                 "ssl.certificate.location": str(issued.certificate),
                 "ssl.key.location": str(issued.key),
             }
-            producer = Producer({**settings, **own, "message.timeout.ms": scaled(TIMEOUT_S) * 1000})
-            if subject == "/CN=alice":  # no rule makes a user of it
-                rejected = broker.broker.server.counters.rejected_by_reason
-                wait_until(lambda: producer.poll(0.1) == 0 and rejected["certificate"] > 0, TIMEOUT_S)
-                continue
-            producer.produce("t", b"v")
-            assert producer.flush(scaled(TIMEOUT_S)) == 0
-            (topic,) = broker.broker.service.topics.state.topics
-            assert topic == "t"
-            users = broker.call(lambda: {each.session.user for each in broker.broker.server._connections})
-            assert users == {"alice"}
+            return Producer({**settings, **own})
+
+        producer = producer_of("/O=shop/CN=alice")
+        producer.produce("t", b"v")
+        assert producer.flush(scaled(TIMEOUT_S)) == 0
+        assert set(broker.broker.service.topics.state.topics) == {"t"}
+        users = broker.call(lambda: {each.session.user for each in broker.broker.server._connections})
+        assert users == {"alice"}
+
+        stranger = producer_of("/CN=alice")  # no rule makes a user of it
+        rejected = broker.broker.server.counters.rejected_by_reason
+        wait_until(lambda: stranger.poll(0.1) == 0 and rejected["certificate"] > 0, TIMEOUT_S)

@@ -44,6 +44,8 @@ MESSAGE_BYTES_MAX: Final = 4_096
 NONCE_BYTES: Final = 24
 """Random bytes of a server's nonce."""
 
+WRONG_NONCE: Final = "the nonce is not the one that was sent, as with librdkafka before 2.6.1"
+
 _NAME: Final = r"(?:[^\0=,]|=2C|=3D)+"
 _NONCE: Final = r"[!-+\--~]{1,256}"
 _BASE64: Final = r"[A-Za-z0-9/+]+={0,2}"
@@ -112,7 +114,7 @@ class ScramServer:
         if isinstance(found, Rejected):
             return found
         if found["nonce"] != exchange.nonce:
-            return Rejected("the nonce is not the one that was sent", exchange.user)
+            return Rejected(WRONG_NONCE, exchange.user)
         if _decode_base64(found["binding"]) != exchange.header.encode():
             return Rejected("the channel binding differs from the header of the first message", exchange.user)
         proof = _decode_base64(found["proof"])

@@ -19,7 +19,7 @@ from mansio.state.authentication.credentials import (
 )
 from mansio.state.authentication.outcomes import Accepted, Challenge, Rejected
 from mansio.state.authentication.plain import PasswordCheck
-from mansio.state.authentication.scram import MESSAGE_BYTES_MAX, ScramServer, escape_name
+from mansio.state.authentication.scram import MESSAGE_BYTES_MAX, WRONG_NONCE, ScramServer, escape_name
 from support.credentials import (
     NONCE,
     SERVER_SECRET,
@@ -217,7 +217,7 @@ def test_a_recorded_exchange_cannot_be_replayed() -> None:
     assert isinstance(broker.step(peer.first(), 0), Rejected)
     another = ScramServer(SHA_256, USERS, bytes([1]) * len(NONCE))
     another.step(b"n,,n=alice,r=" + final.split(b",r=")[1][:32], 0)
-    assert another.step(final, 0) == Rejected("the nonce is not the one that was sent", "alice")
+    assert another.step(final, 0) == Rejected(WRONG_NONCE, "alice")
 
 
 def test_a_failed_exchange_cannot_be_continued() -> None:
@@ -237,7 +237,7 @@ def test_a_nonce_that_only_ends_with_the_right_one_is_rejected(prefix: str) -> N
     challenge = broker.step(peer.first(), 0)
     assert isinstance(challenge, Challenge)
     final = forged(peer, challenge.token, lambda text: text.replace("r=", f"r={prefix}"))
-    assert broker.step(final, 0) == Rejected("the nonce is not the one that was sent", "alice")
+    assert broker.step(final, 0) == Rejected(WRONG_NONCE, "alice")
 
 
 def forged(peer: ScramPeer, challenge: bytes, change: object) -> bytes:
