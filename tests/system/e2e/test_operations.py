@@ -266,6 +266,8 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "disk_full",
         "corrupt_batch",
         "unreadable_batch",
+        "queue_full",
+        "too_many_wrong",
         "log_truncated",
         "hold_released",
         "holds_not_loaded",
