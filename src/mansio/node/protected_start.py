@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mansio.config.protected_start import CA_FILE, CERTIFICATE_FILE, SECURITY_DIRECTORY
+from mansio.config.security import PLAIN, SASL_MECHANISMS
 from mansio.errors import ConfigError
 from mansio.host.private_file import make_private_directory, write_private_file
 from mansio.logs import fields
@@ -54,6 +55,7 @@ class ClientFiles:
 
     ca: str
     user: str
+    mechanism: str
     password: str | None
     kcat: str | None
 
@@ -64,6 +66,7 @@ class ProtectedStart:
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
         self._now = now
         self._names = _names_of(settings)
+        self._mechanisms = settings.sasl_mechanisms
         self._directory = os.path.abspath(f"{settings.data_dir}/{SECURITY_DIRECTORY}")
         self.new_password: str | None = None
         """Password of the first user, if this start has created it."""
@@ -97,22 +100,24 @@ class ProtectedStart:
     def write_client_files(self, address: Address) -> ClientFiles:
         """Write the settings of kcat for a broker at `address`, and return the paths for clients. Raises `OSError`."""
         ca, password, kcat = (self._path(name) for name in (CA_FILE, PASSWORD_FILE, KCAT_FILE))
+        mechanism = min(self._mechanisms, key=SASL_MECHANISMS.index)
         content = self._read(PASSWORD_FILE)
         if content is None:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(kcat)
-            return ClientFiles(ca, FIRST_USER, None, None)
+            return ClientFiles(ca, FIRST_USER, mechanism, None, None)
         settings = {
             "bootstrap.servers": address,
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": ca,
-            "sasl.mechanism": "SCRAM-SHA-256",
+            # Distributions have kcat with librdkafka before 2.6.1, whose nonces of SCRAM are wrong. TLS encrypts PLAIN.
+            "sasl.mechanism": PLAIN if PLAIN in self._mechanisms else mechanism,
             "sasl.username": FIRST_USER,
             "sasl.password": content.partition(b"\n")[0].decode("utf-8", "replace"),
         }
         lines = "".join(f"{name}={value}\n" for name, value in settings.items())
         write_private_file(kcat, lines.encode())
-        return ClientFiles(ca, FIRST_USER, password, kcat)
+        return ClientFiles(ca, FIRST_USER, mechanism, password, kcat)
 
     def _prepare_certificates(self) -> None:
         now = self._now()

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 CONTEXT: Final = "secure"
 
-_MANSIO: Final = """\
-mansio context add {context} --replace -b {address} --ca {ca} --user {user} --password-file {password}
+_MANSIO: Final = r"""mansio context add {context} --replace -b {address} \
+  --ca {ca} --user {user} \
+  --mechanism {mechanism} --password-file {password}
 mansio context use {context}
 mansio cluster brokers
 python3 -c 'import mansio.blocking; print(mansio.blocking.connect("{address}").admin.describe_cluster().brokers)'
@@ -27,7 +28,7 @@ settings = {{
     "bootstrap.servers": "{address}",
     "security.protocol": "SASL_SSL",
     "ssl.ca.location": {ca!r},
-    "sasl.mechanism": "SCRAM-SHA-256",
+    "sasl.mechanism": "{mechanism}",
     "sasl.username": "{user}",
     "sasl.password": open({password!r}).readline().rstrip(),
 }}
@@ -44,7 +45,7 @@ def connection_lines(files: ClientFiles, address: Address) -> dict[str, str]:
     if files.password is None or files.kcat is None:
         return {}
     quoted = {name: shlex.quote(text) for name, text in _paths(files).items()}
-    known = {"context": CONTEXT, "address": str(address), "user": files.user}
+    known = {"context": CONTEXT, "address": str(address), "user": files.user, "mechanism": files.mechanism}
     return {
         "mansio": _MANSIO.format(**known, **quoted),
         "confluent-kafka": _CONFLUENT.format(**known, **_paths(files)),

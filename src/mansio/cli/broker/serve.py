@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from mansio.logs import LineHandler
     from mansio.node.broker import Broker
     from mansio.node.etcd_member.member import EtcdMember
-    from mansio.node.protected_start import ProtectedStart
+    from mansio.node.protected_start import ClientFiles, ProtectedStart
 
 logger = logging.getLogger(__name__)
 
@@ -181,9 +181,10 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
             addresses = await _start_servers(settings, broker, servers)
             if http is not None:
                 addresses = {"http": Address(*http_address), **addresses}
+            known = None if protected_start is None else _client_files(broker, protected_start)
             _print_ready(settings, broker, addresses)
-            if protected_start is not None:
-                _print_connection(broker, protected_start)
+            if protected_start is not None and known is not None:
+                _print_connection(*known, protected_start)
             manager.ready(f"kafka={broker.listeners_text}")
             await stop.wait()
     finally:
@@ -354,17 +355,22 @@ def _print_ready(settings: Settings, broker: Broker, addresses: dict[str, Addres
     print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
 
 
-def _print_connection(broker: Broker, protected_start: ProtectedStart) -> None:
-    """Print how clients connect to a broker with a protected start; a new password to a terminal only."""
-    import sys
-
-    from mansio.cli.broker.connection_lines import print_connection
+def _client_files(broker: Broker, protected_start: ProtectedStart) -> tuple[ClientFiles, Address]:
+    """Write the files of clients; return them, and the address to which clients connect."""
     from mansio.config.addresses import Address
 
     served = broker.server.listeners.values()
     endpoint = next(each.endpoint for each in served if each.endpoint is not None)
     address = Address(endpoint.host, endpoint.port)
-    files = protected_start.write_client_files(address)
+    return protected_start.write_client_files(address), address
+
+
+def _print_connection(files: ClientFiles, address: Address, protected_start: ProtectedStart) -> None:
+    """Print how clients connect to a broker with a protected start; a new password to a terminal only."""
+    import sys
+
+    from mansio.cli.broker.connection_lines import print_connection
+
     print_connection(files, address, protected_start.new_password if sys.stdout.isatty() else None)
 
 
