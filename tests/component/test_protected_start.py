@@ -7,6 +7,7 @@ import logging
 import os
 import ssl
 import stat
+import sys
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import pytest
 import mansio
 from mansio.api.kafka.server.listener import KafkaServer
 from mansio.config.sources import load_settings
-from mansio.errors import AuthenticationFailed, ConfigError
+from mansio.errors import AuthenticationFailed, ConfigError, MissingExtra
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.net.tls.certificate_authority import CERTIFICATE_DAYS, RENEWAL_DAYS, CertificateAuthority, utc_now
 from mansio.node.broker import Broker
@@ -247,6 +248,14 @@ def test_damaged_authority_ends_the_start_and_is_not_replaced(tmp_path: Path, co
     with pytest.raises(ConfigError, match=r"cannot use .*/security/authority\.pem: it"):
         ProtectedStart(protected_settings(tmp_path)).prepare_files()
     assert os.listdir(directory) == ["authority.pem"]
+
+
+def test_start_without_the_package_for_certificates_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'mansio-mq\[secure\]'"):
+        ProtectedStart(protected_settings(tmp_path)).prepare_files()
 
 
 @pytest.mark.full

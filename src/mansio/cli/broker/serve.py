@@ -355,14 +355,19 @@ def _print_ready(settings: Settings, broker: Broker, addresses: dict[str, Addres
     print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
 
 
-def _client_files(broker: Broker, protected_start: ProtectedStart) -> tuple[ClientFiles, Address]:
-    """Write the files of clients; return them, and the address to which clients connect."""
+def _client_files(broker: Broker, protected_start: ProtectedStart) -> tuple[ClientFiles, Address] | None:
+    """Write the files of clients; return them, and the address to which clients connect. None if the settings leave no
+    listener on which users log in."""
     from mansio.config.addresses import Address
+    from mansio.config.listeners import SecurityProtocol
 
-    served = broker.server.listeners.values()
-    endpoint = next(each.endpoint for each in served if each.endpoint is not None)
-    address = Address(endpoint.host, endpoint.port)
-    return protected_start.write_client_files(address), address
+    served = broker.server.listeners
+    for listener in broker.settings.kafka_listeners.all:
+        endpoint = served[listener.name].endpoint
+        if endpoint is not None and listener.security_protocol is SecurityProtocol.SASL_SSL:
+            address = Address(endpoint.host, endpoint.port)
+            return protected_start.write_client_files(address), address
+    return None
 
 
 def _print_connection(files: ClientFiles, address: Address, protected_start: ProtectedStart) -> None:
