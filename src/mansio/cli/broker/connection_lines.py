@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CONTEXT: Final = "secure"
 
-_MANSIO: Final = r"""mansio context add {context} --replace -b {address} \
+_MANSIO: Final = r"""mansio context add {context} --replace -b {quoted_address} \
   --ca {ca} --user {user} \
   --mechanism {mechanism} --password-file {password}
 mansio context use {context}
@@ -45,6 +45,7 @@ def connection_lines(files: ClientFiles, address: Address) -> dict[str, str]:
     if files.password is None or files.kcat is None:
         return {}
     quoted = {name: shlex.quote(text) for name, text in _paths(files).items()}
+    quoted["quoted_address"] = shlex.quote(str(address))  # brackets of IPv6 are patterns of a shell
     known = {"context": CONTEXT, "address": str(address), "user": files.user, "mechanism": files.mechanism}
     return {
         "mansio": _MANSIO.format(**known, **quoted),
