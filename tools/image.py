@@ -73,12 +73,12 @@ _SECOND_NS: Final = 1_000_000_000
 FLAVOURS: Final = {
     "broker": Flavour(
         (),
-        "cluster,grpc",
+        "cluster,grpc,secure",
         (),
         {
             "Env": [_PATH, "PYTHONUNBUFFERED=1", "MANSIO_DATA_DIR=/data", "MANSIO_LOG_FORMAT=json"],
             "Entrypoint": ["mansio"],
-            "Cmd": ["serve"],
+            "Cmd": ["serve", "--secure"],
             "ExposedPorts": {"9092/tcp": {}, "9080/tcp": {}},
             "Healthcheck": {
                 "Test": ["CMD", "python3", "-c", _IS_ALIVE],

@@ -89,7 +89,7 @@ def test_an_address_that_no_other_machine_can_use_is_reported_at_the_start(
     """Clients connect to the advertised address, which is what is listened on unless something else is set."""
     for name, settings in (("told", {}), ("set", {"advertised_listeners": "localhost:9092"})):
         caplog.clear()
-        with mansio.Broker(tmp_path / name, listeners="0.0.0.0:0", **settings):
+        with mansio.Broker(tmp_path / name, listeners="0.0.0.0:0", insecure_listen=True, **settings):
             warned = [line for line in caplog.messages if line == "advertised_listener_is_wildcard"]
         assert bool(warned) == (name == "told")
 

@@ -259,7 +259,10 @@ def test_a_broker_on_ipv6_is_reached_through_its_address(tmp_path: Path) -> None
 def test_an_empty_host_accepts_ipv4_and_ipv6_on_one_port(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), mansio.Broker(tmp_path, listeners="PLAINTEXT://:0") as broker:
+    with (
+        caplog.at_level(logging.WARNING),
+        mansio.Broker(tmp_path, listeners="PLAINTEXT://:0", insecure_listen=True) as broker,
+    ):
         port = int(broker.address.rpartition(":")[2])
         for host in ("127.0.0.1", "::1"):
             with RawPeer(port, host=host) as peer:

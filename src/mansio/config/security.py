@@ -2,7 +2,8 @@
 
 A listener authenticates its clients with SASL, or with certificates that it requires. The SQS endpoint does with access
 keys. As soon as one listener of any protocol authenticates, all do, except those that `open_listeners` names, which
-must be on loopback: a forgotten open listener would let everybody around the others.
+must be on loopback: a forgotten open listener would let everybody around the others. If none authenticates, Kafka's
+listeners are on loopback, unless `insecure_listen` is set.
 
 Each violation is a `ConfigError`, one line that begins with the setting.
 """
@@ -16,7 +17,7 @@ from mansio.config.listeners import SecurityProtocol
 from mansio.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mansio.config.addresses import Address
     from mansio.config.listeners import Listener, Listeners
@@ -106,6 +107,16 @@ def check_listeners(
                 f"{authenticating[0]} does; turn it off, or set open_listeners={name}"
             )
     return True
+
+
+def check_unprotected(unprotected: Sequence[Listener]) -> None:
+    """Check that there are no listeners that other machines reach and that do not authenticate their clients. Raises
+    `ConfigError`, which names both remedies."""
+    for each in unprotected:
+        raise ConfigError(
+            f"listeners: {each.name} on {each.address} is reached by other machines, and does not authenticate its "
+            "clients; start with --secure, or set insecure_listen=true"
+        )
 
 
 def check_inter_broker(listener: Listener) -> None:

@@ -36,6 +36,8 @@ from mansio.config.security import (
     check_inter_broker,
     check_listeners,
     check_mechanisms,
+    check_unprotected,
+    is_authenticated,
     is_loopback_host,
     parse_mechanisms,
 )
@@ -43,6 +45,8 @@ from mansio.errors import ConfigError, InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from mansio.config.listeners import Listener
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -157,6 +161,11 @@ class Settings:
         "Listeners, separated by commas, that do not authenticate their clients although others do: names of Kafka's "
         "listeners, http, grpc, sqs. They must be on loopback.",
         form="NAME, ...",
+    )
+    insecure_listen: bool = _setting(
+        False,
+        "Serve listeners of the Kafka protocol that other machines reach and that do not authenticate their clients: "
+        "everybody who reaches them can read and change everything.",
     )
     ssl_certificate_location: str = _setting(
         "",
@@ -708,6 +717,15 @@ class Settings:
         )
 
     @property
+    def unprotected_listeners(self) -> tuple[Listener, ...]:
+        """The listeners of the Kafka protocol that other machines reach, and that do not authenticate their clients."""
+        return tuple(
+            each
+            for each in self.kafka_listeners.all
+            if not is_authenticated(each, self.ssl_client_auth) and not is_loopback_host(each.address.host)
+        )
+
+    @property
     def sasl_mechanisms(self) -> tuple[str, ...]:
         """The mechanisms that are enabled."""
         return parse_mechanisms(self.sasl_enabled_mechanisms)
@@ -828,6 +846,8 @@ class Settings:
             if self.clustered:
                 check_inter_broker(listeners.inter_broker)
             self._check_etcd_connection()
+        elif not self.insecure_listen:
+            check_unprotected(self.unprotected_listeners)
 
     def _check_etcd_connection(self) -> None:
         """Check that no other machine can read or change the credentials of users on their way to etcd."""

@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from mansio.config import topic_config
+from mansio.config.protected_start import protected_values
 from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of, suggestion
 from mansio.errors import ConfigError
 
@@ -80,9 +81,14 @@ def parse_quantity(value: Any, unit: str) -> Any:
 
 
 def load_settings(
-    file: str | None = None, flags: Mapping[str, Any] | None = None, *, environment: bool = True
+    file: str | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environment: bool = True,
+    is_protected: bool = False,
 ) -> Settings:
     """Read settings from a YAML or TOML file, the environment (`MANSIO_<NAME>`) and flags (None: not given).
+    `is_protected`: change them as a protected start does (`protected_values`).
 
     Files and flags may use Kafka's name of a setting (`log.flush.interval.ms`). Raises `ConfigError`, one line with the
     name of the key and its origin.
@@ -110,6 +116,10 @@ def load_settings(
         if name not in topic_defaults
     }
     try:
+        if is_protected:
+            changed = protected_values(values)
+            values |= changed
+            origins |= dict.fromkeys(changed, Origin.FLAG)
         return Settings(**values, topic_defaults=topic_defaults, origins=origins)
     except ConfigError as error:
         key = str(error).partition(":")[0]

@@ -23,6 +23,7 @@ EXTRAS: Final = {
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
     "grpc": ("grpc", "grpc_health.v1", "grpc_reflection.v1alpha", "google.protobuf"),
+    "secure": ("cryptography",),
     "celery": ("celery",),
     "testing": ("pytest",),
 }

@@ -35,8 +35,6 @@ CONTEXT_VARIABLE: Final = "MANSIO_CONTEXT"
 FILE_NAME: Final = "contexts.toml"
 FILE_BYTES_MAX: Final = 1 << 20
 CONTEXTS_MAX: Final = 1_000
-FILE_MODE: Final = 0o600
-DIRECTORY_MODE: Final = 0o700
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NOT_STORED: Final = frozenset({"key_password", "authorities", "checks_name"})
 _STORED: Final = tuple(one.name for one in fields(SecuritySettings) if one.name not in _NOT_STORED)
@@ -99,22 +97,14 @@ def load_contexts() -> Contexts:
 
 def store_contexts(contexts: Contexts) -> None:
     """Replace the file. Raises `ConfigError`."""
-    from mansio.host.atomic_file import TEMPORARY_SUFFIX, write_file_atomically
-    from mansio.host.disk import HostDisk
+    from mansio.host.private_file import PRIVATE_DIRECTORY_MODE, write_private_file
 
     if len(contexts.by_name) > CONTEXTS_MAX:
         raise ConfigError(f"at most {CONTEXTS_MAX} contexts are possible")
     path = contexts_path()
     try:
-        os.makedirs(os.path.dirname(path), DIRECTORY_MODE, exist_ok=True)
-        # The file that replaces the present one has its mode from the beginning.
-        descriptor = os.open(path + TEMPORARY_SUFFIX, os.O_WRONLY | os.O_CREAT, FILE_MODE)
-        try:
-            if hasattr(os, "fchmod"):
-                os.fchmod(descriptor, FILE_MODE)
-        finally:
-            os.close(descriptor)
-        write_file_atomically(HostDisk(), path, _format(contexts).encode())
+        os.makedirs(os.path.dirname(path), PRIVATE_DIRECTORY_MODE, exist_ok=True)
+        write_private_file(path, _format(contexts).encode())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
+    from mansio.node.protected_start import ProtectedStart
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +56,16 @@ class Broker:
         warm_up: bool = False,
         open_host: Callable[[asyncio.AbstractEventLoop, AsyncExitStack], BrokerHost] | None = None,
         intercept: Intercept | None = None,
+        protected_start: ProtectedStart | None = None,
     ) -> None:
         """`warm_up`: compile the schemas of Kafka messages on a thread (`SchemaPreload`), so that first requests do not
         wait for it. `open_host`: opens the host of this broker and pushes what closes it, by default the operating
-        system (`ProcessHost`). `intercept`: see `KafkaServer`."""
+        system (`ProcessHost`). `intercept`: see `KafkaServer`. `protected_start`: makes the files that
+        `settings` name, and the first user."""
         self.settings = settings
         self._open_host = open_host or ProcessHost
         self._intercept = intercept
+        self._protected_start = protected_start
         self._schema_preload = warm_up
         self._stack = AsyncExitStack()
         self._cluster_member: ClusterMember | None = None
@@ -151,9 +155,21 @@ class Broker:
         stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
         check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
         data_format = claim_data_dir_format(disk, settings.data_dir)
+        if self._protected_start is not None:
+            self._protected_start.prepare_files()
         self._security = BrokerSecurity(settings, host_ports)
         for name, reason in settings.without_effect().items():
             logger.warning("setting_without_effect", extra=fields(name=name, reason=reason))
+        for each in settings.unprotected_listeners:
+            logger.warning(
+                "insecure_listen",
+                extra=fields(
+                    listener=each.name,
+                    address=each.address,
+                    reason="everybody who reaches this listener can read and change everything",
+                    remedy="--secure",
+                ),
+            )
         store: MetadataStore
         if settings.clustered:
             from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does not
@@ -190,6 +206,8 @@ class Broker:
         assert self._security is not None
         if self._security.has_log_ins:
             await service.users.open_directory()
+        if self._protected_start is not None:
+            await self._protected_start.create_first_user(service.users)
         server = KafkaServer(
             service, _server_limits(runtime.settings), loop, self._intercept, self._security.listeners
         )

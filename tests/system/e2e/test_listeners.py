@@ -116,7 +116,7 @@ def test_a_listener_that_cannot_be_served_ends_the_start_in_one_line(tmp_path: P
         assert line.endswith(": use --kafka for another port")
     line = refused(tmp_path, "--kafka", "SSL://127.0.0.1:0")
     assert "ssl_certificate_location: listeners with TLS need it" in line
-    line = refused(tmp_path, "--kafka", "host.invalid:0")
+    line = refused(tmp_path, "--kafka", "host.invalid:0", "--set", "insecure_listen=true")
     assert line.startswith("mansio: cannot listen on host.invalid:0: ")
 
 

@@ -19,7 +19,9 @@ import httpx
 import pytest
 
 from mansio.cli.broker.serve import SystemdNotifier
-from mansio.config.settings import SPECIFICATIONS, Settings
+from mansio.config.listeners import SecurityProtocol
+from mansio.config.settings import SPECIFICATIONS
+from mansio.config.sources import load_settings
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled
 from support.paths import ROOT
@@ -351,7 +353,11 @@ def test_compose_file_is_sound_and_names_settings_that_exist() -> None:
     mansio = services["mansio"]
     given = {name.removeprefix("MANSIO_").lower(): value for name, value in mansio["environment"].items()}
     assert set(given) <= set(SPECIFICATIONS)
-    advertised = {one.name: one.advertised for one in Settings(**given).kafka_listeners.all}
+    assert mansio["command"] == ["serve", "--secure"]
+    settings = load_settings(None, {"data_dir": "/data", **given}, environment=False, is_protected=True)
+    assert not settings.unprotected_listeners
+    assert {one.security_protocol for one in settings.kafka_listeners.all} == {SecurityProtocol.SASL_SSL}
+    advertised = {one.name: one.advertised for one in settings.kafka_listeners.all}
     assert advertised == {"CONTAINERS": ("mansio", 29092), "HOST": ("127.0.0.1", 9092)}
     assert all(port.startswith("127.0.0.1:") for port in mansio["ports"]), "nothing listens beyond loopback"
     assert mansio["image"] == "mansio:${MANSIO_VERSION}"

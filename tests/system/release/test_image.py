@@ -39,9 +39,13 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return build_image("broker", tmp_path_factory.mktemp("image"))
 
 
-def test_the_configuration_names_settings_that_exist_and_listens_on_loopback(image: Image) -> None:
+def test_the_configuration_names_settings_that_exist_and_starts_protected(image: Image) -> None:
     config = image.config["config"]
-    assert (config["User"], config["Entrypoint"], config["Cmd"]) == (str(USER), ["mansio"], ["serve"])
+    assert (config["User"], config["Entrypoint"], config["Cmd"]) == (
+        str(USER),
+        ["mansio"],
+        ["serve", "--secure"],
+    )
     assert (config["StopSignal"], config["Volumes"]) == ("SIGTERM", {"/data": {}})
     names = [
         name for name, _, _ in (entry.partition("=") for entry in config["Env"]) if name.startswith("MANSIO_")
@@ -81,6 +85,7 @@ def container(image: Image, data: Path) -> Iterator[Container]:
         "MANSIO_LISTENERS": kafka,
         "MANSIO_HTTP_LISTENER": http,
         "MANSIO_BOOTSTRAP_SERVERS": kafka,
+        "XDG_CONFIG_HOME": "/data/config",
     }
     command = image.command(data, environment)
     config = image.config["config"]
@@ -115,7 +120,21 @@ def test_a_broker_in_the_image_serves_the_quickstart_and_stops_on_the_signal(
             "127.0.0.1:9080", broker.environment["MANSIO_HTTP_LISTENER"]
         )
         assert broker.run("python3", "-c", code).returncode == 0
-        assert broker.run("mansio", "topic", "create", "orders").returncode == 0
+        security = "/data/security"
+        files = [
+            "--ca",
+            f"{security}/ca.pem",
+            "--user",
+            "admin",
+            "--password-file",
+            f"{security}/admin.password",
+        ]
+        kafka = broker.environment["MANSIO_BOOTSTRAP_SERVERS"]
+        refused = broker.run("mansio", "topic", "create", "orders")
+        assert (refused.returncode, "accepts TLS only" in refused.stderr) == (1, True), refused
+        assert broker.run("mansio", "context", "add", "secure", "-b", kafka, *files).returncode == 0
+        created = broker.run("mansio", "topic", "create", "orders")
+        assert created.returncode == 0, created
         produced = subprocess.run(
             [*broker.command, "mansio", "produce", "orders"],
             input="one\ntwo\n",

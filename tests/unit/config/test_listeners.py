@@ -221,6 +221,7 @@ def test_own_etcd_member_is_on_the_host_that_other_brokers_connect_to() -> None:
         advertised_listeners="OUTSIDE://lb.example:443,INSIDE://b:9092",
         listener_security_protocol_map=INSIDE_OUTSIDE,
         inter_broker_listener_name="inside",
+        insecure_listen=True,
     )
     assert found.own_etcd_member().host == "b"
 

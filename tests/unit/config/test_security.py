@@ -17,8 +17,10 @@ CLUSTER = {**FILES, "etcd_endpoints": "http://127.0.0.1:2379"}
 @pytest.mark.parametrize(
     "given_settings",
     [
-        {"listeners": "PLAINTEXT://0.0.0.0:9092", "http_listener": "0.0.0.0:9080"},
-        {"listeners": "SSL://0.0.0.0:9092", **FILES},
+        {"listeners": "PLAINTEXT://127.0.0.1:9092", "http_listener": "0.0.0.0:9080"},
+        {"listeners": "PLAINTEXT://0.0.0.0:9092", "insecure_listen": True},
+        {"listeners": "SSL://[::]:9092", "insecure_listen": True, **FILES},
+        {"listeners": "SSL://[::1]:9092", **FILES},
         {"listeners": "SASL_SSL://0.0.0.0:9092", "http_listener": "", **FILES},
         {"listeners": "SASL_SSL://:9092", "open_listeners": "HTTP", **FILES},
         {"listeners": "SASL_PLAINTEXT://127.0.0.1:9092", "http_listener": ""},
@@ -75,6 +77,27 @@ def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dic
             "grpc_listener: grpc on h:9 does not authenticate",
         ),
         ({"open_listeners": "htp"}, "open_listeners: htp is not one of the listeners, PLAINTEXT, http"),
+        *(
+            (
+                {"listeners": f"PLAINTEXT://127.0.0.1:9,{listener}", **FILES},
+                f"listeners: {listener.replace('://', ' on ')} is reached by other machines, and does not authenticate "
+                "its clients; start with --secure, or set insecure_listen=true",
+            )
+            for listener in ("SSL://0.0.0.0:1", "SSL://:1", "SSL://[::]:1", "SSL://h:1", "SSL://10.0.0.1:1")
+        ),
+        (
+            {"listeners": "SSL://h:1", "ssl_client_auth": "requested", "ssl_ca_location": "a", **FILES},
+            "listeners: SSL on h:1 is reached by other machines",
+        ),
+        (
+            {
+                "listeners": "PLAINTEXT://h:1,SASL_SSL://h:2",
+                "http_listener": "",
+                "insecure_listen": True,
+                **FILES,
+            },
+            "listeners: PLAINTEXT on h:1 does not authenticate",
+        ),
         ({"listeners": "SSL://h:1", "ssl_certificate_location": "c"}, "ssl_key_location: "),
         (
             {

@@ -238,9 +238,9 @@ def test_settings_made_in_a_program_are_checked_too(name: str, value: object) ->
 def test_addresses() -> None:
     assert parse_address("x", "[::1]:9092") == ("::1", 9092)
     assert str(parse_address("x", "[::1]:9092")) == "[::1]:9092"
-    settings = Settings(listeners="0.0.0.0:0", advertised_listeners="", http_listener="")
+    settings = Settings(listeners="[::1]:0", advertised_listeners="", http_listener="")
     (listener,) = settings.kafka_listeners.all
-    assert listener.address == ("0.0.0.0", 0)
+    assert listener.address == ("::1", 0)
     assert listener.advertised is None
     assert settings.http_address is None
     for wrong in ("::1:9092", "host", ":9092", "host:", "host:-1", "host:1.0", "host:\u0661"):

@@ -241,13 +241,13 @@ def test_entries_of_a_topic_show_where_values_come_from() -> None:
 
 
 def test_entries_of_the_broker_use_kafka_names_once_each() -> None:
-    settings = Settings(num_partitions=3, listeners="0.0.0.0:19092", topic_defaults={"retention.ms": "5"})
+    settings = Settings(num_partitions=3, listeners="127.0.0.1:19092", topic_defaults={"retention.ms": "5"})
     entries = broker_entries(BrokerConfigSources(settings))
     names = [entry.name for entry in entries]
     assert len(names) == len(set(names))
     by_name = {entry.name: entry for entry in entries}
     assert (by_name["num.partitions"].value, by_name["num.partitions"].source) == ("3", Source.STATIC_BROKER)
-    assert by_name["listeners"].value == "PLAINTEXT://0.0.0.0:19092"
+    assert by_name["listeners"].value == "PLAINTEXT://127.0.0.1:19092"
     assert by_name["auto.create.topics.enable"].value == "false"
     assert by_name["auto.create.topics.enable"].source == Source.DEFAULT
     assert by_name["message.max.bytes"].value == "1048588"

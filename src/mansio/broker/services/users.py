@@ -40,6 +40,8 @@ from mansio.metadata.metadata_store import CONFLICT_ATTEMPTS_MAX, Compare, Delet
 from mansio.metadata.users import create_server_secret, credential_document
 from mansio.ports import complete_from
 from mansio.state.authentication.credentials import (
+    ITERATIONS_MIN,
+    SALT_BYTES,
     USER_BYTES_MAX,
     CredentialDirectory,
     ScramCredential,
@@ -245,6 +247,18 @@ class UserService:
                 return
         raise ConcurrentChange("this user is being changed concurrently")
 
+    async def create(self, name: str, password: str) -> None:
+        """Create a user with a credential for each mechanism.
+
+        Raises `UnacceptableCredential`, `DuplicateResource` if there is such a user, `StorageError`.
+        """
+        check_new_name(name)
+        encode_password(password)
+        salts = {mechanism: self._random.bytes(SALT_BYTES) for mechanism in ScramMechanism}
+        credentials = await self._compute(partial(_new_credentials, password, salts))
+        if not await self._write(name, {}, credentials):
+            raise DuplicateResource(f"there is a user {name!r} already")
+
     async def set_password(
         self, name: str, password: str, *, previous_valid_ms: int = 0, is_confidential: bool
     ) -> None:
@@ -328,6 +342,13 @@ def _mechanism(kafka_type: int) -> ScramMechanism:
     if mechanism is None:
         raise UnsupportedSaslMechanism(f"there is no mechanism of SCRAM with the number {kafka_type}")
     return mechanism
+
+
+def _new_credentials(password: str, salts: Mapping[ScramMechanism, bytes]) -> dict[str, ScramCredential]:
+    return {
+        mechanism.value: ScramCredential.from_password(mechanism, password, salt, ITERATIONS_MIN)
+        for mechanism, salt in salts.items()
+    }
 
 
 def _with_password(

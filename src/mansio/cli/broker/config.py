@@ -38,6 +38,7 @@ def show(
     config: ConfigOption = None,
     set_: SetOption = None,
     dev: DevOption = False,
+    secure: SecureOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show all settings of `mansio serve` with the same flags, and the origin of each value.
@@ -58,7 +59,7 @@ def show(
         "etcd_endpoints": etcd,
         "etcd_join": join,
     }
-    settings = settings_from_flags(named, config, set_, dev=dev)
+    settings = settings_from_flags(named, config, set_, dev=dev, secure=secure)
     rows: list[dict[str, Any]] = []
     for name, specification in SPECIFICATIONS.items():
         value = getattr(settings, name)
@@ -177,6 +178,14 @@ DevOption = Annotated[
         "(group_initial_rebalance_delay_ms=0). --set has precedence.",
     ),
 ]
+SecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        help="Serve the Kafka protocol with TLS, to users who log in: make an authority, a certificate and the user "
+        "admin in DATA/security at the first start, and print how to connect; needs the extra secure.",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
@@ -184,10 +193,16 @@ SetOption = Annotated[
 
 
 def settings_from_flags(
-    named: Mapping[str, Any], config: str | None, set_: list[str] | None, *, dev: bool = False
+    named: Mapping[str, Any],
+    config: str | None,
+    set_: list[str] | None,
+    *,
+    dev: bool = False,
+    secure: bool = False,
 ) -> Settings:
     """Load the settings of a broker from flags, environment and file. `named`: settings that have a flag; None: not
-    given. `dev`: use `DEV_SETTINGS`, unless `set_` has other values.
+    given. `dev`: use `DEV_SETTINGS`, unless `set_` has other values. `secure`: change them as a protected start
+    does.
 
     An invalid flag is a usage error (exit code 2); other invalid settings raise `ConfigError`.
     """
@@ -200,7 +215,7 @@ def settings_from_flags(
         flags.update({name: value for name, value in DEV_SETTINGS.items() if name not in set_names})
     flags.update({name: value for name, value in named.items() if value is not None})
     try:
-        return load_settings(config, flags)
+        return load_settings(config, flags, is_protected=secure)
     except ConfigError as error:
         message = error.message.removesuffix(f" (from the {Origin.FLAG})")
         if message != error.message:

@@ -32,6 +32,7 @@ from mansio.cli.broker.config import (
     KafkaOption,
     NodeIdOption,
     RackOption,
+    SecureOption,
     SetOption,
     SqsOption,
     settings_from_flags,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mansio.logs import LineHandler
     from mansio.node.broker import Broker
     from mansio.node.etcd_member.member import EtcdMember
+    from mansio.node.protected_start import ClientFiles, ProtectedStart
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ def serve(
     config: ConfigOption = None,
     set_: SetOption = None,
     dev: DevOption = False,
+    secure: SecureOption = False,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
@@ -110,7 +113,9 @@ def serve(
         "etcd_endpoints": etcd,
         "etcd_join": join,
     }
-    settings = settings_from_flags(named, config, set_, dev=dev)
+    settings = settings_from_flags(named, config, set_, dev=dev, secure=secure)
+    if secure:
+        require_extra("secure")
     if settings.grpc_address is not None:
         require_extra("grpc")
     lines = logs.set_up(settings.log_level, settings.log_format)
@@ -123,11 +128,11 @@ def serve(
     # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
     messages.merged_schema(ApiKey.METADATA, "request")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        code = runner.run(_serve(settings, lines))
+        code = runner.run(_serve(settings, lines, is_protected=secure))
     raise typer.Exit(code)
 
 
-async def _serve(settings: Settings, lines: LineHandler) -> int:
+async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) -> int:
     """Start the broker, print its ready line, wait for a signal, and stop. Returns the exit code.
 
     The HTTP listener starts first, so that it answers health checks (as not ready) during a long recovery.
@@ -142,7 +147,12 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
 
     stop = asyncio.Event()
     view = ServiceStats(settings=settings)
-    broker = Broker(settings, warm_up=True)
+    protected_start = None
+    if is_protected:
+        from mansio.node.protected_start import ProtectedStart
+
+        protected_start = ProtectedStart(settings)
+    broker = Broker(settings, warm_up=True, protected_start=protected_start)
     _handle_signals(broker, stop)
     manager = SystemdNotifier()
     heartbeats = asyncio.create_task(_send_heartbeats(manager, lines), name="pulse")
@@ -171,7 +181,10 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
             addresses = await _start_servers(settings, broker, servers)
             if http is not None:
                 addresses = {"http": Address(*http_address), **addresses}
+            known = None if protected_start is None else _client_files(broker, protected_start)
             _print_ready(settings, broker, addresses)
+            if protected_start is not None and known is not None:
+                _print_connection(*known, protected_start)
             manager.ready(f"kafka={broker.listeners_text}")
             await stop.wait()
     finally:
@@ -340,6 +353,30 @@ def _print_ready(settings: Settings, broker: Broker, addresses: dict[str, Addres
     others = " ".join(f"{name}={address}" for name, address in {"http": "off", **addresses}.items())
     listeners = f"kafka={broker.listeners_text} {others}"
     print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
+
+
+def _client_files(broker: Broker, protected_start: ProtectedStart) -> tuple[ClientFiles, Address] | None:
+    """Write the files of clients; return them, and the address to which clients connect. None if the settings leave no
+    listener on which users log in."""
+    from mansio.config.addresses import Address
+    from mansio.config.listeners import SecurityProtocol
+
+    served = broker.server.listeners
+    for listener in broker.settings.kafka_listeners.all:
+        endpoint = served[listener.name].endpoint
+        if endpoint is not None and listener.security_protocol is SecurityProtocol.SASL_SSL:
+            address = Address(endpoint.host, endpoint.port)
+            return protected_start.write_client_files(address), address
+    return None
+
+
+def _print_connection(files: ClientFiles, address: Address, protected_start: ProtectedStart) -> None:
+    """Print how clients connect to a broker with a protected start; a new password to a terminal only."""
+    import sys
+
+    from mansio.cli.broker.connection_lines import print_connection
+
+    print_connection(files, address, protected_start.new_password if sys.stdout.isatty() else None)
 
 
 async def _close(settings: Settings, broker: Broker, servers: list[HttpServer | GrpcServer]) -> int:

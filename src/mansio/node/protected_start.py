@@ -1,0 +1,177 @@
+"""Protected start (`mansio serve --secure`): certificate authority, certificate and first user of a broker, made at its
+first start below its data directory and used again at the next ones.
+
+Invariants:
+* The directory has mode 0700, its files 0600; each file is replaced as a whole.
+* The first user exists before a listener accepts a connection. It is created while there is no user, so one that was
+  deleted does not come back beside others.
+* The password is in its file, and nowhere in a log line or an error.
+
+Model: the security auto-configuration of Elasticsearch 8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.config.protected_start import CA_FILE, CERTIFICATE_FILE, SECURITY_DIRECTORY
+from mansio.config.security import PLAIN, SASL_MECHANISMS
+from mansio.errors import ConfigError
+from mansio.host.private_file import make_private_directory, write_private_file
+from mansio.logs import fields
+from mansio.net.tls.certificate_authority import CertificateAuthority, utc_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from mansio.broker.services.users import UserService
+    from mansio.config.addresses import Address
+    from mansio.config.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+AUTHORITY_FILE: Final = "authority.pem"
+PASSWORD_FILE: Final = "admin.password"  # noqa: S105  # a name
+KCAT_FILE: Final = "kcat.conf"
+FIRST_USER: Final = "admin"
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+_PASSWORD_LENGTH: Final = 24
+_PASSWORD_CHARACTERS: Final = string.ascii_letters + string.digits
+_FILE_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFiles:
+    """What a client on this machine needs to connect; absolute paths. `password` and `kcat`: None if the file with the
+    password of the first user was removed."""
+
+    ca: str
+    user: str
+    mechanism: str
+    password: str | None
+    kcat: str | None
+
+
+class ProtectedStart:
+    """The files of a protected start, and its first user. All methods block for some milliseconds."""
+
+    def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
+        self._now = now
+        self._names = _names_of(settings)
+        self._mechanisms = settings.sasl_mechanisms
+        self._directory = os.path.abspath(f"{settings.data_dir}/{SECURITY_DIRECTORY}")
+        self.new_password: str | None = None
+        """Password of the first user, if this start has created it."""
+
+    def prepare_files(self) -> None:
+        """Make what is missing, and renew the certificate if it expires soon or lacks a name. Raises `ConfigError`,
+        `MissingExtra`."""
+        try:
+            make_private_directory(self._directory)
+            self._prepare_certificates()
+        except OSError as error:
+            raise ConfigError(f"cannot use {error.filename or self._directory}: {error.strerror}") from error
+
+    async def create_first_user(self, users: UserService) -> None:
+        """Create the first user with a random password, unless there are users. Raises `ConfigError`,
+        `StorageError`."""
+        if users.user_count:
+            return
+        path = self._path(PASSWORD_FILE)
+        content = self._read(PASSWORD_FILE)
+        if content is None:
+            password = "".join(secrets.choice(_PASSWORD_CHARACTERS) for _ in range(_PASSWORD_LENGTH))
+            write_private_file(path, f"{password}\n".encode())
+        else:  # of a start that ended before it had created the user
+            password = content.partition(b"\n")[0].decode("utf-8", "replace")
+            if not password:
+                raise ConfigError(f"{path} contains no password; remove it")
+        await users.create(FIRST_USER, password)
+        self.new_password = password
+
+    def write_client_files(self, address: Address) -> ClientFiles:
+        """Write the settings of kcat for a broker at `address`, and return the paths for clients. Raises `OSError`."""
+        ca, password, kcat = (self._path(name) for name in (CA_FILE, PASSWORD_FILE, KCAT_FILE))
+        mechanism = min(self._mechanisms, key=SASL_MECHANISMS.index)
+        content = self._read(PASSWORD_FILE)
+        if content is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(kcat)
+            return ClientFiles(ca, FIRST_USER, mechanism, None, None)
+        settings = {
+            "bootstrap.servers": address,
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": ca,
+            # Distributions have kcat with librdkafka before 2.6.1, whose nonces of SCRAM are wrong. TLS encrypts PLAIN.
+            "sasl.mechanism": PLAIN if PLAIN in self._mechanisms else mechanism,
+            "sasl.username": FIRST_USER,
+            "sasl.password": content.partition(b"\n")[0].decode("utf-8", "replace"),
+        }
+        lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+        write_private_file(kcat, lines.encode())
+        return ClientFiles(ca, FIRST_USER, mechanism, password, kcat)
+
+    def _prepare_certificates(self) -> None:
+        now = self._now()
+        authority = self._authority(now)
+        if authority is None:
+            return
+        trusted = self._read(CA_FILE)
+        if trusted is None or authority.certificate.strip() not in trusted:
+            write_private_file(self._path(CA_FILE), authority.certificate)
+        path, present = self._path(CERTIFICATE_FILE), self._read(CERTIFICATE_FILE)
+        reason = "there is none" if present is None else authority.renewal_reason(present, self._names, now)
+        if reason:
+            write_private_file(path, authority.issue(self._names, now))
+            logger.info("certificate_issued", extra=fields(file=path, reason=reason))
+
+    def _authority(self, now: datetime) -> CertificateAuthority | None:
+        """Return the authority, a new one at the first start. None if its key is kept elsewhere: then its certificates
+        are renewed elsewhere, too. Raises `ConfigError`."""
+        path, pem = self._path(AUTHORITY_FILE), self._read(AUTHORITY_FILE)
+        if pem is not None:
+            try:
+                return CertificateAuthority(pem)
+            except ConfigError as error:
+                raise ConfigError(f"cannot use {path}: {error.message}") from None
+        if self._read(CA_FILE) is None:
+            authority = CertificateAuthority.create(now)
+            write_private_file(path, authority.pem)
+            logger.info("certificate_authority_created", extra=fields(file=path))
+            return authority
+        if self._read(CERTIFICATE_FILE) is None:
+            raise ConfigError(
+                f"{path} is missing: restore it, or remove {self._path(CA_FILE)} too for a new authority"
+            )
+        return None
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            with open(self._path(name), "rb") as file:
+                return file.read(_FILE_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+
+
+def _names_of(settings: Settings) -> frozenset[str]:
+    """Return the names and addresses by which clients reach a broker."""
+    names = {*LOCAL_NAMES, *settings.http_names}
+    addresses = [
+        address for each in settings.kafka_listeners.all for address in (each.address, each.advertised)
+    ]
+    addresses += [settings.http_address, settings.grpc_address, settings.sqs_address]
+    names |= {each.host.lower() for each in addresses if each is not None and not each.is_wildcard}
+    if (host := socket.gethostname().lower()).isascii():
+        names.add(host)
+    return frozenset(filter(None, names))
