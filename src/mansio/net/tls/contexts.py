@@ -209,9 +209,7 @@ def _trust(context: ssl.SSLContext, certificates: list[str], path: str) -> None:
         raise ConfigError(f"{path} contains a certificate that cannot be read: {_reason_of(error)}") from None
 
 
-def _load_own_certificate(
-    context: ssl.SSLContext, certificate: str, key: str, key_password: str = ""
-) -> str:
+def _load_own_certificate(context: ssl.SSLContext, certificate: str, key: str, key_password: str = "") -> str:
     """Load a certificate and its key into `context`; return the certificate. Raises `ConfigError`."""
     own = _read_certificates(certificate)[0]
     if not _PRIVATE_KEY.search(_read(key)):
