@@ -95,7 +95,8 @@ class Handshake(NamedTuple):
 
     def _message(self, role: bytes) -> bytes:
         """Return the bytes to authenticate. Each part has a fixed length or is preceded by its length, and the last one
-        is there or not, so that different handshakes have different bytes. Without TLS they are those of version 0.1."""
+        is there or not, so that different handshakes have different bytes. Without TLS they are those of
+        version 0.1."""
         texts = (role, self.dialler_nonce, self.listener_nonce, self.cluster_id.encode())
         parties = _PARTIES.pack(*self.dialler, self.listener_id)
         return b"".join(_LENGTH.pack(len(text)) + text for text in texts) + parties + self.certificate_sha256
