@@ -46,8 +46,9 @@ class BetweenBrokers:
         own: Certificate | None = None,
         inject: Callable[[], bytes] | None = None,
     ) -> None:
-        """End TLS on all connections from now on, with the certificate `own`, by default a valid one of the authority of
-        the brokers. `inject`: returns a request that is sent to the broker as soon as the dialler has authenticated."""
+        """End TLS on all connections from now on, with the certificate `own`, by default a valid one of the authority
+        of the brokers. `inject`: returns a request that is sent to the broker after that with which the dialler
+        authenticates."""
         own = own or authority.issue("relay")
         self._server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._server_context.load_cert_chain(own.certificate, own.key)

@@ -1,9 +1,9 @@
-"""Opens connections to the listeners of other brokers: TLS, where the listener between brokers has it, and the handshake
-in which both brokers authenticate.
+"""Dialler: opens connections to the listeners of other brokers, with TLS where the listener between brokers has it,
+and with the handshake in which both brokers authenticate.
 
-The certificate of the other broker has to be of an authority that this broker trusts and to have the host that the other
-one advertises. The handshake covers this certificate. A failure of TLS is logged with what is wrong and where to change
-it, once in `LOG_INTERVAL_S` for each broker, and raised as `ConnectionLost`: requests to brokers are repeated.
+The certificate of the other broker has to be of an authority that this broker trusts, and to have the host that the
+other one advertises. The handshake covers this certificate. A failure of TLS is logged with what is wrong and where to
+change it, once in `LOG_INTERVAL_S` for each broker, and raised as `ConnectionLost`: requests to brokers are repeated.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class BrokerDialler:
 
     async def authenticate(self, connection: Connection, node_id: int, *, is_unordered: bool = False) -> int:
         """Authenticate with the broker at the other end; return the broker epoch with which this one did (0 without
-        credentials). `is_unordered`: let responses overtake, if the broker supports it. Raises `ConnectionLost`, and closes
-        the connection then."""
+        credentials). `is_unordered`: let responses overtake, if the broker supports it. Raises `ConnectionLost`, and
+        closes the connection then."""
         if self.credentials is None:
             return 0
         is_unordered = is_unordered and UNADVERTISED_SINCE in connection.versions

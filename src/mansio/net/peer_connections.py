@@ -2,9 +2,10 @@
 
 `PeerConnections` has one connection per broker, `PeerConnectionClasses` one of these for each `RequestClass`.
 A connection is opened when first needed, and opened again after it was lost or after this broker has registered again.
-`BrokerDialler` opens it: with TLS where brokers use it, and a handshake in which both brokers authenticate. A broker answers the requests of an ordered connection in
-order, so one that it holds (a follower's fetch) delays those behind it. On an unordered one, responses may overtake,
-and requests of many callers are in flight; a broker of version 0.1 answers in order nevertheless.
+`BrokerDialler` opens it: with TLS where brokers use it, and a handshake in which both brokers authenticate. A broker
+answers the requests of an ordered connection in order, so one that it holds (a follower's fetch) delays those behind
+it. On an unordered one, responses may overtake, and requests of many callers are in flight; a broker of version 0.1
+answers in order nevertheless.
 
 Invariants:
 * A request that is cancelled or times out closes an ordered connection, because the responses behind it would be late.
@@ -99,8 +100,8 @@ class PeerConnections:
         *,
         is_unordered: bool = False,
     ) -> None:
-        """`broker_address` returns the current (host, port) of a broker, or None if the broker is not registered, or has
-        no listener that this one can use. `dialler`: by default one without TLS and credentials."""
+        """`broker_address` returns the current (host, port) of a broker, or None if the broker is not registered, or
+        has no listener that this one can use. `dialler`: by default one without TLS and credentials."""
         self._is_unordered = is_unordered
         self._broker_address = broker_address
         self._options = options

@@ -1,4 +1,4 @@
-"""A broker that connects to another one with TLS verifies authority and name, and its log names which of them is wrong."""
+"""A broker that connects to another one with TLS verifies authority and name, and its log names what is wrong."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class CertificateReloader:
     def __init__(
         self, files: TlsFiles, scheduler: Scheduler, thread: Background, *, dials: bool = False
     ) -> None:
-        """Load the files. `dials`: whether the broker connects to listeners of other brokers. Raises `ConfigError` if the
-        files cannot be used."""
+        """Load the files. `dials`: whether the broker connects to listeners of other brokers. Raises `ConfigError` if
+        the files cannot be used."""
         self._files = files
         self._scheduler = scheduler
         self._thread = thread

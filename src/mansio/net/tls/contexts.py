@@ -163,8 +163,9 @@ def load_client_context(
 
 
 def load_dialler_context(files: TlsFiles) -> ssl.SSLContext:
-    """Make the context with which a broker connects to listeners that have the settings of its own: it trusts `files.ca`,
-    by default the authorities of the system, and has the certificate of its listener where those ask for one.
+    """Make the context with which a broker connects to listeners that have the settings of its own: it trusts
+    `files.ca`, by default the authorities of the system, and has the certificate of its listener where those ask for
+    one.
 
     Raises `ConfigError` as `load_client_context` does, also for a certificate that is not for clients.
     """

@@ -40,8 +40,9 @@ def handshake(
     frame: memoryview,
     certificate_sha256: bytes,
 ) -> Sequence[ResponsePart]:
-    """Process ChallengeBroker or AuthenticateBroker and send the response. `certificate_sha256`: of the certificate that
-    the connection has of this broker, empty without TLS. Raises `WireError` if the frame is not a valid request."""
+    """Process ChallengeBroker or AuthenticateBroker and send the response. `certificate_sha256`: of the certificate
+    that the connection has of this broker, empty without TLS. Raises `WireError` if the frame is not a valid
+    request."""
     key = header.api_key
     request = messages.decode_request(key, header.api_version, bytes(frame[header.body_position :]))
     fields: Mapping[str, Any]
