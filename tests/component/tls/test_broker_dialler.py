@@ -119,7 +119,7 @@ def test_the_certificate_of_the_broker_is_presented_where_listeners_ask_for_cert
                 subjects.append(transport.get_extra_info("peercert"))
                 connection_made(transport)
 
-            protocol.connection_made = noted  # type: ignore[method-assign]
+            protocol.connection_made = noted
             return protocol
 
         listener.acceptor._new_protocol = new_protocol

@@ -1,6 +1,6 @@
-"""A cluster of three with passwords and TLS for clients, and TLS between brokers: every certificate, the authority and
+"""Broker processes with passwords and TLS for clients, and TLS between brokers: every certificate, the authority and
 every password are replaced, and a leader dies, while clients produce; no produce fails, and no acknowledged record is
-missing.
+missing. Brokers reach each other for clients of HTTP, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+import httpx
 import pytest
 from confluent_kafka import Producer
 
@@ -41,10 +42,11 @@ DEADLINE_S = 60
 
 
 class Files:
-    """Certificates of three brokers on disk, and what clients trust."""
+    """Certificates of three brokers on disk, and what clients trust. `protocol`: of the listener between brokers."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, protocol: str) -> None:
         self._directory = directory
+        self._protocol = protocol
         self.old = Authority(directory / "old", "Old CA")
         self.new = Authority(directory / "new", "New CA")
         self.both = directory / "both.pem"
@@ -72,16 +74,17 @@ class Files:
     def settings(self, node_id: int, broker: ServedBroker) -> dict[str, Any]:
         """PLAINTEXT is the open listener of the test."""
         clients, internal = self.ports[node_id]
+        is_open = self._protocol == "SSL"
         return {
             "listeners": f"PLAINTEXT://{broker.bootstrap_servers},CLIENTS://127.0.0.1:{clients},"
             f"INTERNAL://127.0.0.1:{internal}",
-            "listener_security_protocol_map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_SSL,INTERNAL:SSL",
+            "listener_security_protocol_map": f"PLAINTEXT:PLAINTEXT,CLIENTS:SASL_SSL,INTERNAL:{self._protocol}",
             "inter_broker_listener_name": "INTERNAL",
-            "open_listeners": "PLAINTEXT,INTERNAL",
+            "open_listeners": "PLAINTEXT,INTERNAL" if is_open else "PLAINTEXT,http",
             "ssl_certificate_location": self.own(node_id).certificate,
             "ssl_key_location": self.own(node_id).key,
             "ssl_ca_location": self.ca(node_id),
-            "ssl_client_auth": "requested",
+            "ssl_client_auth": "requested" if is_open else "none",
         }
 
     def client(self, node_id: int, password: str, ca: Path | None = None) -> blocking.Client:
@@ -179,7 +182,7 @@ def check_complete(files: Files, wanted: Mapping[int, set[bytes]]) -> None:
 def test_every_certificate_the_authority_and_the_password_change_under_load_without_a_failed_produce(
     tmp_path: Path,
 ) -> None:
-    files = Files(tmp_path)
+    files = Files(tmp_path, "SSL")
     with cluster(tmp_path, broker_settings=files.settings, broker_session_timeout_ms=6_000) as one:
         with blocking.connect(one.bootstrap_servers) as client:
             client.admin.users.create(USER, OLD_PASSWORD)
@@ -234,3 +237,38 @@ def test_every_certificate_the_authority_and_the_password_change_under_load_with
                 one.wait(has_received, "records of all leaders", DEADLINE_S)
         one.check_logs()
         assert "broker_tls_failed" not in "".join(broker.text() for broker in one.brokers.values())
+
+
+def test_http_of_any_broker_reaches_the_others_through_a_listener_where_clients_log_in(
+    tmp_path: Path,
+) -> None:
+    """The connection on which a broker learns the version of another one is authenticated, too: the listener would close
+    it, and count a client that did not log in."""
+    files = Files(tmp_path, "SASL_SSL")
+    settings = {"authentication_timeout_ms": 600_000}
+    with cluster(tmp_path, brokers=2, http=True, broker_settings=files.settings, **settings) as one:
+        create_topic(one, TOPIC, partitions=2, copies=2)
+        assert {one.leader(TOPIC, partition) for partition in (0, 1)} == {1, 2}
+        with httpx.Client(timeout=scaled(30)) as http:
+            for broker in one.brokers.values():
+                topic = f"{broker.http_url}/v1/topics/{TOPIC}"
+                for partition in (0, 1):
+                    posted = http.post(f"{topic}/records?partition={partition}", json="routed")
+                    assert posted.status_code == 200, posted.text
+                    found = http.get(f"{topic}/partitions/{partition}/records").json()["records"]
+                    assert {each["value"] for each in found} == {'"routed"'}
+
+            def unauthenticated() -> list[str]:
+                pages = (http.get(f"{broker.http_url}/metrics").text for broker in one.brokers.values())
+                return [
+                    line
+                    for page in pages
+                    for line in page.splitlines()
+                    if line.startswith("mansio_unauthenticated_connections")
+                ]
+
+            assert len(unauthenticated()) == 2
+            one.wait(
+                lambda: all(line.endswith(" 0.0") for line in unauthenticated()), "all are authenticated"
+            )
+        one.check_logs()
