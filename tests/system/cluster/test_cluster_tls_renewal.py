@@ -242,11 +242,12 @@ def test_every_certificate_the_authority_and_the_password_change_under_load_with
 def test_http_of_any_broker_reaches_the_others_through_a_listener_where_clients_log_in(
     tmp_path: Path,
 ) -> None:
-    """The connection on which a broker learns the version of another one is authenticated, too: the listener would close
-    it, and count a client that did not log in."""
+    """The connection on which a broker learns the version of another one is authenticated, too: the listener would
+    close it, and count a client that did not log in."""
     files = Files(tmp_path, "SASL_SSL")
-    settings = {"authentication_timeout_ms": 600_000}
-    with cluster(tmp_path, brokers=2, http=True, broker_settings=files.settings, **settings) as one:
+    with cluster(
+        tmp_path, brokers=2, http=True, broker_settings=files.settings, authentication_timeout_ms=600_000
+    ) as one:
         create_topic(one, TOPIC, partitions=2, copies=2)
         assert {one.leader(TOPIC, partition) for partition in (0, 1)} == {1, 2}
         with httpx.Client(timeout=scaled(30)) as http:
