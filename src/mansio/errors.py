@@ -283,12 +283,14 @@ class TlsFailed(AuthenticationFailed):
     wrong: str = "protocol"
     """What is wrong: `protocol` (also where only one side uses TLS), `certificate`, `name` (in the broker's
     certificate) or `client certificate`."""
+    reason: str = ""
+    """The message without what a client may do about it."""
 
     @classmethod
-    def of(cls, wrong: str, message: str) -> Self:
-        """The error for what is wrong."""
-        error = cls(message)
-        error.wrong = wrong
+    def of(cls, wrong: str, reason: str, remedy: str = "") -> Self:
+        """The error for what is wrong. `remedy`: what a client may do about it."""
+        error = cls(f"{reason}; {remedy}" if remedy else reason)
+        error.wrong, error.reason = wrong, reason
         return error
 
 

@@ -67,6 +67,7 @@ class Cluster:
         http: bool,
         sqs: bool,
         grpc: bool,
+        broker_settings: Callable[[int, ServedBroker], Mapping[str, Any]] | None = None,
     ) -> None:
         self.directory = directory
         self.members = list(members)
@@ -76,6 +77,7 @@ class Cluster:
         )
         """After which a broker that is not heard of is dead."""
         self._network = network
+        self._broker_settings = broker_settings
         self.brokers: dict[int, ServedBroker] = {}
         self.sqs_urls: dict[int, str] = {}
         self.grpc_addresses: dict[int, str] = {}
@@ -103,7 +105,10 @@ class Cluster:
             ]
             arguments += ["--advertise", f"127.0.0.1:{self._network.listener(node_id, broker.kafka_port)}"]
         arguments += ["--etcd", ",".join(urls)]
-        for name, value in self.settings.items():
+        own = {} if self._broker_settings is None else dict(self._broker_settings(node_id, broker))
+        if (listeners := own.pop("listeners", None)) is not None:
+            arguments += ["--kafka", listeners]  # the last one counts
+        for name, value in {**self.settings, **own}.items():
             arguments += ["--set", f"{name}={value}"]
         return arguments
 
@@ -317,10 +322,11 @@ def cluster(
     http: bool = False,
     sqs: bool = False,
     grpc: bool = False,
+    broker_settings: Callable[[int, ServedBroker], Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> Iterator[Cluster]:
     """A cluster whose brokers have registered. `commands`: what runs instead of `mansio` for a broker; `places`: the
-    directory its data is in, where not `directory`; `settings`: of every broker."""
+    directory its data is in, where not `directory`; `settings`: of every broker; `broker_settings`: of each one."""
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         etcds = stack.enter_context(etcd_directory())
@@ -347,6 +353,7 @@ def cluster(
             http=http,
             sqs=sqs,
             grpc=grpc,
+            broker_settings=broker_settings,
         )
         made.append(one)
         stack.callback(one.stop)

@@ -43,9 +43,14 @@ class BrokerCredentials(NamedTuple):
 
 
 async def authenticate(
-    exchange: Exchange, credentials: BrokerCredentials, identity: BrokerIdentity, node_id: int
+    exchange: Exchange,
+    credentials: BrokerCredentials,
+    identity: BrokerIdentity,
+    node_id: int,
+    certificate_sha256: bytes = b"",
 ) -> None:
-    """Authenticate as `identity` with broker `node_id`, and verify that the peer is that broker.
+    """Authenticate as `identity` with broker `node_id`, and verify that the peer is that broker. `certificate_sha256`:
+    of the certificate that the peer has shown; empty without TLS.
 
     Raises `ConnectionLost` if one of the brokers does not accept the other; the caller must then close the connection.
     """
@@ -56,7 +61,9 @@ async def authenticate(
     try:
         challenge = await exchange(ApiKey.CHALLENGE_BROKER, {"nonce": nonce})
         _check(challenge)
-        handshake = Handshake(credentials.cluster_id, identity, node_id, nonce, challenge.nonce)
+        handshake = Handshake(
+            credentials.cluster_id, identity, node_id, nonce, challenge.nonce, certificate_sha256
+        )
         fields = {**identity._asdict(), "proof": handshake.dialler_proof(secret)}
         answer = await exchange(ApiKey.AUTHENTICATE_BROKER, fields)
         _check(answer)

@@ -27,6 +27,7 @@ import ssl
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mansio.errors import (
@@ -302,6 +303,13 @@ class Connection(BrokerConnection, asyncio.BufferedProtocol):
             if connection is not None and not is_open:
                 connection.abort()
         return connection
+
+    @property
+    def certificate_sha256(self) -> bytes:
+        """SHA-256 of the certificate that the broker has shown, in DER; empty without TLS."""
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        certificate = None if tls is None else tls.getpeercert(binary_form=True)
+        return b"" if certificate is None else sha256(certificate).digest()
 
     # -- requests --------
 

@@ -2,9 +2,10 @@
 
 `PeerConnections` has one connection per broker, `PeerConnectionClasses` one of these for each `RequestClass`.
 A connection is opened when first needed, and opened again after it was lost or after this broker has registered again.
-It begins with a handshake in which both brokers authenticate. A broker answers the requests of an ordered connection in
-order, so one that it holds (a follower's fetch) delays those behind it. On an unordered one, responses may overtake,
-and requests of many callers are in flight; a broker of version 0.1 answers in order nevertheless.
+`BrokerDialler` opens it: with TLS where brokers use it, and a handshake in which both brokers authenticate. A broker
+answers the requests of an ordered connection in order, so one that it holds (a follower's fetch) delays those behind
+it. On an unordered one, responses may overtake, and requests of many callers are in flight; a broker of version 0.1
+answers in order nevertheless.
 
 Invariants:
 * A request that is cancelled or times out closes an ordered connection, because the responses behind it would be late.
@@ -16,28 +17,24 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.errors import AuthenticationFailed, BrokerUnreachable, ConnectionLost, RequestTimedOut
-from mansio.net.broker_handshake import authenticate
+from mansio.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut
+from mansio.net.broker_dialler import BrokerDialler
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 from mansio.net.forwarded_requests import decode_forwarded, encode_forwarded
 from mansio.ports import ForwardedAnswer, RequestClass
 from mansio.state.broker_handshake import BrokerIdentity
-from mansio.wire.api_versions import UNADVERTISED_SINCE, ApiKey
+from mansio.wire.api_versions import UNADVERTISED_SINCE
 from mansio.wire.framing import LENGTH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from mansio.net.broker_handshake import BrokerCredentials
     from mansio.ports import ForwardedClient
 
 CORRELATION_ID_POSITION = 8
 """Byte position of the correlation id in an encoded request: after the length prefix, API key and version."""
-
-UNORDERED_VERSION = 1
-"""Version of AuthenticateBroker that makes a connection unordered."""
 
 IN_FLIGHT_REQUESTS_MAX = 1_000
 """Maximum number of requests in flight on an unordered connection: with more, one waits to be sent."""
@@ -52,11 +49,11 @@ class PeerConnectionClasses:
     def __init__(
         self,
         broker_address: Callable[[int], tuple[str, int] | None],
-        credentials: BrokerCredentials | None = None,
+        dialler: BrokerDialler | None = None,
     ) -> None:
         """See `PeerConnections`."""
         self._broker_address = broker_address
-        self._credentials = credentials
+        self.dialler = dialler or BrokerDialler()
         self._opened: dict[RequestClass, PeerConnections] = {}
 
     def peers(self, request_class: RequestClass) -> PeerConnections:
@@ -66,7 +63,7 @@ class PeerConnectionClasses:
             found = self._opened[request_class] = PeerConnections(
                 self._broker_address,
                 _options(request_class),
-                self._credentials,
+                self.dialler,
                 is_unordered=request_class.is_unordered,
             )
         return found
@@ -99,16 +96,16 @@ class PeerConnections:
         self,
         broker_address: Callable[[int], tuple[str, int] | None],
         options: ConnectionOptions = DEFAULT_OPTIONS,
-        credentials: BrokerCredentials | None = None,
+        dialler: BrokerDialler | None = None,
         *,
         is_unordered: bool = False,
     ) -> None:
-        """`broker_address` returns the current (host, port) of a broker, or None if the broker is not registered.
-        Without `credentials` there is no handshake, and brokers accept only requests that any client may send."""
+        """`broker_address` returns the current (host, port) of a broker, or None if the broker is not registered, or
+        has no listener that this one can use. `dialler`: by default one without TLS and credentials."""
         self._is_unordered = is_unordered
         self._broker_address = broker_address
         self._options = options
-        self._credentials = credentials
+        self._dialler = dialler or BrokerDialler()
         self._peers: dict[int, _Peer] = {}
         self._opening: dict[int, asyncio.Lock] = {}
 
@@ -124,10 +121,11 @@ class PeerConnections:
         peer = self._usable(node_id)
         if peer is None:
             peer, timeout_ms = await self._opened(node_id, timeout_ms)
-        if self._credentials is None or UNADVERTISED_SINCE not in peer.connection.versions:
+        credentials = self._dialler.credentials
+        if credentials is None or UNADVERTISED_SINCE not in peer.connection.versions:
             framed = len(request).to_bytes(LENGTH_BYTES, "big") + request
             return ForwardedAnswer(await self._send(peer.connection, framed, timeout_ms))
-        identity = BrokerIdentity(self._credentials.node_id, peer.broker_epoch)
+        identity = BrokerIdentity(credentials.node_id, peer.broker_epoch)
         framed = encode_forwarded(identity, request, client=client, is_own=is_own)
         return decode_forwarded(await self._send(peer.connection, framed, timeout_ms), node_id)
 
@@ -158,7 +156,7 @@ class PeerConnections:
         return peer, max(timeout_ms - (loop.time() - begin) * 1000, 0)
 
     def _is_usable(self, known: _Peer, address: tuple[str, int] | None) -> bool:
-        connection, credentials = known.connection, self._credentials
+        connection, credentials = known.connection, self._dialler.credentials
         return (
             not connection.closed
             and connection.address == address
@@ -172,7 +170,10 @@ class PeerConnections:
             async with asyncio.timeout(timeout_ms / 1000), self._opening.setdefault(node_id, asyncio.Lock()):
                 address = self._broker_address(node_id)
                 if address is None:
-                    raise BrokerUnreachable(f"broker {node_id} is not registered")
+                    raise BrokerUnreachable(
+                        f"broker {node_id} is not registered, or has no listener with the security protocol of the "
+                        "listener between brokers"
+                    )
                 known = self._peers.get(node_id)
                 if known is not None:
                     if self._is_usable(known, address):
@@ -182,28 +183,14 @@ class PeerConnections:
         except TimeoutError as error:
             place = "" if address is None else f" at {address[0]}:{address[1]}"
             raise BrokerUnreachable(f"broker {node_id}{place} does not answer") from error
-        except (ConnectionLost, AuthenticationFailed) as error:
+        except ConnectionLost as error:
             raise BrokerUnreachable(error.message) from error
         return opened
 
     async def _open(self, node_id: int, address: tuple[str, int]) -> _Peer:
-        credentials = self._credentials
-        if credentials is None:
-            return _Peer(await Connection.open(*address, self._options), 0)
-        identity = credentials.identity()
-        connection = await Connection.open(*address, self._options)
-        is_unordered = self._is_unordered and UNADVERTISED_SINCE in connection.versions
-
-        async def exchange(key: ApiKey, fields: Mapping[str, Any]) -> Any:
-            version = UNORDERED_VERSION if is_unordered and key == ApiKey.AUTHENTICATE_BROKER else 0
-            return await connection.request(key, fields, version=version)
-
-        try:
-            await authenticate(exchange, credentials, identity, node_id)
-        except BaseException:
-            connection.abort()
-            raise
-        return _Peer(connection, identity.broker_epoch)
+        connection = await self._dialler.connect(node_id, address, self._options)
+        epoch = await self._dialler.authenticate(connection, node_id, is_unordered=self._is_unordered)
+        return _Peer(connection, epoch)
 
     async def close(self) -> None:
         """Close all connections; waiting requests fail with `ConnectionLost`."""

@@ -8,12 +8,15 @@ Invariant: no `repr` and no error contains a password.
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConfigError
 from mansio.net.sasl import DEFAULT_MECHANISM, SaslCredentials
+from mansio.net.tls.contexts import load_client_context
+
+if TYPE_CHECKING:
+    import ssl
 
 VARIABLES: Final = {
     "tls": "MANSIO_TLS",
@@ -72,66 +75,20 @@ class SecuritySettings:
         """Return a context with these files, None without TLS. Raises `ConfigError` with the file that is wrong."""
         if not self.tls:
             return None
-        context = _context_with_authorities(self.tls, self.authorities)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = self.checks_name
-        if self.certificate:
-            self._load_certificate(context)
-        return context
+        return load_client_context(
+            self.tls if isinstance(self.tls, str) else "",
+            self.certificate,
+            self.key,
+            authorities=self.authorities,
+            key_password=self.key_password,
+            checks_name=self.checks_name,
+        )
 
     def credentials(self) -> SaslCredentials | None:
         """Return user and password, None without a user. Raises `ConfigError`."""
         if not self.user:
             return None
         return SaslCredentials(self.user, self.password, self.mechanism or DEFAULT_MECHANISM)
-
-    def _load_certificate(self, context: ssl.SSLContext) -> None:
-        _check_readable("certificate", self.certificate)
-        if self.key:
-            _check_readable("key", self.key)
-        key = self.key or self.certificate
-
-        def key_password() -> str:
-            if not self.key_password:
-                raise ConfigError(f"key: {key} is encrypted: give a key without a password")
-            return self.key_password
-
-        try:
-            context.load_cert_chain(self.certificate, self.key or None, password=key_password)
-        except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
-                raise ConfigError(
-                    f"key: {key} does not belong to the certificate in {self.certificate}"
-                ) from None
-            if self.key_password:
-                raise ConfigError(f"key: {key} is no key in PEM, or its password is wrong") from None
-            raise ConfigError(
-                f"certificate: {self.certificate} and {key} are no certificate and key in PEM"
-            ) from None
-
-
-def _context_with_authorities(tls: bool | str, authorities: str) -> ssl.SSLContext:
-    if authorities:
-        try:
-            return ssl.create_default_context(cadata=authorities)
-        except (ssl.SSLError, ValueError):
-            raise ConfigError("tls: the certificates of authorities are not in PEM") from None
-    if not isinstance(tls, str):
-        return ssl.create_default_context()
-    _check_readable("tls", tls)
-    try:
-        return ssl.create_default_context(cafile=tls)
-    except ssl.SSLError:
-        raise ConfigError(f"tls: {tls} has no certificates in PEM") from None
-
-
-def _check_readable(name: str, path: str) -> None:
-    try:
-        with open(path, "rb") as file:
-            file.read(1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a name of a file"
-        raise ConfigError(f"{name}: cannot read {path}: {reason}") from None
 
 
 def parse_tls(text: str) -> bool | str:

@@ -31,6 +31,11 @@ _SELF_SIGNED: Final = frozenset({18})
 _UNKNOWN_AUTHORITY: Final = frozenset({2, 19, 20, 21, 27})
 _OTHER_NAME: Final = frozenset({62, 64})
 """Codes of X509_verify_cert."""
+_REMEDIES: Final = {
+    **dict.fromkeys(_SELF_SIGNED, "give it, or its authority, as tls='ca.pem'"),
+    **dict.fromkeys(_UNKNOWN_AUTHORITY, "give the authority's certificate as tls='ca.pem'"),
+}
+"""Code -> what a client may do about it."""
 
 _NO_TLS: Final = frozenset(
     {
@@ -69,7 +74,9 @@ def tls_failure(error: ssl.SSLError, broker: str) -> TlsFailed | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         wrong = "name" if error.verify_code in _OTHER_NAME else "certificate"
         return TlsFailed.of(
-            wrong, f"the certificate of {broker} is not accepted: {_certificate_reason(error)}"
+            wrong,
+            f"the certificate of {broker} is not accepted: {_certificate_reason(error)}",
+            _REMEDIES.get(error.verify_code, ""),
         )
     reason = error.reason or ""
     if isinstance(error, ssl.SSLEOFError) or reason == "UNEXPECTED_EOF_WHILE_READING":
@@ -81,21 +88,23 @@ def tls_failure(error: ssl.SSLError, broker: str) -> TlsFailed | None:
             "client certificate", f"{broker} ended the TLS connection: {_CLIENT_CERTIFICATE[reason]}"
         )
     if reason in _OTHER_PROTOCOL:
-        return TlsFailed(
+        return TlsFailed.of(
+            "protocol",
             f"{broker} and this client have no version of TLS or no cipher in common"
-            f" (the broker may also require a certificate of the client): {_plain(reason)}"
+            f" (the broker may also require a certificate of the client): {_plain(reason)}",
         )
-    return TlsFailed(f"TLS with {broker} failed: {_plain(reason or str(error))}")
+    return TlsFailed.of("protocol", f"TLS with {broker} failed: {_plain(reason or str(error))}")
 
 
 def no_tls_failure(broker: str) -> TlsFailed:
     """Return the failure of a client with TLS at a port without it."""
-    return TlsFailed(f"{broker} does not speak TLS: connect without TLS (tls=False), or to another port")
+    remedy = "connect without TLS (tls=False), or to another port"
+    return TlsFailed.of("protocol", f"{broker} does not speak TLS", remedy)
 
 
 def tls_only_failure(broker: str) -> TlsFailed:
     """Return the failure of a client without TLS at a port with it."""
-    return TlsFailed(f"{broker} accepts TLS only: {TLS_REMEDY}")
+    return TlsFailed.of("protocol", f"{broker} accepts TLS only", TLS_REMEDY)
 
 
 def failure_in(error: BaseException | None, broker: str) -> MansioError | None:
@@ -114,9 +123,9 @@ def _certificate_reason(error: ssl.SSLCertVerificationError) -> str:
     if code == _REVOKED:
         return "it is revoked"
     if code in _SELF_SIGNED:
-        return "it is signed by itself; give it, or its authority, as tls='ca.pem'"
+        return "it is signed by itself"
     if code in _UNKNOWN_AUTHORITY:
-        return "its authority is unknown; give the authority's certificate as tls='ca.pem'"
+        return "its authority is unknown"
     return _plain(error.verify_message)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
     from mansio.metadata.metadata_store import MetadataStore
+    from mansio.net.peer_connections import PeerConnectionClasses
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
     from mansio.node.protected_start import ProtectedStart
@@ -69,6 +70,7 @@ class Broker:
         self._schema_preload = warm_up
         self._stack = AsyncExitStack()
         self._cluster_member: ClusterMember | None = None
+        self._peers: PeerConnectionClasses | None = None
         self._service: BrokerServices | None = None
         self._server: KafkaServer | None = None
         self._clients: RoutedClients | None = None
@@ -174,8 +176,8 @@ class Broker:
         if settings.clustered:
             from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does not
 
-            store, state, self._cluster_member = await cluster_bootstrap.open_cluster(
-                settings, host_ports, stack
+            store, state, self._cluster_member, self._peers = await cluster_bootstrap.open_cluster(
+                settings, host_ports, stack, self._security.dialler_context
             )
         else:
             store = await host.open_store(settings, data_format.before_metadata_commit)
@@ -216,8 +218,7 @@ class Broker:
         stack.callback(self._security.stop)
         await server.listen(listeners)
         self._server = server
-        member = self._cluster_member
-        self._clients = RoutedClients(server, None if member is None else member.peers)
+        self._clients = RoutedClients(server, self._peers)
         stack.push_async_callback(self._clients.close)
         for name, listener in server.listeners.items():
             endpoint = listener.endpoint

@@ -8,6 +8,7 @@ from mansio.metadata.etcd.lease import ThreadKeepAlive
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.model import InterBrokerListener
+from mansio.net.broker_dialler import BrokerDialler
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.peer_connections import PeerConnectionClasses
 from mansio.node.cluster_member import ClusterMember
@@ -15,6 +16,8 @@ from mansio.node.etcd_settings import etcd_config
 from mansio.node.lease_keep_alive import LeaseKeepAlive
 
 if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
     from contextlib import AsyncExitStack
 
     from mansio.config.settings import Settings
@@ -23,9 +26,13 @@ if TYPE_CHECKING:
 
 
 async def open_cluster(
-    settings: Settings, host_ports: HostPorts, stack: AsyncExitStack
-) -> tuple[EtcdStore, MetadataImage, ClusterMember]:
-    """Open the metadata store, load its image (which is not started yet), and create the cluster member.
+    settings: Settings,
+    host_ports: HostPorts,
+    stack: AsyncExitStack,
+    dialler_context: Callable[[], ssl.SSLContext] | None,
+) -> tuple[EtcdStore, MetadataImage, ClusterMember, PeerConnectionClasses]:
+    """Open the metadata store, load its image (which is not started yet), and create the cluster member and the
+    connections to other brokers. `dialler_context`: see `BrokerDialler`.
 
     Raises `ConfigError`, and `Unavailable` if etcd does not respond.
     """
@@ -62,7 +69,7 @@ async def open_cluster(
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
-    connections = PeerConnectionClasses(broker_address, credentials)
+    connections = PeerConnectionClasses(broker_address, BrokerDialler(credentials, dialler_context))
     stack.push_async_callback(connections.close)
     cluster_member = ClusterMember(
         settings,
@@ -74,4 +81,4 @@ async def open_cluster(
         keep_alive=keep_alive,
         store_counts=lambda: store.client.counts,
     )
-    return store, state, cluster_member
+    return store, state, cluster_member, connections

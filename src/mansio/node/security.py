@@ -1,4 +1,5 @@
-"""TLS and authentication of a broker's Kafka listeners, as its settings define them."""
+"""TLS and authentication of a broker's Kafka listeners, and TLS of its connections to other brokers, as its settings
+define them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ from mansio.net.tls.contexts import ClientAuthentication, TlsFiles
 from mansio.state.authentication.certificate_names import MappingRules
 
 if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
     from mansio.config.listeners import Listener
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
@@ -27,7 +31,9 @@ class BrokerSecurity:
         self.certificates: CertificateReloader | None = None
         listeners = settings.kafka_listeners.all
         if any(each.security_protocol.is_encrypted for each in listeners):
-            self.certificates = CertificateReloader(_files(settings), host.scheduler, host.file_thread)
+            self.certificates = CertificateReloader(
+                _files(settings), host.scheduler, host.file_thread, dials=self._dials_with_tls
+            )
         self.listeners = {
             each.name: self._security_of(each)
             for each in listeners
@@ -39,6 +45,19 @@ class BrokerSecurity:
     def has_log_ins(self) -> bool:
         """Whether clients of a listener log in."""
         return any(each.sasl is not None for each in self.listeners.values())
+
+    @property
+    def dialler_context(self) -> Callable[[], ssl.SSLContext] | None:
+        """Returns the TLS context for a new connection to another broker; None if brokers connect without TLS."""
+        certificates = self.certificates
+        if certificates is None or not self._dials_with_tls:
+            return None
+        return lambda: certificates.dialler_context
+
+    @property
+    def _dials_with_tls(self) -> bool:
+        settings = self._settings
+        return settings.clustered and settings.kafka_listeners.inter_broker.security_protocol.is_encrypted
 
     def start(self) -> None:
         """Begin to renew the certificates when their files change."""
@@ -73,7 +92,7 @@ class BrokerSecurity:
         mapping = None
         if protocol is SecurityProtocol.SSL and settings.ssl_client_auth != ClientAuthentication.NONE:
             mapping = MappingRules(settings.ssl_principal_mapping_rules)
-        return ListenerSecurity(lambda: certificates.context, sasl, mapping)
+        return ListenerSecurity(lambda: certificates.context, sasl, mapping, certificates.certificate_sha256)
 
 
 def _files(settings: Settings) -> TlsFiles:

@@ -7,9 +7,14 @@
        | <----------------- listener's proof ---- |
 
 The dialler is the broker that opens the connection, the listener the one that accepts it. A proof is HMAC-SHA256 over
-the role of its sender, both nonces, the cluster id, id and registered epoch of the dialler, and the id of the listener.
-So a proof is valid for one connection (nonces), in one direction (role), between these two brokers, in the current
-session of the dialler. The listener sends its proof only after it has verified the dialler's.
+the role of its sender, both nonces, the cluster id, id and registered epoch of the dialler, the id of the listener, and
+with TLS the SHA-256 of the listener's certificate. So a proof is valid for one connection (nonces), in one direction
+(role), between these two brokers, in the current session of the dialler. The listener sends its proof only after it has
+verified the dialler's.
+
+The certificate binds the proof to the TLS connection (compare `tls-server-end-point` of RFC 5929): the dialler takes
+the certificate that it was shown, the listener its own one. They differ if something in between ends TLS, whatever
+certificate that has, and if one side has TLS and the other has not.
 
 The functions do no I/O; callers pass the nonces, which must be unpredictable and are used once.
 
@@ -69,6 +74,8 @@ class Handshake(NamedTuple):
     listener_id: int
     dialler_nonce: bytes
     listener_nonce: bytes
+    certificate_sha256: bytes = b""
+    """Of the listener's certificate in DER; empty without TLS."""
 
     def dialler_proof(self, secret: ClusterSecret) -> bytes:
         """Return the proof that the dialler sends."""
@@ -87,8 +94,9 @@ class Handshake(NamedTuple):
         return hmac.compare_digest(self.listener_proof(secret), proof)
 
     def _message(self, role: bytes) -> bytes:
-        """Return the bytes to authenticate. Each part has a fixed length or is preceded by its length, so that
-        different handshakes have different bytes."""
+        """Return the bytes to authenticate. Each part has a fixed length or is preceded by its length, and the last one
+        is there or not, so that different handshakes have different bytes. Without TLS they are those of
+        version 0.1."""
         texts = (role, self.dialler_nonce, self.listener_nonce, self.cluster_id.encode())
         parties = _PARTIES.pack(*self.dialler, self.listener_id)
-        return b"".join(_LENGTH.pack(len(text)) + text for text in texts) + parties
+        return b"".join(_LENGTH.pack(len(text)) + text for text in texts) + parties + self.certificate_sha256

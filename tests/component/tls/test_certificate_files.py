@@ -157,6 +157,18 @@ def test_certificate_of_a_client_is_checked(authority: Authority, issued: Certif
             client_context(authority.certificate, wrong)
 
 
+def test_encrypted_key_of_a_client_needs_its_passphrase(
+    authority: Authority, issued: Certificate, tmp_path: Path
+) -> None:
+    key = encrypted_key(issued.key, tmp_path / "encrypted.key", "right")
+    files = str(authority.certificate), str(issued.certificate), str(key)
+    load_client_context(*files, key_password="right")
+    with pytest.raises(ConfigError, match=f"the passphrase of the private key in {key} is wrong"):
+        load_client_context(*files, key_password="wrong")
+    with pytest.raises(ConfigError, match="has a passphrase"):
+        load_client_context(*files)
+
+
 def connected(
     client: ssl.SSLContext, server: ssl.SSLContext, session: ssl.SSLSession | None = None
 ) -> tuple[ssl.SSLObject, ssl.SSLObject]:

@@ -188,3 +188,36 @@ def test_renewed_authority_is_required_of_new_clients_and_open_connections_go_on
         assert is_refused(listener, mixed)
         assert echoes(connected)
         connected.close()
+
+
+def test_the_digest_of_an_earlier_context_stays_known_while_a_connection_has_it(bench: Bench) -> None:
+    reloader = bench.reloader
+    earlier = reloader.server_context
+    bench.install(bench.authority.issue())
+    bench.pass_interval()
+    renewed = reloader.server_context
+    assert renewed.certificate_sha256 != earlier.certificate_sha256
+    for known in (earlier, renewed):
+        assert reloader.certificate_sha256(known.context) == known.certificate_sha256
+
+
+def test_what_a_broker_trusts_is_renewed_with_what_it_shows(bench: Bench, tmp_path: Path) -> None:
+    trusted = tmp_path / "trusted.pem"
+    bench.install_file(bench.authority.certificate, trusted)
+    files = replace(tls_files(bench.files), ca=str(trusted))
+    scheduler, thread = cast("Any", BenchScheduler()), cast("Any", ManualBackground())
+    reloader = CertificateReloader(files, scheduler, thread, dials=True)
+    other = Authority(tmp_path / "other", "Other CA")
+    with TlsListener(reloader.context) as listener:
+        assert not is_refused(listener, reloader.dialler_context)
+        bench.install_file(other.certificate, trusted)
+        reloader.check()
+        thread.run_all()
+        assert reloader.failures == 1, "its own certificate is of an authority that it does not trust"
+        assert not is_refused(listener, reloader.dialler_context)
+        bench.install(other.issue())
+        reloader.check()
+        thread.run_all()
+        assert is_refused(listener, reloader.dialler_context), "the listener has its earlier certificate"
+    with TlsListener(reloader.context) as listener:
+        assert not is_refused(listener, reloader.dialler_context)

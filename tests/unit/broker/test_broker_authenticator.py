@@ -3,6 +3,7 @@ its current session."""
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import logging
 import pickle
@@ -26,6 +27,8 @@ EPOCHS = {1: 11, 2: 12, 3: 13}
 NONCES = (b"d" * NONCE_BYTES, b"l" * NONCE_BYTES)
 HANDSHAKE = Handshake(CLUSTER_ID, BrokerIdentity(2, 12), 1, *NONCES)
 HOST = "10.0.0.9"
+CERTIFICATE = bytes(range(100, 132))
+"""Digest of the listener's certificate."""
 
 
 class CountingRandom:
@@ -76,6 +79,7 @@ def proof_for(
         HANDSHAKE._replace(dialler_nonce=NONCES[1]),
         HANDSHAKE._replace(listener_nonce=NONCES[0]),
         HANDSHAKE._replace(dialler_nonce=NONCES[1], listener_nonce=NONCES[0]),
+        HANDSHAKE._replace(certificate_sha256=CERTIFICATE),
     ],
     ids=[
         "another cluster",
@@ -87,6 +91,7 @@ def proof_for(
         "another nonce of the dialler",
         "another nonce of the listener",
         "swapped nonces",
+        "a connection with TLS",
     ],
 )
 def test_a_proof_is_of_no_use_in_any_other_handshake(other: Handshake) -> None:
@@ -120,6 +125,34 @@ def test_two_handshakes_never_have_one_message() -> None:
     """The variable part, the cluster id, cannot be shifted into its neighbours."""
     longer = HANDSHAKE._replace(cluster_id=CLUSTER_ID + "\0\0\0\2")
     assert longer.dialler_proof(SECRET) != HANDSHAKE.dialler_proof(SECRET)
+
+
+def test_without_tls_a_proof_is_that_of_version_0_1() -> None:
+    message = bytes.fromhex("0022") + b"mansio broker handshake 1: dialler"
+    message += b"".join(bytes.fromhex("0020") + nonce for nonce in NONCES)
+    message += bytes.fromhex("0009") + b"cluster-a" + bytes.fromhex("00000002000000000000000c00000001")
+    assert HANDSHAKE.dialler_proof(SECRET) == hmac.digest(bytes(range(32)), message, "sha256")
+
+
+@pytest.mark.parametrize(
+    ("shown", "own"),
+    [(CERTIFICATE[::-1], CERTIFICATE), (b"", CERTIFICATE), (CERTIFICATE, b"")],
+    ids=["the certificate of a relay", "only the listener has TLS", "only the dialler has TLS"],
+)
+def test_a_proof_is_of_no_use_on_a_connection_with_another_certificate(shown: bytes, own: bytes) -> None:
+    authenticator, identity = listener(), BrokerIdentity(2, 12)
+
+    def answer_to(certificate: bytes) -> bytes:
+        challenge = authenticator.begin_handshake(NONCES[0], None, HOST, own)
+        handshake = HANDSHAKE._replace(
+            listener_nonce=challenge.listener_nonce, certificate_sha256=certificate
+        )
+        return authenticator.authenticate(challenge, identity, handshake.dialler_proof(SECRET), HOST)
+
+    with pytest.raises(ClusterAuthorizationFailed):
+        answer_to(shown)
+    assert authenticator.failure_counts["proof"] == 1
+    assert answer_to(own)
 
 
 def test_the_secret_is_in_no_representation(caplog: pytest.LogCaptureFixture) -> None:

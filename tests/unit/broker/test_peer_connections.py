@@ -11,6 +11,7 @@ import pytest
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.errors import BrokerUnreachable, ConnectionLost, MansioError, RequestTimedOut, StaleBrokerEpoch
 from mansio.host.clock import HostRandom
+from mansio.net.broker_dialler import BrokerDialler
 from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.connection import ConnectionOptions
 from mansio.net.peer_connections import PeerConnections
@@ -202,7 +203,7 @@ def peers_of(
 ) -> PeerConnections:
     """Those of broker 2."""
     credentials = BrokerCredentials(2, "c", lambda: secret, lambda: epochs.get(2, 0), HostRandom())
-    return PeerConnections(lambda _: ("127.0.0.1", broker.port), credentials=credentials)
+    return PeerConnections(lambda _: ("127.0.0.1", broker.port), dialler=BrokerDialler(credentials))
 
 
 def test_a_broker_authenticates_once_per_connection_and_again_in_a_new_session() -> None:

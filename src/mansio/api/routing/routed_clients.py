@@ -14,20 +14,19 @@ from mansio.api.routing.routed_connections import ForwardedConnection, LocalConn
 from mansio.client.client import Client
 from mansio.client.producer.produce_request import PRODUCE_CHANNEL
 from mansio.config.addresses import Address
-from mansio.errors import AuthenticationFailed, ConnectionLost
+from mansio.errors import ConnectionLost
 from mansio.net.cluster import UNKNOWN_NODE, Cluster
-from mansio.net.connection import Connection, ConnectionOptions
+from mansio.net.connection import ConnectionOptions
 from mansio.ports import RequestClass
 from mansio.wire.api_versions import UNADVERTISED_SINCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mansio.api.kafka.server.listener import KafkaServer
     from mansio.broker.routing.caller import Caller
-    from mansio.net.connection import BrokerConnection
+    from mansio.net.broker_dialler import BrokerDialler
+    from mansio.net.connection import BrokerConnection, Connection
     from mansio.net.metadata import Node
-    from mansio.ports import ForwardingPeers
+    from mansio.net.peer_connections import PeerConnectionClasses
 
 ROUTED_TIMEOUT_MS: Final = 30_000
 """Time after which the outcome of a request is unknown."""
@@ -41,8 +40,8 @@ SMALL_CHANNELS: Final = frozenset({"main", "group", PRODUCE_CHANNEL})
 class RoutedClients:
     """Clients of one broker. All methods run on its event loop."""
 
-    def __init__(self, server: KafkaServer, peers: Callable[[RequestClass], ForwardingPeers] | None) -> None:
-        """`peers`: returns the connections to other brokers for a class of requests; None on a single node."""
+    def __init__(self, server: KafkaServer, peers: PeerConnectionClasses | None) -> None:
+        """`peers`: the connections to other brokers; None on a single node."""
         self._server = server
         self._peers = peers
         self._is_closed = False
@@ -100,26 +99,28 @@ class RoutedClients:
     ) -> BrokerConnection:
         if self._peers is None:
             raise ConnectionLost(f"broker {node.node_id} is not part of a cluster")
-        negotiated = await self._negotiate(node)
+        negotiated = await self._negotiate(node, self._peers.dialler)
         if UNADVERTISED_SINCE in negotiated.versions:
             is_small = channel in SMALL_CHANNELS
-            peers = self._peers(RequestClass.CLIENT_REQUESTS if is_small else RequestClass.CLIENT_READS)
+            peers = self._peers.peers(RequestClass.CLIENT_REQUESTS if is_small else RequestClass.CLIENT_READS)
             return ForwardedConnection(node, self._server, peers, caller, options, negotiated, throttle)
         if channel in SMALL_CHANNELS:
             return negotiated
-        return await Connection.open(node.host, node.port, options, negotiated=negotiated)
+        address = node.host, node.port
+        return await self._peers.dialler.connect(node.node_id, address, options, negotiated=negotiated)
 
-    async def _negotiate(self, node: Node) -> Connection:
+    async def _negotiate(self, node: Node, dialler: BrokerDialler) -> Connection:
         """Return a connection to another broker as it runs now: a restarted one may have another version."""
         key = node.node_id, node.host, node.port
         async with self._negotiating.setdefault(node.node_id, asyncio.Lock()):
             known = self._negotiated.get(key)
             if known is not None and not known.closed:
                 return known
-            try:
-                opened = await Connection.open(node.host, node.port)
-            except AuthenticationFailed as error:  # of this broker, not of the caller
-                raise ConnectionLost(error.message) from error
+            opened = await dialler.connect(node.node_id, (node.host, node.port))
+            if (
+                UNADVERTISED_SINCE in opened.versions
+            ):  # a listener may close connections without authentication
+                await dialler.authenticate(opened, node.node_id)
             if self._is_closed:
                 await opened.close()
                 raise ConnectionLost("the broker is stopping")

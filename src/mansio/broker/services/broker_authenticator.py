@@ -17,7 +17,7 @@ Model: CLUSTER_ACTION of Kafka's authorizer, with the identity of a connection i
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.errors import ClusterAuthorizationFailed, StaleBrokerEpoch
 from mansio.logs import fields
@@ -48,14 +48,13 @@ class ClusterRegistry(Protocol):
         """Return the epoch of a broker's session; 0 if the broker has no session."""
 
 
-class BrokerChallenge:
-    """Nonces of a handshake that has begun: of the connecting broker (dialler) and of this broker (listener)."""
+class BrokerChallenge(NamedTuple):
+    """A handshake that has begun: nonces of the connecting broker (dialler) and of this broker (listener), and the
+    SHA-256 of the certificate that the connection has of this broker (empty without TLS)."""
 
-    __slots__ = ("dialler_nonce", "listener_nonce")
-
-    def __init__(self, dialler_nonce: bytes, listener_nonce: bytes) -> None:
-        self.dialler_nonce = dialler_nonce
-        self.listener_nonce = listener_nonce
+    dialler_nonce: bytes
+    listener_nonce: bytes
+    certificate_sha256: bytes = b""
 
 
 class BrokerAuthenticator:
@@ -86,10 +85,15 @@ class BrokerAuthenticator:
         """Number of refused requests: only brokers may send them, and the sender was not the broker that they named."""
 
     def begin_handshake(
-        self, dialler_nonce: bytes, peer: BrokerIdentity | None, host: str
+        self,
+        dialler_nonce: bytes,
+        peer: BrokerIdentity | None,
+        host: str,
+        certificate_sha256: bytes = b"",
     ) -> BrokerChallenge:
         """Begin a handshake; return the nonces, with one chosen by this broker. `peer`: identity of the connection,
-        None before a handshake; `host`: address of the peer, for the log. Raises `ClusterAuthorizationFailed`."""
+        None before a handshake; `host`: address of the peer, for the log; `certificate_sha256`: of the certificate with
+        which this broker has begun the connection, empty without TLS. Raises `ClusterAuthorizationFailed`."""
         self._cluster_secret(host)
         if peer is not None:
             raise self._authentication_error(
@@ -99,7 +103,7 @@ class BrokerAuthenticator:
             raise self._authentication_error(
                 REASON_OUT_OF_ORDER, host, f"a nonce of {len(dialler_nonce)} bytes"
             )
-        return BrokerChallenge(dialler_nonce, self._random.bytes(NONCE_BYTES))
+        return BrokerChallenge(dialler_nonce, self._random.bytes(NONCE_BYTES), certificate_sha256)
 
     def authenticate(
         self, challenge: BrokerChallenge | None, claimed: BrokerIdentity, proof: bytes, host: str
@@ -113,11 +117,12 @@ class BrokerAuthenticator:
         assert registry is not None, "a cluster secret comes from the registry"
         if challenge is None:
             raise self._authentication_error(REASON_OUT_OF_ORDER, host, "there is no challenge")
-        handshake = Handshake(
-            registry.cluster_id, claimed, self._node_id, challenge.dialler_nonce, challenge.listener_nonce
-        )
+        handshake = Handshake(registry.cluster_id, claimed, self._node_id, *challenge)
         if not handshake.is_dialler_proof(secret, proof) or claimed.node_id == self._node_id:
-            raise self._authentication_error(REASON_WRONG_PROOF, host, "the proof is not valid")
+            detail = "the proof is not valid"
+            if challenge.certificate_sha256:
+                detail += " here (it is for another certificate if something between the brokers ends TLS)"
+            raise self._authentication_error(REASON_WRONG_PROOF, host, detail)
         registered = registry.epoch_of(claimed.node_id)
         if registered == 0 or claimed.broker_epoch != registered:
             self.failure_counts[REASON_OTHER_EPOCH] += 1

@@ -1,8 +1,9 @@
-"""Renewal of a listener's certificates while it runs.
+"""Renewal of a broker's certificates while it runs: those of its listeners, and what it needs to connect to others.
 
 The files are read again when they have changed, which is checked every `CHECK_INTERVAL_MS`, and on request (SIGHUP).
 New files become a new context only if they pass the checks of `load_server_context`; otherwise the context in use
-stays. New connections use the new context, and open ones keep theirs.
+stays. New connections use the new context, and open ones keep theirs. Where the broker connects to others, the files
+make two contexts, which are renewed together: what the broker shows and what it accepts are of one version.
 
 Invariants:
 * Files are read on a thread: a hanging file system does not stop the event loop.
@@ -15,16 +16,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from mansio.errors import ConfigError
 from mansio.logs import fields
-from mansio.net.tls.contexts import load_server_context
+from mansio.net.tls.contexts import ServerContext, load_dialler_context, load_server_context
 
 if TYPE_CHECKING:
     import ssl
 
-    from mansio.net.tls.contexts import ServerContext, TlsFiles
+    from mansio.net.tls.contexts import TlsFiles
     from mansio.ports import Background, Scheduler, Timer
 
     Stamps = tuple[tuple[int, int, int] | None, ...]
@@ -35,16 +37,30 @@ logger = logging.getLogger(__name__)
 CHECK_INTERVAL_MS: Final = 10_000
 
 
-class CertificateReloader:
-    """The context of a listener, renewed when its files change. Belongs to one event loop."""
+class _Loaded(NamedTuple):
+    """Contexts of one version of the files. `dialler`: None if the broker does not connect to others."""
 
-    def __init__(self, files: TlsFiles, scheduler: Scheduler, thread: Background) -> None:
-        """Load the files. Raises `ConfigError` if they cannot be used."""
+    server: ServerContext
+    dialler: ssl.SSLContext | None
+
+
+class CertificateReloader:
+    """The contexts of a broker, renewed when their files change. Belongs to one event loop."""
+
+    def __init__(
+        self, files: TlsFiles, scheduler: Scheduler, thread: Background, *, dials: bool = False
+    ) -> None:
+        """Load the files. `dials`: whether the broker connects to listeners of other brokers. Raises `ConfigError` if
+        the files cannot be used."""
         self._files = files
         self._scheduler = scheduler
         self._thread = thread
+        self._dials = dials
         self._stamps = _stamps_of(files)
-        self._server_context = load_server_context(files)
+        self._digests: WeakKeyDictionary[ssl.SSLContext, bytes] = WeakKeyDictionary()
+        """Of the certificates in the contexts that connections still have."""
+        self._contexts = _load(files, dials=dials)
+        self._note_digest()
         self._failure = ""
         """Why the files could not be used when they were last read; empty if they could."""
         self._is_loading = False
@@ -59,12 +75,22 @@ class CertificateReloader:
     @property
     def context(self) -> ssl.SSLContext:
         """The context for new connections."""
-        return self._server_context.context
+        return self._contexts.server.context
 
     @property
     def server_context(self) -> ServerContext:
         """The context for new connections, and the expiry and the digest of its certificate."""
-        return self._server_context
+        return self._contexts.server
+
+    @property
+    def dialler_context(self) -> ssl.SSLContext:
+        """The context for new connections to other brokers."""
+        assert self._contexts.dialler is not None, "made for a broker that does not connect to others"
+        return self._contexts.dialler
+
+    def certificate_sha256(self, context: ssl.SSLContext) -> bytes:
+        """Return the digest of the certificate in a context of connections, which may not be the current one."""
+        return self._digests[context]
 
     def start(self) -> None:
         """Begin to watch the files."""
@@ -92,14 +118,14 @@ class CertificateReloader:
         is_requested, self._is_requested = self._is_requested, False
         before = None if is_requested or self._failure else self._stamps
 
-        def loaded(result: tuple[Stamps, ServerContext | None] | None, error: BaseException | None) -> None:
+        def loaded(result: tuple[Stamps, _Loaded | None] | None, error: BaseException | None) -> None:
             self._on_loaded(result, error, is_requested=is_requested)
 
-        self._thread.submit(lambda: _load_changed(self._files, before), loaded)
+        self._thread.submit(lambda: _load_changed(self._files, before, dials=self._dials), loaded)
 
     def _on_loaded(
         self,
-        result: tuple[Stamps, ServerContext | None] | None,
+        result: tuple[Stamps, _Loaded | None] | None,
         error: BaseException | None,
         *,
         is_requested: bool,
@@ -109,12 +135,13 @@ class CertificateReloader:
             return
         if error is not None or result is None:
             self._on_failed(str(error), is_requested=is_requested)
-        elif (server_context := result[1]) is not None:
+        elif (contexts := result[1]) is not None:
             self._stamps = result[0]
-            self._server_context = server_context
+            self._contexts = contexts
+            self._note_digest()
             self._failure = ""
             self.reloads += 1
-            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(server_context.expires_s))
+            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(contexts.server.expires_s))
             logger.info(
                 "tls_certificate_renewed", extra=fields(file=self._files.certificate, expires=expires)
             )
@@ -122,6 +149,10 @@ class CertificateReloader:
             self.check()
         else:
             self.start()
+
+    def _note_digest(self) -> None:
+        server = self._contexts.server
+        self._digests[server.context] = server.certificate_sha256
 
     def _on_failed(self, reason: str, *, is_requested: bool) -> None:
         if reason == self._failure and not is_requested:
@@ -131,14 +162,18 @@ class CertificateReloader:
         logger.warning("tls_certificate_not_renewed", extra=fields(reason=reason, remains="the one before"))
 
 
-def _load_changed(files: TlsFiles, before: Stamps | None) -> tuple[Stamps, ServerContext | None]:
+def _load(files: TlsFiles, *, dials: bool) -> _Loaded:
+    return _Loaded(load_server_context(files), load_dialler_context(files) if dials else None)
+
+
+def _load_changed(files: TlsFiles, before: Stamps | None, *, dials: bool) -> tuple[Stamps, _Loaded | None]:
     """Load the files, unless their stamps are those of `before`; return their stamps as of before the load, so that a
     change in the meantime is found by the next check."""
     stamps = _stamps_of(files)
     if stamps == before:
         return stamps, None
     try:
-        return stamps, load_server_context(files)
+        return stamps, _load(files, dials=dials)
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
 

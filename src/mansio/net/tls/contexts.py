@@ -7,7 +7,7 @@ complete and leads to the authority. So no library is needed that reads certific
 
 Invariants:
 * No error and no log line has a byte of a file's content.
-* Nothing asks for a passphrase: a key with one is refused.
+* Nothing asks for a passphrase: a key with one that is not given is refused.
 """
 
 from __future__ import annotations
@@ -129,26 +129,49 @@ def load_server_context(files: TlsFiles) -> ServerContext:
 
 
 def load_client_context(
-    ca: str = "", certificate: str = "", key: str = "", *, verify: bool = True
+    ca: str = "",
+    certificate: str = "",
+    key: str = "",
+    *,
+    authorities: str = "",
+    key_password: str = "",
+    checks_name: bool = True,
 ) -> ssl.SSLContext:
-    """Make the context of a client: TLS 1.2 and 1.3, with a certificate of its own where `certificate` is given.
+    """Make the context of a client, or of a broker that connects to others: TLS 1.2 and 1.3, with a certificate of its
+    own where `certificate` is given.
 
-    `ca`: file of the authorities that are trusted, by default those of the system. `key`: by default in the file of the
-    certificate. `verify`: whether the certificate of the server and its name are verified. Raises `ConfigError`, which
-    names the file. Reads files; call it on a thread.
+    `ca`: file of the authorities that are trusted, by default those of the system; `authorities`: their certificates in
+    PEM instead of a file. `key`: by default in the file of the certificate; `key_password`: of an encrypted key.
+    `checks_name`: whether the certificate of the server has to name its address. Raises `ConfigError`, which names the
+    file. Reads files and computes for some milliseconds.
     """
     context = _new_context(ssl.PROTOCOL_TLS_CLIENT)
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if ca:
+    context.check_hostname = checks_name
+    if authorities:
+        found = _CERTIFICATE.findall(authorities)
+        if not found:
+            raise ConfigError("the certificates of authorities are not in PEM format")
+        _trust(context, found, "the text with authorities")
+    elif ca:
         _trust(context, _read_certificates(ca), ca)
-    elif verify:
+    else:
         context.load_default_certs()
     if certificate:
-        own = _load_own_certificate(context, certificate, key or certificate)
-        _check_as_client(certificate, key or certificate, own)
+        own = _load_own_certificate(context, certificate, key or certificate, key_password)
+        _check_as_client(certificate, key or certificate, own, key_password)
     return context
+
+
+def load_dialler_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make the context with which a broker connects to listeners that have the settings of its own: it trusts
+    `files.ca`, by default the authorities of the system, and has the certificate of its listener where those ask for
+    one.
+
+    Raises `ConfigError` as `load_client_context` does, also for a certificate that is not for clients.
+    """
+    if files.client_authentication is ClientAuthentication.NONE:
+        return load_client_context(files.ca)
+    return load_client_context(files.ca, files.certificate, files.key)
 
 
 def _new_context(protocol: int) -> ssl.SSLContext:
@@ -187,22 +210,26 @@ def _trust(context: ssl.SSLContext, certificates: list[str], path: str) -> None:
         raise ConfigError(f"{path} contains a certificate that cannot be read: {_reason_of(error)}") from None
 
 
-def _load_own_certificate(context: ssl.SSLContext, certificate: str, key: str) -> str:
+def _load_own_certificate(context: ssl.SSLContext, certificate: str, key: str, key_password: str = "") -> str:
     """Load a certificate and its key into `context`; return the certificate. Raises `ConfigError`."""
     own = _read_certificates(certificate)[0]
     if not _PRIVATE_KEY.search(_read(key)):
         raise ConfigError(f"{key} contains no private key in PEM format")
 
-    def refuse_passphrase() -> str:
-        raise ConfigError(f"the private key in {key} has a passphrase; store it without one")
+    def passphrase() -> str:
+        if not key_password:
+            raise ConfigError(f"the private key in {key} has a passphrase; store it without one")
+        return key_password
 
     try:
-        context.load_cert_chain(certificate, key, refuse_passphrase)
+        context.load_cert_chain(certificate, key, passphrase)
     except ssl.SSLError as error:
         if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
             raise ConfigError(
                 f"the private key in {key} does not fit the certificate in {certificate}"
             ) from None
+        if key_password:
+            raise ConfigError(f"the passphrase of the private key in {key} is wrong") from None
         raise ConfigError(f"cannot use {certificate} with {key}: {_reason_of(error)}") from None
     except OSError as error:  # removed meanwhile
         raise ConfigError(f"cannot read {certificate} or {key}: {error.strerror}") from error
@@ -249,13 +276,13 @@ def _check_as_server(
     return peer
 
 
-def _check_as_client(path: str, key: str, own: str) -> None:
+def _check_as_client(path: str, key: str, own: str, key_password: str) -> None:
     """Check the dates and the purpose of a client's certificate as a server will."""
     client, server = _new_context(ssl.PROTOCOL_TLS_CLIENT), _new_context(ssl.PROTOCOL_TLS_SERVER)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
     for context in (client, server):
-        context.load_cert_chain(path, key)
+        context.load_cert_chain(path, key, key_password)
     server.verify_mode = ssl.CERT_REQUIRED
     server.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     server.load_verify_locations(cadata=own)

@@ -34,6 +34,7 @@ from mansio.wire.api_versions import SUPPORTED_APIS
 from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
 
     from mansio.api.kafka.connections.limits import ServerCounters, ServerLimits
@@ -241,6 +242,12 @@ class Connection(asyncio.BufferedProtocol):
         """The verified certificate of the client in DER; None without TLS, or if the client has none."""
         tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
         return None if tls is None else cast("bytes | None", tls.getpeercert(binary_form=True))
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The context with which TLS began; None without TLS."""
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return None if tls is None else cast("ssl.SSLContext", tls.context)
 
     def pause_writing(self) -> None:
         if self._socket_writer is not None:

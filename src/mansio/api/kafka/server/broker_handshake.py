@@ -34,16 +34,23 @@ HANDSHAKE_KEYS = frozenset((ApiKey.CHALLENGE_BROKER, ApiKey.AUTHENTICATE_BROKER)
 
 
 def handshake(
-    service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    frame: memoryview,
+    certificate_sha256: bytes,
 ) -> Sequence[ResponsePart]:
-    """Process ChallengeBroker or AuthenticateBroker and send the response. Raises `WireError` if the frame is not a
-    valid request."""
+    """Process ChallengeBroker or AuthenticateBroker and send the response. `certificate_sha256`: of the certificate
+    that the connection has of this broker, empty without TLS. Raises `WireError` if the frame is not a valid
+    request."""
     key = header.api_key
     request = messages.decode_request(key, header.api_version, bytes(frame[header.body_position :]))
-    step = _challenge if key == ApiKey.CHALLENGE_BROKER else _authenticate
     fields: Mapping[str, Any]
     try:
-        fields = step(service, connection, request)
+        if key == ApiKey.CHALLENGE_BROKER:
+            fields = _challenge(service, connection, request, certificate_sha256)
+        else:
+            fields = _authenticate(service, connection, request)
         connection.is_unordered = (
             key == ApiKey.AUTHENTICATE_BROKER and header.api_version >= UNORDERED_VERSION
         )
@@ -56,9 +63,11 @@ def handshake(
     return [messages.encode_response(key, header.api_version, header.correlation_id, fields)]
 
 
-def _challenge(service: BrokerServices, connection: Connection, request: Struct) -> dict[str, Any]:
+def _challenge(
+    service: BrokerServices, connection: Connection, request: Struct, certificate_sha256: bytes
+) -> dict[str, Any]:
     connection.challenge = challenge = service.authenticator.begin_handshake(
-        request.nonce, connection.peer, connection.client_host
+        request.nonce, connection.peer, connection.client_host, certificate_sha256
     )
     return {"nonce": challenge.listener_nonce}
 

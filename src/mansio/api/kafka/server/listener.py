@@ -294,6 +294,13 @@ class KafkaServer:
             connection.admit(session, is_endless=True)
         return True
 
+    def _certificate_sha256(self, connection: Connection) -> bytes:
+        """Return the digest of the certificate with which a connection began, which may have been renewed since; empty
+        without TLS."""
+        digest_of = self._security.get(connection.listener.name, OPEN).certificate_sha256
+        context = connection.tls_context
+        return b"" if context is None or digest_of is None else digest_of(context)
+
     def reject(self, connection: Connection, reason: str, detail: str) -> None:
         """Reject a new connection; `reason` is one of `REJECTION_REASONS`."""
         self.counters.rejected_by_reason[reason] += 1
@@ -431,7 +438,8 @@ class KafkaServer:
             share_fetch.share_acknowledge(self.service, connection, header, frame)
             return None
         if key in HANDSHAKE_KEYS:
-            return handshake(self.service, connection, header, frame)
+            certificate_sha256 = self._certificate_sha256(connection)
+            return handshake(self.service, connection, header, frame, certificate_sha256)
         if key == ApiKey.FORWARD_REQUEST:
             return forward(self, connection, header, frame)
         body = bytes(frame[header.body_position :])

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class ListenerSecurity(NamedTuple):
     """Security of one listener. `context`: returns the TLS context for a new connection; None without TLS. `sasl`: None
     if clients do not log in. `mapping`: makes users of the certificates of clients; None if those are not their
-    identity, as where clients log in."""
+    identity, as where clients log in. `certificate_sha256`: returns the digest of the certificate in the context of a
+    connection, which other brokers sign; without it no broker can authenticate on a connection with TLS."""
 
     context: Callable[[], ssl.SSLContext] | None = None
     sasl: SaslSettings | None = None
     mapping: MappingRules | None = None
+    certificate_sha256: Callable[[ssl.SSLContext], bytes] | None = None
 
     def session_of_certificate(self, certificate: bytes | None, listener: str) -> ClientSession | None:
         """Return the session of a client with this certificate (DER), which has been verified; None if it is not the
