@@ -1,9 +1,9 @@
 """Rules about the security of a broker's listeners, and what its settings say of SASL. Pure.
 
-A listener authenticates its clients with SASL, or with certificates that it requires. On the HTTP listener SASL means
-HTTP Basic. The SQS endpoint authenticates with access keys. As soon as one listener of any protocol authenticates, all
-do, except those that `open_listeners` names, which must be on loopback: a forgotten open listener would let everybody
-around the others.
+A listener authenticates its clients with SASL, or with certificates that it requires. On the listeners of HTTP and
+gRPC SASL means HTTP Basic. The SQS endpoint authenticates with access keys. As soon as one listener of any protocol
+authenticates, all do, except those that `open_listeners` names, which must be on loopback: a forgotten open listener
+would let everybody around the others.
 
 Each violation is a `ConfigError`, one line that begins with the setting.
 """

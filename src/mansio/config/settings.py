@@ -234,6 +234,12 @@ class Settings:
         choices=("PLAINTEXT", "SSL"),
     )
     grpc_listener: str = _setting("", "host:port of the gRPC API (extra grpc). Empty: off.", is_address=True)
+    grpc_security_protocol: str = _setting(
+        "PLAINTEXT",
+        "Security protocol of the gRPC API: SSL (TLS), SASL_PLAINTEXT (on loopback) or SASL_SSL, where calls have the "
+        "user and the password as HTTP Basic in their metadata.",
+        choices=tuple(each.value for each in SecurityProtocol),
+    )
     sqs_access_keys_file: str = _setting(
         "",
         "File with an access key id and its secret key, separated by a blank, on each line. With it requests to the "
@@ -752,12 +758,18 @@ class Settings:
         return SecurityProtocol(self.sqs_security_protocol)
 
     @property
+    def grpc_security(self) -> SecurityProtocol:
+        """Security protocol of the gRPC API."""
+        return SecurityProtocol(self.grpc_security_protocol)
+
+    @property
     def security_protocols(self) -> tuple[SecurityProtocol, ...]:
         """Security protocols of all listeners, of those that are off, too."""
         return (
             *(each.security_protocol for each in self.kafka_listeners.all),
             self.http_security,
             self.sqs_security,
+            self.grpc_security,
         )
 
     @property
@@ -854,12 +866,17 @@ class Settings:
                 mechanisms_of(each, enabled)
         if self.http_address is not None:
             check_passwords("http_security_protocol", self.http_address, self.http_security)
+        if self.grpc_address is not None:
+            check_passwords("grpc_security_protocol", self.grpc_address, self.grpc_security)
         others = {
             "http": (
                 self.http_address,
                 is_protocol_authenticated(self.http_security, self.ssl_client_auth),
             ),
-            "grpc": (self.grpc_address, False),
+            "grpc": (
+                self.grpc_address,
+                is_protocol_authenticated(self.grpc_security, self.ssl_client_auth),
+            ),
             "sqs": (self.sqs_address, bool(self.sqs_access_keys_file)),
         }
         served = {name: (address, known) for name, (address, known) in others.items() if address is not None}

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.config.listeners import SecurityProtocol
     from mansio.config.settings import Settings
     from mansio.metadata.metadata_store import MetadataStore
+    from mansio.net.tls.certificate_reloader import CertificateReloader
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
 
@@ -121,9 +122,12 @@ class Broker:
         of the broker, too; None if it has no TLS. Raises `ConfigError` if the files cannot be used."""
         if not protocol.is_encrypted:
             return None
-        return EarlyContext(
-            self.settings, lambda: None if self._security is None else self._security.certificates
-        )
+        return EarlyContext(self.settings, lambda: self.certificates)
+
+    @property
+    def certificates(self) -> CertificateReloader | None:
+        """Certificates of the listeners with TLS; None if there are none, and before the start."""
+        return None if self._security is None else self._security.certificates
 
     def reload_certificates(self) -> None:
         """Read the certificates of the listeners again: new connections get the new ones. Files that cannot be used are

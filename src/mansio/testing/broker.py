@@ -262,7 +262,7 @@ class TestBroker:
         from mansio.api.grpc.server import GrpcServer
 
         broker = self._running()
-        self._grpc = GrpcServer(broker.service, broker.clients, "127.0.0.1", 0)
+        self._grpc = GrpcServer(broker.service, broker.clients, "127.0.0.1", 0, broker.certificates)
         return Address(*await self._grpc.start())
 
     async def _start_sqs(self) -> Address:

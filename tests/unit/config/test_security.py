@@ -57,6 +57,13 @@ CLUSTER = {**FILES, "etcd_endpoints": "http://127.0.0.1:2379"}
             **FILES,
         },
         {"http_listener": "0.0.0.0:9080", "http_security_protocol": "SSL", **FILES},
+        {
+            "listeners": "SASL_SSL://h:9092",
+            "http_listener": "",
+            "grpc_listener": "0.0.0.0:9",
+            "grpc_security_protocol": "SASL_SSL",
+            **FILES,
+        },
     ],
 )
 def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dict[str, Any]) -> None:
@@ -104,6 +111,10 @@ def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dic
         (
             {"http_listener": "0.0.0.0:9080", "http_security_protocol": "SASL_PLAINTEXT"},
             "http_security_protocol: SASL_PLAINTEXT would send passwords unencrypted to 0.0.0.0:9080",
+        ),
+        (
+            {"grpc_listener": "0.0.0.0:9", "grpc_security_protocol": "SASL_PLAINTEXT"},
+            "grpc_security_protocol: SASL_PLAINTEXT would send passwords unencrypted to 0.0.0.0:9",
         ),
         ({"http_security_protocol": "SSL"}, "ssl_certificate_location: listeners with TLS need it"),
         (

@@ -98,7 +98,7 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
 
 def _authentications(broker: RunningBroker) -> Iterator[Measurement]:
     server, services = broker.server, broker.services
-    meaning = "Times that a client has authenticated as a user; of HTTP, each request."
+    meaning = "Times that a client has authenticated as a user; of HTTP and gRPC, each request."
     log_ins = services.log_ins
     yield _counter("authentications", meaning, server.counters.authentications + log_ins.accepted)
     for reason, failures in server.counters.authentication_failures.items():

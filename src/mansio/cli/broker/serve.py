@@ -275,7 +275,7 @@ async def _start_servers(
     if (address := settings.grpc_address) is not None:
         from mansio.api.grpc.server import GrpcServer
 
-        wanted["grpc"] = address, GrpcServer(broker.service, broker.clients, *address)
+        wanted["grpc"] = address, GrpcServer(broker.service, broker.clients, *address, broker.certificates)
     found = {}
     for name, (address, server) in wanted.items():
         try:
