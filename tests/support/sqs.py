@@ -18,14 +18,23 @@ HTTP = httpx.Client(timeout=TIMEOUT_S)
 """Client for plain requests; `httpx.post` would read the certificates for each request."""
 
 
-def sqs_client(url: str, *, key_id: str = "test", secret: str = "test", attempts: int = 1) -> Any:
-    """Return a boto3 client. `attempts`: number of attempts of a request."""
+def sqs_client(
+    url: str,
+    *,
+    key_id: str = "test",
+    secret: str = "test",
+    attempts: int = 1,
+    authority: str | None = None,
+) -> Any:
+    """Return a boto3 client. `attempts`: number of attempts of a request. `authority`: file with the authority of the
+    endpoint's certificate."""
     return boto3.client(
         "sqs",
         endpoint_url=url,
         region_name="eu-central-1",
         aws_access_key_id=key_id,
         aws_secret_access_key=secret,
+        verify=authority,
         config=Config(
             retries={"total_max_attempts": attempts, "mode": "standard"},
             connect_timeout=TIMEOUT_S,

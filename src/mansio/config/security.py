@@ -1,9 +1,10 @@
 """Rules about the security of a broker's listeners, and what its settings say of SASL. Pure.
 
-A listener authenticates its clients with SASL, or with certificates that it requires. The SQS endpoint does with access
-keys. As soon as one listener of any protocol authenticates, all do, except those that `open_listeners` names, which
-must be on loopback: a forgotten open listener would let everybody around the others. If none authenticates, Kafka's
-listeners are on loopback, unless `insecure_listen` is set.
+A listener authenticates its clients with SASL, or with certificates that it requires. On the listeners of HTTP and
+gRPC SASL means HTTP Basic. The SQS endpoint authenticates with access keys. As soon as one listener of any protocol
+authenticates, all do, except those that `open_listeners` names, which must be on loopback: a forgotten open listener
+would let everybody around the others. If none authenticates, Kafka's listeners are on loopback, unless
+`insecure_listen` is set.
 
 Each violation is a `ConfigError`, one line that begins with the setting.
 """
@@ -71,8 +72,29 @@ def check_mechanisms(listener: Listener, enabled: tuple[str, ...]) -> None:
 def is_authenticated(listener: Listener, client_certificates: str) -> bool:
     """Whether a listener accepts only clients that authenticate. `client_certificates`: one of
     `CLIENT_CERTIFICATES`."""
-    protocol = listener.security_protocol
+    return is_protocol_authenticated(listener.security_protocol, client_certificates)
+
+
+def is_protocol_authenticated(protocol: SecurityProtocol, client_certificates: str) -> bool:
+    """Whether a listener with this protocol accepts only clients that authenticate. `client_certificates`: one of
+    `CLIENT_CERTIFICATES`."""
     return protocol.is_authenticated or (protocol is SecurityProtocol.SSL and client_certificates == REQUIRED)
+
+
+def has_certificate_users(protocol: SecurityProtocol, client_certificates: str) -> bool:
+    """Whether the certificate of a client is its identity on a listener with this protocol. Where clients log in, it is
+    not. `client_certificates`: one of `CLIENT_CERTIFICATES`."""
+    return protocol is SecurityProtocol.SSL and client_certificates != CLIENT_CERTIFICATES[0]
+
+
+def check_passwords(setting: str, address: Address, protocol: SecurityProtocol) -> None:
+    """Check that no other machine can read the passwords that clients send to a listener of HTTP. Raises
+    `ConfigError` that begins with `setting`, which has the protocol."""
+    if protocol is SecurityProtocol.SASL_PLAINTEXT and not is_loopback_host(address.host):
+        raise ConfigError(
+            f"{setting}: {protocol} would send passwords unencrypted to {address}; use SASL_SSL, or an address on "
+            "loopback"
+        )
 
 
 def check_listeners(

@@ -29,16 +29,18 @@ from mansio.config.cluster import (
     parse_member,
     parse_members,
 )
-from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, Listeners, resolve_listeners
+from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, Listeners, SecurityProtocol, resolve_listeners
 from mansio.config.security import (
     CLIENT_CERTIFICATES,
     SASL_MECHANISMS,
     check_inter_broker,
     check_listeners,
     check_mechanisms,
+    check_passwords,
     check_unprotected,
     is_authenticated,
     is_loopback_host,
+    is_protocol_authenticated,
     parse_mechanisms,
 )
 from mansio.errors import ConfigError, InvalidConfig
@@ -220,6 +222,12 @@ class Settings:
     http_listener: str = _setting(
         "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", is_address=True
     )
+    http_security_protocol: str = _setting(
+        "PLAINTEXT",
+        "Security protocol of the HTTP listener: SSL (TLS), SASL_PLAINTEXT (on loopback) or SASL_SSL, where requests "
+        "have the user and the password as HTTP Basic. Health checks need no user.",
+        choices=tuple(each.value for each in SecurityProtocol),
+    )
     http_host_names: str = _setting(
         "",
         "Names, separated by commas, by which clients reach the HTTP API, besides localhost and IP addresses. A "
@@ -228,7 +236,19 @@ class Settings:
     sqs_listener: str = _setting(
         "", "host:port of the endpoint for programs written for Amazon SQS. Empty: off.", is_address=True
     )
+    sqs_security_protocol: str = _setting(
+        "PLAINTEXT",
+        "Security protocol of the SQS endpoint: PLAINTEXT or SSL (TLS). Its clients sign their requests, see "
+        "sqs_access_keys_file.",
+        choices=("PLAINTEXT", "SSL"),
+    )
     grpc_listener: str = _setting("", "host:port of the gRPC API (extra grpc). Empty: off.", is_address=True)
+    grpc_security_protocol: str = _setting(
+        "PLAINTEXT",
+        "Security protocol of the gRPC API: SSL (TLS), SASL_PLAINTEXT (on loopback) or SASL_SSL, where calls have the "
+        "user and the password as HTTP Basic in their metadata.",
+        choices=tuple(each.value for each in SecurityProtocol),
+    )
     sqs_access_keys_file: str = _setting(
         "",
         "File with an access key id and its secret key, separated by a blank, on each line. With it requests to the "
@@ -746,6 +766,31 @@ class Settings:
         return parse_address("sqs_listener", self.sqs_listener) if self.sqs_listener else None
 
     @property
+    def http_security(self) -> SecurityProtocol:
+        """Security protocol of the HTTP listener."""
+        return SecurityProtocol(self.http_security_protocol)
+
+    @property
+    def sqs_security(self) -> SecurityProtocol:
+        """Security protocol of the SQS endpoint."""
+        return SecurityProtocol(self.sqs_security_protocol)
+
+    @property
+    def grpc_security(self) -> SecurityProtocol:
+        """Security protocol of the gRPC API."""
+        return SecurityProtocol(self.grpc_security_protocol)
+
+    @property
+    def security_protocols(self) -> tuple[SecurityProtocol, ...]:
+        """Security protocols of all listeners, of those that are off, too."""
+        return (
+            *(each.security_protocol for each in self.kafka_listeners.all),
+            self.http_security,
+            self.sqs_security,
+            self.grpc_security,
+        )
+
+    @property
     def http_names(self) -> frozenset[str]:
         """Names that the HTTP API accepts in the Host header, in lower case."""
         return frozenset(name.strip().lower() for name in self.http_host_names.split(",") if name.strip())
@@ -827,7 +872,7 @@ class Settings:
 
     def _check_security(self, listeners: Listeners) -> None:
         """Check the settings of TLS and authentication against each other. Raises `ConfigError`."""
-        if any(each.security_protocol.is_encrypted for each in listeners.all):
+        if any(each.is_encrypted for each in self.security_protocols):
             for name in ("ssl_certificate_location", "ssl_key_location"):
                 if not getattr(self, name):
                     raise ConfigError(f"{name}: listeners with TLS need it")
@@ -836,9 +881,19 @@ class Settings:
         enabled = self.sasl_mechanisms
         for each in listeners.all:
             check_mechanisms(each, enabled)
+        if self.http_address is not None:
+            check_passwords("http_security_protocol", self.http_address, self.http_security)
+        if self.grpc_address is not None:
+            check_passwords("grpc_security_protocol", self.grpc_address, self.grpc_security)
         others = {
-            "http": (self.http_address, False),
-            "grpc": (self.grpc_address, False),
+            "http": (
+                self.http_address,
+                is_protocol_authenticated(self.http_security, self.ssl_client_auth),
+            ),
+            "grpc": (
+                self.grpc_address,
+                is_protocol_authenticated(self.grpc_security, self.ssl_client_auth),
+            ),
             "sqs": (self.sqs_address, bool(self.sqs_access_keys_file)),
         }
         served = {name: (address, known) for name, (address, known) in others.items() if address is not None}

@@ -28,16 +28,19 @@ from mansio.metadata.image import MetadataImage
 from mansio.node.broker_runtime import BrokerRuntime, FileLimits
 from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
-from mansio.node.security import BrokerSecurity
+from mansio.node.security import BrokerSecurity, EarlyContext
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from mansio.api.kafka.server.listener import Intercept
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.listeners import SecurityProtocol
     from mansio.config.settings import Settings
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.net.peer_connections import PeerConnectionClasses
+    from mansio.net.tls.certificate_reloader import CertificateReloader
     from mansio.node.cluster_member import ClusterMember
     from mansio.node.process_host import BrokerHost
     from mansio.node.protected_start import ProtectedStart
@@ -118,7 +121,19 @@ class Broker:
     @property
     def has_certificates(self) -> bool:
         """Whether a listener has TLS."""
-        return any(each.security_protocol.is_encrypted for each in self.settings.kafka_listeners.all)
+        return any(each.is_encrypted for each in self.settings.security_protocols)
+
+    def tls_context(self, protocol: SecurityProtocol) -> Callable[[], ssl.SSLContext] | None:
+        """Return what returns the TLS context for a new connection of a listener with this protocol, before the start
+        of the broker, too; None if it has no TLS. Raises `ConfigError` if the files cannot be used."""
+        if not protocol.is_encrypted:
+            return None
+        return EarlyContext(self.settings, lambda: self.certificates)
+
+    @property
+    def certificates(self) -> CertificateReloader | None:
+        """Certificates of the listeners with TLS; None if there are none, and before the start."""
+        return None if self._security is None else self._security.certificates
 
     def reload_certificates(self) -> None:
         """Read the certificates of the listeners again: new connections get the new ones. Files that cannot be used are

@@ -55,6 +55,7 @@ from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.health import HealthService
+from mansio.broker.services.log_ins import LogInService
 from mansio.broker.services.password_checks import PasswordChecker
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.publish_records import PublishService
@@ -459,6 +460,15 @@ class BrokerRuntime:
             random=host_ports.random,
         )
         groups = GroupService(self.groups, node_id=settings.node_id, verifier=verifier)
+        users = UserService(
+            store=self.store,
+            state=self.state,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            clock=host_ports.clock,
+            password_thread=host_ports.password_thread,
+        )
+        passwords = PasswordChecker(host_ports.password_thread, host_ports.clock, host_ports.random)
         return BrokerServices(
             request_thread=host_ports.request_thread,
             settings=settings,
@@ -499,15 +509,15 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             quotas=quotas,
-            users=UserService(
-                store=self.store,
-                state=self.state,
-                scheduler=host_ports.scheduler,
-                random=host_ports.random,
-                clock=host_ports.clock,
-                password_thread=host_ports.password_thread,
+            users=users,
+            passwords=passwords,
+            log_ins=LogInService(
+                users,
+                passwords,
+                host_ports.clock,
+                host_ports.scheduler,
+                lambda: cluster is None or cluster.is_session_valid(),
             ),
-            passwords=PasswordChecker(host_ports.password_thread, host_ports.clock, host_ports.random),
             configs=ConfigService(
                 topics=self.topics, groups=group_configs, brokers=self.broker_configs, settings=settings
             ),

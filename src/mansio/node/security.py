@@ -1,5 +1,5 @@
-"""TLS and authentication of a broker's Kafka listeners, and TLS of its connections to other brokers, as its settings
-define them."""
+"""TLS and authentication of a broker's listeners, and TLS of its connections to other brokers, as its settings define
+them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from mansio.api.kafka.server.listener_security import ListenerSecurity
 from mansio.api.kafka.server.sasl_gate import SaslSettings
 from mansio.config.listeners import SecurityProtocol
+from mansio.config.security import has_certificate_users
 from mansio.net.tls.certificate_reloader import CertificateReloader
-from mansio.net.tls.contexts import ClientAuthentication, TlsFiles
+from mansio.net.tls.contexts import ClientAuthentication, TlsFiles, load_server_context
 from mansio.state.authentication.certificate_names import MappingRules
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class BrokerSecurity:
         self._host = host
         self.certificates: CertificateReloader | None = None
         listeners = settings.kafka_listeners.all
-        if any(each.security_protocol.is_encrypted for each in listeners):
+        if any(each.is_encrypted for each in settings.security_protocols):
             self.certificates = CertificateReloader(
                 _files(settings), host.scheduler, host.file_thread, dials=self._dials_with_tls
             )
@@ -44,7 +45,7 @@ class BrokerSecurity:
     @property
     def has_log_ins(self) -> bool:
         """Whether clients of a listener log in."""
-        return any(each.sasl is not None for each in self.listeners.values())
+        return any(each.is_authenticated for each in self._settings.security_protocols)
 
     @property
     def dialler_context(self) -> Callable[[], ssl.SSLContext] | None:
@@ -90,9 +91,24 @@ class BrokerSecurity:
         if certificates is None or not protocol.is_encrypted:
             return ListenerSecurity(sasl=sasl)
         mapping = None
-        if protocol is SecurityProtocol.SSL and settings.ssl_client_auth != ClientAuthentication.NONE:
+        if has_certificate_users(protocol, settings.ssl_client_auth):
             mapping = MappingRules(settings.ssl_principal_mapping_rules)
         return ListenerSecurity(lambda: certificates.context, sasl, mapping, certificates.certificate_sha256)
+
+
+class EarlyContext:
+    """TLS context of the listeners that accept connections before the broker has started: that of `certificates` as
+    soon as it returns them."""
+
+    def __init__(self, settings: Settings, certificates: Callable[[], CertificateReloader | None]) -> None:
+        """Read the files. Raises `ConfigError` if they cannot be used."""
+        self._first = load_server_context(_files(settings)).context
+        self._certificates = certificates
+
+    def __call__(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        certificates = self._certificates()
+        return self._first if certificates is None else certificates.context
 
 
 def _files(settings: Settings) -> TlsFiles:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import mansio.blocking
     from mansio.api.asgi.server import HttpServer
     from mansio.api.grpc.server import GrpcServer
+    from mansio.config.listeners import SecurityProtocol
     from mansio.metadata.metadata_store import BeforeCommit, MetadataStore
 
 T = TypeVar("T")
@@ -149,20 +150,21 @@ class TestBroker:
 
     @property
     def http_url(self) -> str:
-        """Address of health probes and metrics, as `http://host:port`; the listener starts at the first use."""
+        """Address of health probes and metrics, as `http://host:port`, `https` with TLS; the listener starts at the
+        first use."""
         self._running()
         if self._http_address is None:
             self._http_address = self._call(self._start_http(), START_S_MAX)
-        return f"http://{self._http_address}"
+        return f"{_scheme(self._settings.http_security)}://{self._http_address}"
 
     @property
     def sqs_url(self) -> str:
-        """Address for programs written for Amazon SQS (`AWS_ENDPOINT_URL_SQS`), as `http://host:port`; the listener
-        starts at the first use."""
+        """Address for programs written for Amazon SQS (`AWS_ENDPOINT_URL_SQS`), as `http://host:port`, `https` with
+        TLS; the listener starts at the first use."""
         self._running()
         if self._sqs_address is None:
             self._sqs_address = self._call(self._start_sqs(), START_S_MAX)
-        return f"http://{self._sqs_address}"
+        return f"{_scheme(self._settings.sqs_security)}://{self._sqs_address}"
 
     @property
     def grpc_address(self) -> str:
@@ -225,7 +227,7 @@ class TestBroker:
 
     async def _start_http(self) -> Address:
         from mansio.api.asgi.server import HttpServer
-        from mansio.api.http.app import assemble, disk_monitor
+        from mansio.api.http.app import assemble, authenticating, disk_monitor
         from mansio.api.http.broker_stats import RunningBroker
         from mansio.api.http.monitors import EventLoopMonitor
         from mansio.api.http.service_stats import ServiceStats
@@ -247,10 +249,12 @@ class TestBroker:
         context = ApiContext(view.running, self._settings)
         scheduler = AsyncioScheduler(asyncio.get_running_loop())
         watch = EventLoopMonitor(scheduler, HostClock(), context.loop_holds)
+        app = assemble(view, watch, disk_monitor(self._settings), context)
         self._http = HttpServer(
-            assemble(view, watch, disk_monitor(self._settings), context),
+            authenticating(app, self._settings, view.running),
             "127.0.0.1",
             0,
+            broker.tls_context(self._settings.http_security),
         )
         return Address(*await self._http.start())
 
@@ -258,7 +262,7 @@ class TestBroker:
         from mansio.api.grpc.server import GrpcServer
 
         broker = self._running()
-        self._grpc = GrpcServer(broker.service, broker.clients, "127.0.0.1", 0)
+        self._grpc = GrpcServer(broker.service, broker.clients, "127.0.0.1", 0, broker.certificates)
         return Address(*await self._grpc.start())
 
     async def _start_sqs(self) -> Address:
@@ -267,7 +271,7 @@ class TestBroker:
 
         broker = self._running()
         endpoint = SqsEndpoint(broker.service, self._settings, broker.clients)
-        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0)
+        self._sqs = HttpServer(endpoint.app, "127.0.0.1", 0, broker.tls_context(self._settings.sqs_security))
         return Address(*await self._sqs.start())
 
     async def _advance(self, duration_ms: float, *, include_sessions: bool) -> None:
@@ -288,6 +292,10 @@ class TestBroker:
         self._loop.close()
         self._thread = None
         self._loop = None
+
+
+def _scheme(protocol: SecurityProtocol) -> str:
+    return "https" if protocol.is_encrypted else "http"
 
 
 class BrokerClock:

@@ -40,6 +40,31 @@ CLUSTER = {**FILES, "etcd_endpoints": "http://127.0.0.1:2379"}
             **FILES,
         },
         {"listeners": "SASL_SSL://h:9092", "http_listener": "", **CLUSTER},
+        {
+            "listeners": "SASL_SSL://h:9092",
+            "http_listener": "0.0.0.0:9080",
+            "http_security_protocol": "SASL_SSL",
+            **FILES,
+        },
+        {
+            "listeners": "SASL_PLAINTEXT://127.0.0.1:9092",
+            "http_security_protocol": "SASL_PLAINTEXT",
+        },
+        {
+            "listeners": "SSL://h:1",
+            "http_listener": "h:2",
+            "http_security_protocol": "SSL",
+            "ssl_client_auth": "required",
+            **FILES,
+        },
+        {"http_listener": "0.0.0.0:9080", "http_security_protocol": "SSL", **FILES},
+        {
+            "listeners": "SASL_SSL://h:9092",
+            "http_listener": "",
+            "grpc_listener": "0.0.0.0:9",
+            "grpc_security_protocol": "SASL_SSL",
+            **FILES,
+        },
     ],
 )
 def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dict[str, Any]) -> None:
@@ -75,6 +100,27 @@ def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dic
         (
             {"listeners": "SASL_SSL://h:9092", "http_listener": "", "grpc_listener": "h:9", **FILES},
             "grpc_listener: grpc on h:9 does not authenticate",
+        ),
+        (
+            {"listeners": "SASL_SSL://h:9092", "http_security_protocol": "SSL", **FILES},
+            "http_listener: http on 127.0.0.1:9080 does not authenticate",
+        ),
+        (
+            {"http_security_protocol": "SASL_PLAINTEXT"},
+            "listeners: PLAINTEXT on 127.0.0.1:9092 does not authenticate its clients, but http does",
+        ),
+        (
+            {"http_listener": "0.0.0.0:9080", "http_security_protocol": "SASL_PLAINTEXT"},
+            "http_security_protocol: SASL_PLAINTEXT would send passwords unencrypted to 0.0.0.0:9080",
+        ),
+        (
+            {"grpc_listener": "0.0.0.0:9", "grpc_security_protocol": "SASL_PLAINTEXT"},
+            "grpc_security_protocol: SASL_PLAINTEXT would send passwords unencrypted to 0.0.0.0:9",
+        ),
+        ({"http_security_protocol": "SSL"}, "ssl_certificate_location: listeners with TLS need it"),
+        (
+            {"sqs_security_protocol": "SASL_SSL"},
+            "sqs_security_protocol: 'SASL_SSL' is not one of PLAINTEXT, SSL",
         ),
         ({"open_listeners": "htp"}, "open_listeners: htp is not one of the listeners, PLAINTEXT, http"),
         *(

@@ -31,11 +31,17 @@ if TYPE_CHECKING:
     import asyncio
 
 UNANSWERED_S_MAX = 40.0
+CONFIRMATION_S: Final = 0.2
+"""Time for which a closed connection with TLS waits for the client's confirmation when the server stops."""
+
 HEADER_BYTES_MAX: Final = 64 * 1024
 HEADER_OVERHEAD_BYTES: Final = 32
 """What each header counts beside its name and value, as in HTTP/2 (RFC 9113, 6.5.2): it takes memory, too."""
 
 PIPELINED_MAX: Final = 64
+CLIENT_CERTIFICATE: Final = "mansio.client_certificate"
+"""Key in the scope of a request: the certificate (DER) with which its client has connected, if it has one."""
+
 _UPGRADE_OPTIONS: Final = (b"upgrade", b"http2-settings")
 
 
@@ -55,6 +61,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_in_head = False
         self._has_host = False
         self._is_too_large = False
+        self._certificate: bytes | None = None
         self._unparsed_bytes = 0
         """Bytes received since the last complete head or piece of a body."""
 
@@ -62,6 +69,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        if (connection := transport.get_extra_info("ssl_object")) is not None:
+            self._certificate = connection.getpeercert(binary_form=True)
         if len(self._connections) >= descriptor_budget(1, 0).other_connections:
             quietest = next(iter(self._connections))
             self.logger.warning(
@@ -86,6 +95,12 @@ class HttpConnection(HttpToolsProtocol):
         self._forget()
         self.pipeline.clear()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close the connection, because the server stops, as soon as its response is complete."""
+        super().shutdown()
+        if self.scheme == "https" and self.transport.is_closing():
+            self.loop.call_later(CONFIRMATION_S, self.end)
 
     def end(self) -> None:
         """Close the connection now and discard unsent bytes of responses."""
@@ -160,6 +175,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._certificate is not None:
+            self.scope[CLIENT_CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
         self._header_bytes = 0
         self._is_in_head = True
         self._has_host = False

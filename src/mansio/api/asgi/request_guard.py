@@ -1,6 +1,7 @@
-"""Guard of HTTP requests against web pages of other sites, as long as there is no authentication.
+"""Guard of HTTP requests against web pages of other sites.
 
-A page in a browser on this machine or network can send requests to the broker. Three rules keep it from doing harm:
+A page in a browser on this machine or network can send requests to the broker, and the browser adds the certificate,
+or the user and the password, that it has for the broker. Three rules keep it from doing harm:
 
 * The Host header is a loopback name, an IP address, or one of the setting `http_host_names`; otherwise a name whose
   address changes to that of the broker would make the page one of the same site (DNS rebinding).

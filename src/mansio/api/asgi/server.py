@@ -2,7 +2,8 @@
 
 uvicorn implements HTTP. Its own event loop, signal handlers, logging and process exit are not used. Connections that
 uvicorn would keep open forever are closed by `HttpConnection`: those that send no request, or an incomplete one, or do
-not accept their response.
+not accept their response. Connections with TLS are accepted by `TlsAcceptor`, so that handshakes are bounded and
+certificates are renewed as on the Kafka listeners.
 
 Invariants:
 * After `start` returned the port accepts connections; after `stop` returned nothing of the server is left. If the port
@@ -20,10 +21,15 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 
 from mansio.api.asgi.connection import HttpConnection
+from mansio.host.file_descriptors import descriptor_budget
 from mansio.host.listening_sockets import listening_sockets
+from mansio.net.tls.acceptor import TlsAcceptor
+from mansio.state.handshake_admission import HandshakeAdmission
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import socket
+    import ssl
+    from collections.abc import Callable, Iterator
 
 KEEP_ALIVE_S = 30
 """A connection that has been idle for this time after a response is closed."""
@@ -32,6 +38,9 @@ DRAIN_S_MAX = 2
 """Maximum time for which `HttpServer.stop` waits for responses in progress."""
 
 BACKLOG = 128
+
+END_TURNS_MAX = 100
+"""Turns of the event loop within which the connections that `HttpServer.stop` aborts are closed."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -45,10 +54,15 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """The listening sockets of one address and their server. Every method runs on the event loop."""
 
-    def __init__(self, app: Any, host: str, port: int) -> None:
-        """`app` is any ASGI 3 application; port 0 selects a free port."""
+    def __init__(
+        self, app: Any, host: str, port: int, context: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        """`app` is any ASGI 3 application; port 0 selects a free port. `context`: returns the TLS context for a new
+        connection; None without TLS."""
         self._host = host
         self._port = port
+        self._context = context
+        self._acceptor: TlsAcceptor | None = None
         self._server = _Uvicorn(_config(app))
         self._task: asyncio.Task[None] | None = None
 
@@ -57,8 +71,9 @@ class HttpServer:
         available."""
         listening = await listening_sockets(self._host, self._port, BACKLOG)
         address = listening[0].getsockname()
+        accepting = listening if self._context is None else []
         self._task = asyncio.get_running_loop().create_task(
-            self._server.serve(sockets=listening), name="mansio-http"
+            self._server.serve(sockets=accepting), name="mansio-http"
         )
         while not self._server.started:
             if self._task.done():
@@ -67,14 +82,44 @@ class HttpServer:
                 self._task.result()
                 raise RuntimeError("the HTTP server ended before it started")
             await asyncio.sleep(0)
+        if self._context is not None:
+            self._accept(listening, self._context)
         return address[0], address[1]
+
+    def _accept(self, listening: list[socket.socket], context: Callable[[], ssl.SSLContext]) -> None:
+        """Accept connections with TLS, at most as many at once as may be open."""
+        server = self._server
+
+        def new_connection() -> asyncio.BaseProtocol:
+            protocol: asyncio.BaseProtocol = cast("Any", server.config.http_protocol_class)(
+                config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+            )
+            return protocol
+
+        admission = HandshakeAdmission[Any](waiting_max=descriptor_budget(1, 0).other_connections)
+        self._acceptor = TlsAcceptor(asyncio.get_running_loop(), new_connection, context, admission=admission)
+        self._acceptor.listen(listening)
 
     async def stop(self) -> None:
         """Stop listening, wait at most `DRAIN_S_MAX` for responses in progress, and close all connections."""
+        if self._acceptor is not None:
+            await self._acceptor.stop()
+            self._acceptor = None
         if self._task is not None:
             self._server.should_exit = True
             await self._task
             self._task = None
+            await self._end_connections()
+
+    async def _end_connections(self) -> None:
+        """Close the connections whose clients do not confirm the end of TLS, or do not accept their response."""
+        connections = self._server.server_state.connections
+        for connection in tuple(connections):
+            cast("HttpConnection", connection).end()
+        for _ in range(END_TURNS_MAX):
+            if not connections:
+                break
+            await asyncio.sleep(0)
 
 
 def _config(app: Any) -> uvicorn.Config:

@@ -16,9 +16,14 @@ from grpc_reflection.v1alpha import reflection
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.answers import serialized
+from mansio.api.grpc.authentication import Authentication, by_certificate, by_password
+from mansio.api.grpc.credentials import CertificateSource
+from mansio.api.grpc.endings import end_call
 from mansio.api.grpc.requests import parse
 from mansio.api.grpc.service import MansioService
-from mansio.errors import InvalidRequest, MansioError
+from mansio.config.security import is_protocol_authenticated
+from mansio.errors import MansioError
+from mansio.state.authentication.certificate_names import MappingRules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from mansio.api.routing.routed_clients import RoutedClients
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.statistics import LoopHolds
+    from mansio.net.tls.certificate_reloader import CertificateReloader
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +60,23 @@ OPTIONS: Final = (
 class GrpcServer:
     """One listening socket and its server. Every method runs on the broker's event loop."""
 
-    def __init__(self, services: BrokerServices, clients: RoutedClients, host: str, port: int) -> None:
-        """Port 0 selects a free port."""
+    def __init__(
+        self,
+        services: BrokerServices,
+        clients: RoutedClients,
+        host: str,
+        port: int,
+        certificates: CertificateReloader | None = None,
+    ) -> None:
+        """Port 0 selects a free port. `certificates`: of the listener, if its security protocol has TLS."""
+        settings = services.settings
+        self._interceptors: list[Authentication] = []
+        if settings.grpc_security.is_authenticated:
+            self._interceptors.append(Authentication(by_password(services.log_ins)))
+        elif is_protocol_authenticated(settings.grpc_security, settings.ssl_client_auth):
+            rules = MappingRules(settings.ssl_principal_mapping_rules)
+            self._interceptors.append(Authentication(by_certificate(rules)))
+        self._certificates = certificates if settings.grpc_security.is_encrypted else None
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._host = host
         self._service = MansioService(services, clients)
@@ -64,7 +85,9 @@ class GrpcServer:
 
     async def start(self) -> tuple[str, int]:
         """Start to accept connections. Return the bound (host, port). Raises `OSError`."""
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
+        server = grpc.aio.server(
+            interceptors=self._interceptors, options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
+        )
         handlers = {
             method.name: _handler(method, getattr(self._service, method.name), self._holds)
             for method in SERVICE.methods
@@ -77,7 +100,11 @@ class GrpcServer:
         names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            port = server.add_insecure_port(self._address)
+            if self._certificates is None:
+                port = server.add_insecure_port(self._address)
+            else:
+                credentials = CertificateSource(self._certificates).credentials()
+                port = server.add_secure_port(self._address, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address}: {error}") from error
         await server.start()
@@ -103,7 +130,7 @@ def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
             try:
                 await holds.measured(call(requests, context), "grpc", lambda: (method.name, context.peer()))
             except (MansioError, ValueError, OverflowError) as error:
-                _end(context, error)
+                end_call(context, error)
 
         return grpc.stream_stream_rpc_method_handler(receive, **types)
     if method.client_streaming:
@@ -113,7 +140,7 @@ def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
                 async for response in call(requests, context):
                     yield response
             except (MansioError, ValueError, OverflowError) as error:
-                _end(context, error)
+                end_call(context, error)
 
         return grpc.stream_stream_rpc_method_handler(stream, **types)
 
@@ -128,24 +155,6 @@ def _handler(method: Any, call: Callable[..., Any], holds: LoopHolds) -> Any:
                 parsed_call(data, context), "grpc", lambda: (method.name, context.peer())
             )
         except (MansioError, ValueError, OverflowError, TimeoutError) as error:
-            _end(context, error)
+            end_call(context, error)
 
     return grpc.unary_unary_rpc_method_handler(unary, **types)
-
-
-def _end(context: Any, error: Exception) -> None:
-    """End a call with the status of an error. A `ValueError` is that of an invalid argument.
-
-    Not by `context.abort`: the exception that it raises forms a reference cycle with the state of the call, which would
-    hold the request until the garbage collector runs.
-    """
-    if isinstance(error, TimeoutError):
-        context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
-        context.set_details("no answer in time: the outcome is unknown")
-        return
-    found = error if isinstance(error, MansioError) else InvalidRequest(str(error))
-    context.set_trailing_metadata(
-        (("mansio-error", type(found).__name__), ("mansio-code", str(found.kafka_code)))
-    )
-    context.set_code(grpc.StatusCode[found.grpc_status])
-    context.set_details(found.message)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from mansio.api.grpc import mansio_pb2 as pb
 from mansio.api.grpc.answers import records_response
+from mansio.api.grpc.authentication import session_of_call
 from mansio.api.grpc.conversion import (
     error_of,
     headers_of,
@@ -17,6 +17,7 @@ from mansio.api.grpc.conversion import (
     record_of,
     to_ms,
 )
+from mansio.api.grpc.endings import host_of
 from mansio.api.grpc.receive_stream import ReceiveStream, acknowledgements_of
 from mansio.api.grpc.requests import Requests
 from mansio.api.routing.group_offsets import reset_group_offsets
@@ -453,12 +454,4 @@ def caller_of(context: Any, clock: Clock) -> Caller:
     check_client_id(client_id)
     left_s = context.time_remaining()
     deadline = None if left_s is None else clock.monotonic() + left_s
-    return Caller(client_id=client_id, address=_host(context.peer()), deadline=deadline)
-
-
-def _host(peer: str) -> str:
-    """Return the host in the name of a peer, such as `ipv4:127.0.0.1:50051` or `ipv6:%5B::1%5D:50051`."""
-    kind, _, address = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    return unquote(address).rpartition(":")[0].strip("[]")
+    return Caller(session_of_call(), client_id, host_of(context.peer()), deadline)

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 
 from mansio.api.http import health, metrics
+from mansio.api.http.authentication import BasicAuthentication, CertificateAuthentication
 from mansio.api.http.errors import EXCEPTION_HANDLERS
 from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 from mansio.api.http.service_stats import ServiceStats
 from mansio.api.http.v1 import routes as v1
 from mansio.api.http.v1.operation import ApiContext
+from mansio.config.security import has_certificate_users
+from mansio.state.authentication.certificate_names import MappingRules
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.types import ASGIApp
 
     from mansio.api.http.broker_stats import BrokerStats, RunningBroker
+    from mansio.broker.services.log_ins import LogInService
     from mansio.config.settings import Settings
 
 
@@ -29,6 +35,21 @@ def build_app(broker: RunningBroker) -> Starlette:
     context = ApiContext(view.running, service.settings)
     loop_monitor = EventLoopMonitor(service.scheduler, service.clock, context.loop_holds)
     return assemble(view, loop_monitor, disk_monitor(service.settings), context)
+
+
+def authenticating(app: ASGIApp, settings: Settings, running: Callable[[], RunningBroker | None]) -> ASGIApp:
+    """Return an application behind the authentication of the HTTP listener with these settings. `running`: returns the
+    broker, None before it has started. Raises `ConfigError`."""
+
+    def log_ins() -> LogInService | None:
+        broker = running()
+        return None if broker is None else broker.services.log_ins
+
+    if settings.http_security.is_authenticated:
+        return BasicAuthentication(app, log_ins)
+    if has_certificate_users(settings.http_security, settings.ssl_client_auth):
+        return CertificateAuthentication(app, MappingRules(settings.ssl_principal_mapping_rules))
+    return app
 
 
 def disk_monitor(settings: Settings) -> DiskMonitor:

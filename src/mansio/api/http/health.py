@@ -8,6 +8,8 @@ broker should receive traffic; otherwise 503 with every reason as JSON:
      "warnings": [{"reason": "disk_low", "detail": "..."}],
      "disk": {"data_dir": "/var/lib/mansio", "free_bytes": 123, "size_bytes": 456}}
 
+On a listener that authenticates its clients, a request without credentials gets `{"ready": false}` alone.
+
 Reasons:
 * `starting`: the broker is not ready yet. `stopping`: the broker completes its last requests.
 * `log_failed`: a partition's log accepts no more writes. `log_corrupt`: a partition is damaged and was not opened.
@@ -44,6 +46,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 
+from mansio.api.http.authentication import is_identified
 from mansio.api.http.path_route import PathRoute
 from mansio.broker.services.health import Problem
 
@@ -112,8 +115,10 @@ def routes(
     async def live(_request: Request) -> JSONResponse:
         return JSONResponse({"live": True})
 
-    async def ready(_request: Request) -> JSONResponse:
+    async def ready(request: Request) -> JSONResponse:
         found = reasons(view, loop_monitor)
+        if not is_identified(request):
+            return JSONResponse({"ready": not found}, status_code=503 if found else 200)
         over = [] if loop_monitor.is_stalling else stalls(loop_monitor)
         body = readiness_body(found, (*view.warnings(), *over), disk)
         return JSONResponse(body, status_code=503 if found else 200)

@@ -98,10 +98,12 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
 
 def _authentications(broker: RunningBroker) -> Iterator[Measurement]:
     server, services = broker.server, broker.services
-    meaning = "Times that a Kafka client has authenticated as a user."
-    yield _counter("authentications", meaning, server.counters.authentications)
-    for reason, times in server.counters.authentication_failures.items():
-        meaning = "Failed attempts of Kafka clients to authenticate, and sessions that ended."
+    meaning = "Times that a client has authenticated as a user; of HTTP and gRPC, each request."
+    log_ins = services.log_ins
+    yield _counter("authentications", meaning, server.counters.authentications + log_ins.accepted)
+    for reason, failures in server.counters.authentication_failures.items():
+        meaning = "Failed attempts of clients to authenticate, and sessions that ended."
+        times = failures + log_ins.failures.get(reason, 0)
         yield _counter("authentications_failed", meaning, times, reason=reason)
     meaning = "Open Kafka connections whose clients have to authenticate first."
     yield _gauge("unauthenticated_connections", meaning, server.authentication.waiting_count)

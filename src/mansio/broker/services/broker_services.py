@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.health import HealthService
+    from mansio.broker.services.log_ins import LogInService
     from mansio.broker.services.password_checks import PasswordChecker
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.publish_records import PublishService
@@ -66,6 +67,7 @@ class BrokerServices:
     quotas: QuotaService
     users: UserService
     passwords: PasswordChecker
+    log_ins: LogInService
     configs: ConfigService
     group_coordinator: GroupCoordinator
     group_service: GroupService

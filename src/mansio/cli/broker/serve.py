@@ -159,7 +159,7 @@ async def _serve(settings: Settings, lines: LineHandler, *, is_protected: bool) 
     http = member = None
     servers: dict[str, HttpServer | GrpcServer] = {}
     if settings.http_address is not None:
-        http = _http_server(settings, view, settings.http_address)
+        http = _http_server(broker, view, settings.http_address)
         try:
             http_address = await http.start()
         except OSError as error:
@@ -248,22 +248,24 @@ async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None
         await asyncio.sleep(min(SUPPRESSED_LINES_INTERVAL_S, manager.heartbeat_interval_s))
 
 
-def _http_server(settings: Settings, view: ServiceStats, address: Address) -> HttpServer:
+def _http_server(broker: Broker, view: ServiceStats, address: Address) -> HttpServer:
     import asyncio
 
     from mansio.api.asgi.server import HttpServer
-    from mansio.api.http.app import assemble, disk_monitor
+    from mansio.api.http.app import assemble, authenticating, disk_monitor
     from mansio.api.http.monitors import EventLoopMonitor
     from mansio.api.http.v1.operation import ApiContext
     from mansio.broker.services.health import Problem
     from mansio.host.asyncio_loop import AsyncioScheduler
     from mansio.host.clock import HostClock
 
+    settings = broker.settings
     context = ApiContext(view.running, settings)
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock(), context.loop_holds)
     disk = disk_monitor(settings)
     view.use_disk_warnings(lambda: [Problem(reason, detail) for reason, detail in disk.warnings()])
-    return HttpServer(assemble(view, watch, disk, context), *address)
+    app = authenticating(assemble(view, watch, disk, context), settings, view.running)
+    return HttpServer(app, *address, broker.tls_context(settings.http_security))
 
 
 async def _start_servers(
@@ -279,11 +281,14 @@ async def _start_servers(
         from mansio.api.sqs.app import SqsEndpoint
 
         endpoint = SqsEndpoint(broker.service, settings, broker.clients)
-        wanted["sqs"] = address, HttpServer(endpoint.app, *address)
+        wanted["sqs"] = (
+            address,
+            HttpServer(endpoint.app, *address, broker.tls_context(settings.sqs_security)),
+        )
     if (address := settings.grpc_address) is not None:
         from mansio.api.grpc.server import GrpcServer
 
-        wanted["grpc"] = address, GrpcServer(broker.service, broker.clients, *address)
+        wanted["grpc"] = address, GrpcServer(broker.service, broker.clients, *address, broker.certificates)
     found = {}
     for name, (address, server) in wanted.items():
         try:

@@ -73,6 +73,11 @@ class CertificateReloader:
         """Number of changes that could not be used."""
 
     @property
+    def files(self) -> TlsFiles:
+        """The files that are read."""
+        return self._files
+
+    @property
     def context(self) -> ssl.SSLContext:
         """The context for new connections."""
         return self._contexts.server.context

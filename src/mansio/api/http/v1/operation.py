@@ -20,6 +20,7 @@ from mansio.api.asgi.bodies import read_body
 from mansio.api.asgi.json_bodies import PIECE_BYTES, VALUE_BYTES_MAX, check_keys, count_values
 from mansio.api.asgi.problems import InvalidField, from_validation, http_problem, problem
 from mansio.api.asgi.request_guard import check_form_body, check_host_and_origin
+from mansio.api.http.authentication import session_of_request
 from mansio.api.request_budget import RequestBudget
 from mansio.broker.routing.caller import CLIENT_ID_CHARACTERS_MAX, Caller, check_client_id
 from mansio.errors import InvalidTopic, MansioError, MessageTooLarge, Unavailable
@@ -133,7 +134,7 @@ class Call:
         if client_id is None:
             client_id = headers.get("user-agent", HTTP_CLIENT_ID)[:CLIENT_ID_CHARACTERS_MAX]
         check_client_id(client_id)
-        return Caller(client_id=client_id, address="" if address is None else address.host)
+        return Caller(session_of_request(self.request), client_id, "" if address is None else address.host)
 
 
 @dataclass(frozen=True, slots=True)

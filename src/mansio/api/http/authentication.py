@@ -1,0 +1,141 @@
+"""Authentication of the HTTP listener: user and password in each request (HTTP Basic, RFC 7617), or a certificate.
+
+It is in front of all routes, known or not, with one exception: health checks without credentials, which answer whether
+the broker is live or ready and nothing else, for probes that have no user.
+
+Invariants:
+* Nothing of a request but its head is read before its client has authenticated.
+* A request that waits, and an event stream, end when the credential of their user changes. A response that has begun,
+  and is no event stream, is completed: what it contains was read before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.requests import Request
+
+from mansio.api.asgi.connection import CLIENT_CERTIFICATE
+from mansio.api.http.errors import on_mansio_error
+from mansio.api.http.path_route import path_segments
+from mansio.api.request_sessions import request_session
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, ClientSession
+from mansio.errors import (
+    AuthenticationFailed,
+    InvalidRequest,
+    MansioError,
+    SaslAuthenticationFailed,
+    Unavailable,
+)
+from mansio.state.authentication.basic import CHALLENGE
+from mansio.state.authentication.certificate_names import InvalidSubject, user_of_certificate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from mansio.broker.services.log_ins import LogInService
+    from mansio.state.authentication.certificate_names import MappingRules
+
+OPEN_PATHS: Final = (("health", "live"), ("health", "ready"))
+EVENT_STREAM: Final = b"text/event-stream"
+
+_SESSION: Final = "mansio.session"
+"""Key in the scope of a request: its `ClientSession`, None for a health check without credentials."""
+
+
+def session_of_request(request: Request) -> ClientSession:
+    """Return who the client of a request is."""
+    return request.scope.get(_SESSION) or ANONYMOUS_SESSION
+
+
+def is_identified(request: Request) -> bool:
+    """Whether the client of a request has authenticated, or none has to."""
+    return request.scope.get(_SESSION, ANONYMOUS_SESSION) is not None
+
+
+class BasicAuthentication:
+    """ASGI application that passes the requests of users on to another one."""
+
+    def __init__(self, app: ASGIApp, log_ins: Callable[[], LogInService | None]) -> None:
+        """`log_ins`: returns the service, None before the broker has started."""
+        self._app = app
+        self._log_ins = log_ins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        authorization = request.headers.get("authorization")
+        if authorization is None and _is_open(scope):
+            scope[_SESSION] = None
+            await self._app(scope, receive, send)
+            return
+        is_begun = False
+        try:
+            log_ins = self._log_ins()
+            if log_ins is None:
+                raise Unavailable("the broker is starting")
+            address = request.client
+            host = "" if address is None else address.host
+            async with request_session(log_ins, authorization, host) as session:
+
+                async def send_noted(message: Message) -> None:
+                    nonlocal is_begun
+                    if message["type"] == "http.response.start":
+                        is_begun = True
+                        if not _is_event_stream(message):
+                            session.complete()
+                    await send(message)
+
+                scope[_SESSION] = session.client
+                await self._app(scope, receive, send_noted)
+        except (AuthenticationFailed, Unavailable) as error:
+            if is_begun:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                await _answer(error, request, scope, receive, send)
+
+
+class CertificateAuthentication:
+    """ASGI application that passes requests on to another one with the user of the client's certificate, which the TLS
+    connection has verified."""
+
+    def __init__(self, app: ASGIApp, rules: MappingRules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        certificate = scope.get(CLIENT_CERTIFICATE)
+        if scope["type"] == "http" and certificate is not None:
+            try:
+                scope[_SESSION] = ClientSession(user_of_certificate(certificate, self._rules))
+            except InvalidSubject as error:
+                failure = SaslAuthenticationFailed(str(error))
+                await _answer(failure, Request(scope), scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _answer(error: MansioError, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+    response = await on_mansio_error(request, error)
+    if response.status_code == 401:
+        response.headers["www-authenticate"] = CHALLENGE
+    await response(scope, receive, send)
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether a request goes to a health check: by the segments that its route is chosen by."""
+    try:
+        return path_segments(scope) in OPEN_PATHS
+    except InvalidRequest:
+        return False
+
+
+def _is_event_stream(message: Mapping[str, Any]) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
+        for name, value in message.get("headers", ())
+    )

@@ -1,0 +1,183 @@
+"""Log-ins of clients that send user and password with each request: HTTP Basic, also in the metadata of gRPC calls.
+
+A request gets a `ClientSession`, which ends when the user's credential changes. `watch` reports that to a request that
+waits, and to a stream, so that no request outlives the password with which it began.
+
+Invariants:
+* Unknown users and wrong passwords get the same answer, after the same work.
+* No error and no log line contains a password.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.routing.caller import ClientSession
+from mansio.broker.services.password_checks import QUEUE_FULL, TOO_MANY_WRONG, Refused
+from mansio.errors import SaslAuthenticationFailed, ThrottlingQuotaExceeded, Unavailable
+from mansio.logs import fields
+from mansio.ports import complete_from
+from mansio.state.authentication.basic import read_basic
+from mansio.state.authentication.outcomes import Rejected
+from mansio.tracebacks import result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.broker.services.password_checks import Outcome, PasswordChecker
+    from mansio.broker.services.users import UserService
+    from mansio.ports import Clock, Promise, Scheduler
+    from mansio.state.authentication.outcomes import Accepted
+    from mansio.state.authentication.plain import PasswordCheck
+
+    OnChange = Callable[[ClientSession | None], None]
+    """Called with the session that replaces the watched one, None if it has ended."""
+
+logger = logging.getLogger(__name__)
+
+LOG_IN_FAILURES: Final = ("credentials", "changed", "unavailable", QUEUE_FULL, TOO_MANY_WRONG)
+"""Reasons for which a log-in fails, or its session ends: wrong credentials; the password was changed; this broker has
+no session in the cluster; the password was not checked (`password_checks`)."""
+
+WRONG: Final = "the user or the password is wrong"
+MISSING: Final = "this listener asks for a user and a password"
+
+
+class LogInService:
+    """Log-ins of one broker. All methods run on its event loop."""
+
+    __slots__ = (
+        "_clock",
+        "_is_available",
+        "_passwords",
+        "_scheduler",
+        "_users",
+        "_watched",
+        "accepted",
+        "failures",
+    )
+
+    def __init__(
+        self,
+        users: UserService,
+        passwords: PasswordChecker,
+        clock: Clock,
+        scheduler: Scheduler,
+        is_available: Callable[[], bool],
+    ) -> None:
+        """`is_available`: whether this broker knows the present users, as one without a session in its cluster may
+        not."""
+        self._users = users
+        self._passwords = passwords
+        self._clock = clock
+        self._scheduler = scheduler
+        self._is_available = is_available
+        self._watched: dict[str, dict[object, tuple[ClientSession, OnChange]]] = {}
+        """Sessions of requests in progress by user."""
+        self.accepted = 0
+        """Number of requests whose user and password were right."""
+        self.failures = dict.fromkeys(LOG_IN_FAILURES, 0)
+        users.on_change(self._handle_user_change)
+
+    async def log_in(self, authorization: str | None, address: str) -> ClientSession:
+        """Return the session of a client that sends this value of `Authorization` from this address; None: it sends
+        none.
+
+        Raises `SaslAuthenticationFailed`, `ThrottlingQuotaExceeded` after too many wrong passwords from the address,
+        `Unavailable` if the password cannot be checked now.
+        """
+        if not authorization:
+            raise SaslAuthenticationFailed(MISSING)
+        if not self._is_available():
+            self._count("unavailable", address, "this broker has no valid session in the cluster")
+            raise Unavailable("this broker cannot check passwords now")
+        check = read_basic(authorization, self._users.directory)
+        outcome: Outcome = check if isinstance(check, Rejected) else await self._check(check, address)
+        if isinstance(outcome, Refused):
+            self._count(outcome.reason, address, "the password was not checked")
+            if outcome.reason == TOO_MANY_WRONG:
+                raise ThrottlingQuotaExceeded("too many wrong passwords came from this address")
+            raise Unavailable("too many passwords wait to be checked")
+        if isinstance(outcome, Rejected):
+            self._count("credentials", address, outcome.reason, outcome.user)
+            raise SaslAuthenticationFailed(WRONG)
+        session = self._present(_session_of(outcome))
+        if session is None:
+            self._count("changed", address, "the password was changed during the log-in", outcome.user)
+            raise SaslAuthenticationFailed(WRONG)
+        self.accepted += 1
+        return session
+
+    async def _check(self, check: PasswordCheck, address: str) -> Outcome:
+        promise: Promise[Outcome] = self._scheduler.promise()
+        known = self._passwords.begin(
+            check,
+            address,
+            on_done=lambda outcome: complete_from(promise, outcome, None),
+            is_wanted=lambda: not promise.done(),  # done if the request was cancelled
+        )
+        return await result_of(promise) if known is None else known
+
+    def time_left_s(self, session: ClientSession) -> float | None:
+        """Return the seconds until a session ends; None if it has no end."""
+        if session.expires_ms is None:
+            return None
+        return max(session.expires_ms - self._clock.wall_ms(), 0) / 1000
+
+    def watch(self, session: ClientSession, on_change: OnChange) -> Callable[[], None]:
+        """Report changes of a session to `on_change` until the returned function is called."""
+        key = object()
+        self._watched.setdefault(session.user, {})[key] = session, on_change
+        return partial(self._unwatch, session.user, key)
+
+    def _unwatch(self, user: str, key: object) -> None:
+        known = self._watched.get(user)
+        if known is not None:
+            known.pop(key, None)
+            if not known:
+                del self._watched[user]
+
+    def _handle_user_change(self, user: str) -> None:
+        for key, (session, on_change) in tuple(self._watched.get(user, {}).items()):
+            present = self._present(session)
+            if present is None:
+                self._unwatch(user, key)
+                self.failures["changed"] += 1
+                logger.info(
+                    "session_ended",
+                    extra=fields(user=user, reason="the password was changed, or the user deleted"),
+                )
+                on_change(None)
+            elif present != session:
+                self._watched[user][key] = present, on_change
+                on_change(present)
+
+    def _present(self, session: ClientSession) -> ClientSession | None:
+        """Return a session with its present end; None if its credential is not valid any more. With a previous
+        password it ends with that."""
+        found = self._users.directory.find_any(session.user)
+        if not found.is_known:
+            return None
+        if found.credential.revision == session.credential_revision:
+            return session
+        previous = found.credential.previous
+        if previous is None or previous.revision != session.credential_revision:
+            return None
+        if previous.valid_until_ms <= self._clock.wall_ms():
+            return None
+        return replace(session, expires_ms=previous.valid_until_ms)
+
+    def _count(self, kind: str, address: str, reason: str, user: str = "") -> None:
+        """Count and log a failed log-in. `kind`: one of `LOG_IN_FAILURES`."""
+        self.failures[kind] += 1
+        known = fields(peer=address, **({"user": user} if user else {}), reason=reason)
+        logger.warning("authentication_failed", extra=known)
+
+
+def _session_of(accepted: Accepted) -> ClientSession:
+    return ClientSession(
+        accepted.user, expires_ms=accepted.valid_until_ms, credential_revision=accepted.revision
+    )
