@@ -298,8 +298,10 @@ class KafkaServer:
         """Return the digest of the certificate with which a connection began, which may have been renewed since; empty
         without TLS."""
         digest_of = self._security.get(connection.listener.name, OPEN).certificate_sha256
+        if digest_of is None:
+            return b""
         context = connection.tls_context
-        return b"" if context is None or digest_of is None else digest_of(context)
+        return b"" if context is None else digest_of(context)
 
     def reject(self, connection: Connection, reason: str, detail: str) -> None:
         """Reject a new connection; `reason` is one of `REJECTION_REASONS`."""
