@@ -476,9 +476,9 @@ def test_keys_may_be_encrypted_or_in_the_file_of_the_certificate(
         assert context.check_hostname
     other = authority.issue("other", names=())
     for wrong, named in (
-        (replace(right, key_password=""), "is encrypted"),
-        (replace(right, key_password="another"), "password is wrong"),
-        (replace(right, key=str(other.key)), "does not belong"),
+        (replace(right, key_password=""), "has a passphrase"),
+        (replace(right, key_password="another"), "passphrase of the private key"),
+        (replace(right, key=str(other.key)), "does not fit"),
         (replace(right, certificate=str(encrypted)), "PEM"),
     ):
         with pytest.raises(ConfigError, match=named):

@@ -4,7 +4,9 @@ however its bytes are split; failures have one answer; a session ends when its t
 from __future__ import annotations
 
 import itertools
+import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +23,9 @@ from mansio.state.quota import QuotaEntity
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
+from support.certificates import Authority
 from support.credentials import ScramPeer
+from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of, produce_frame
 from support.sasl_broker import (
     SaslBroker,
@@ -30,6 +34,7 @@ from support.sasl_broker import (
     send_token,
     shake,
 )
+from support.tls_listener import client_context
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -42,7 +47,8 @@ SCRAM, SCRAM_512 = (mechanism.value for mechanism in ScramMechanism)
 PASSWORD = "correct horse"
 FAILED = SaslAuthenticationFailed.kafka_code
 ILLEGAL = IllegalSaslState.kafka_code
-FRAME_BYTES_MAX = 524_288
+FRAME_BYTES_MAX = 65_536
+TIMEOUT_S = 30
 DELAY_MS = 100
 
 _numbers = itertools.count(1)
@@ -482,3 +488,29 @@ def test_no_log_line_has_a_secret_and_a_failure_names_user_and_reason(
     ]
     assert {"user": user, "reason": "wrong password", "peer": "127.0.0.1"} in failed
     assert secret.hex() not in repr(broker.broker.service.users._state)
+
+
+@pytest.mark.full
+def test_a_connection_ends_with_the_certificate_that_was_its_identity(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    issued, client = authority.issue(), authority.issue("alice", names=())
+    files = {
+        "ssl_certificate_location": str(issued.certificate),
+        "ssl_key_location": str(issued.key),
+        "ssl_ca_location": str(authority.certificate),
+    }
+    listener = {"listeners": "SSL://127.0.0.1:0", "ssl_client_auth": "required"}
+    with sasl_broker(tmp_path / "data", **listener, **files) as broker:
+        context = client_context(authority.certificate, client)
+        plain = socket.create_connection(("127.0.0.1", broker.port), scaled(TIMEOUT_S))
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted:
+            wait_until(lambda: broker.broker.server.connection_count == 1, TIMEOUT_S)
+            (connection,) = broker.broker.server._connections
+            assert connection.session.user == "CN=alice"
+            expires_ms = connection.session.expires_ms
+            assert expires_ms is not None
+            assert expires_ms > time.time() * 1000
+            ended = replace(connection.session, expires_ms=1)
+            broker.call(lambda: connection.admit(ended, is_endless=True))
+            assert encrypted.recv(1) == b""
+        assert broker.failures["expired"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from mansio.errors import ConfigError
@@ -45,3 +46,14 @@ def find_address(text: str) -> Address | None:
     if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         return None
     return Address(host, int(port))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a listener on `host` accepts connections of this machine only. Other names than localhost may have any
+    address, so they count as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from mansio.config.addresses import is_loopback_host
 from mansio.errors import ConfigError
 
 PEER_PORT: Final = 2380
@@ -84,8 +85,7 @@ def parse_members(text: str) -> tuple[MemberAddress, ...]:
 
 def is_loopback(url: str) -> bool:
     """Whether the host of a URL is a loopback address."""
-    host = urlsplit(url).hostname or ""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    return is_loopback_host(urlsplit(url).hostname or "")
 
 
 def _parts(text: str) -> list[str]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.config.addresses import parse_address
+from mansio.config.addresses import is_loopback_host, parse_address
 from mansio.config.listeners import DEFAULT_PROTOCOL_MAP, SecurityProtocol, parse_listeners
-from mansio.config.security import is_loopback_host
 from mansio.config.settings import default_of
 from mansio.errors import ConfigError
 

@@ -11,9 +11,9 @@ Each violation is a `ConfigError`, one line that begins with the setting.
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
+from mansio.config.addresses import is_loopback_host
 from mansio.config.listeners import SecurityProtocol
 from mansio.errors import ConfigError
 
@@ -32,17 +32,6 @@ CLIENT_CERTIFICATES: Final = ("none", "requested", "required")
 REQUIRED: Final = "required"
 
 
-def is_loopback_host(host: str) -> bool:
-    """Whether a listener on `host` accepts connections of this machine only. Other names than localhost may have any
-    address, so they count as not."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
 def parse_mechanisms(text: str) -> tuple[str, ...]:
     """Parse the setting `sasl_enabled_mechanisms`. Raises `ConfigError`."""
     found = tuple(
@@ -56,11 +45,23 @@ def parse_mechanisms(text: str) -> tuple[str, ...]:
     return found
 
 
+def _reached_at(listener: Listener) -> Address:
+    """Return an address at which other machines reach a listener: what it accepts, or what it advertises because
+    something forwards connections to it; one on loopback if there is neither."""
+    advertised = listener.advertised_address if listener.is_advertised else listener.address
+    return advertised if is_loopback_host(listener.address.host) else listener.address
+
+
+def is_on_loopback(listener: Listener) -> bool:
+    """Whether only this machine reaches a listener, as far as its addresses tell."""
+    return is_loopback_host(_reached_at(listener).host)
+
+
 def check_mechanisms(listener: Listener, enabled: tuple[str, ...]) -> None:
     """Raise `ConfigError` if clients of other machines could log in to a listener with PLAIN only, which sends
     passwords and is not offered to them without TLS."""
     protocol = listener.security_protocol
-    if protocol.is_encrypted or not protocol.is_authenticated or is_loopback_host(listener.address.host):
+    if protocol.is_encrypted or not protocol.is_authenticated or is_on_loopback(listener):
         return
     if set(enabled) <= {PLAIN}:
         raise ConfigError(
@@ -109,7 +110,7 @@ def check_listeners(
     they authenticate. Raises `ConfigError`.
     """
     known = {
-        each.name: (each.address, is_authenticated(each, client_certificates)) for each in listeners.all
+        each.name: (_reached_at(each), is_authenticated(each, client_certificates)) for each in listeners.all
     } | dict(others)
     opened = _parse_open(open_listeners, known)
     authenticating = [name for name, (_, authenticates) in known.items() if authenticates]
@@ -144,7 +145,7 @@ def check_unprotected(unprotected: Sequence[Listener]) -> None:
 def check_inter_broker(listener: Listener) -> None:
     """Check that no other machine can read what brokers send each other through their listener. Raises
     `ConfigError`."""
-    if not (listener.security_protocol.is_encrypted or is_loopback_host(listener.address.host)):
+    if not (listener.security_protocol.is_encrypted or is_on_loopback(listener)):
         raise ConfigError(
             f"inter_broker_listener_name: brokers would send records unencrypted to {listener.name} on "
             f"{listener.address}; use a listener with SSL or SASL_SSL, or one on loopback"

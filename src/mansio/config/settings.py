@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config import topic_config
-from mansio.config.addresses import Address, parse_address
+from mansio.config.addresses import Address, is_loopback_host, parse_address
 from mansio.config.cluster import (
     MemberAddress,
     is_loopback,
@@ -39,7 +39,6 @@ from mansio.config.security import (
     check_passwords,
     check_unprotected,
     is_authenticated,
-    is_loopback_host,
     is_protocol_authenticated,
     parse_mechanisms,
 )
@@ -184,8 +183,8 @@ class Settings:
     )
     ssl_client_auth: str = _setting(
         "none",
-        "Whether listeners with TLS ask clients for certificates. On a listener with SSL a certificate is the client's "
-        "identity.",
+        "Whether listeners with SSL ask clients for certificates, which are their identity. Listeners whose clients "
+        "log in do not ask.",
         choices=CLIENT_CERTIFICATES,
         is_kafka_setting=True,
     )
@@ -200,9 +199,11 @@ class Settings:
         is_kafka_setting=True,
     )
     sasl_server_max_receive_size: int = _bytes(
-        512 * KIB,
-        "Maximum size of a request before the client has logged in.",
-        maximum=16 * MIB,
+        64 * KIB,
+        "Maximum size of a request before the client has logged in. Up to 64 KiB it takes no memory from the requests "
+        "of others.",
+        minimum=8 * KIB,
+        maximum=64 * KIB,
         is_kafka_setting=True,
     )
     connections_max_reauth_ms: int = _ms(
@@ -218,6 +219,12 @@ class Settings:
     )
     authentication_timeout_ms: int = _ms(
         30 * SECOND_MS, "Time in which the client of a listener with SASL has to log in.", minimum=100
+    )
+    authorization_stale_max_ms: int = _ms(
+        30 * SECOND_MS,
+        "Time without a valid session in the cluster after which a broker ends the connections of all users, because "
+        "it does not know whether they still exist.",
+        minimum=SECOND_MS,
     )
     http_listener: str = _setting(
         "127.0.0.1:9080", "host:port of the HTTP API, health and metrics. Empty: off.", is_address=True

@@ -49,7 +49,7 @@ from mansio.metadata.model import (
     decode_session,
     decode_topic,
 )
-from mansio.metadata.users import decode_credential, decode_server_secret, user_of_key
+from mansio.metadata.users import KNOWN_MECHANISMS, decode_credential, decode_server_secret, user_of_key
 from mansio.ports import complete, complete_with_error
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
 from mansio.tracebacks import copied, result_of, without_traceback
@@ -404,6 +404,8 @@ class MetadataImage:
 
     def _apply_credential_event(self, event: Event, document: dict[str, Any] | None) -> None:
         user, mechanism = user_of_key(self.keys, event.key)
+        if mechanism not in KNOWN_MECHANISMS:  # of a later version, in the middle of an upgrade
+            return
         self._users_changed[user] = None
         known = self.users.setdefault(user, {})
         if document is not None:

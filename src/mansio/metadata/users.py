@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Keys, MetadataStore
     from mansio.ports import Random
 
+KNOWN_MECHANISMS: Final = frozenset(each.value for each in ScramMechanism)
 SERVER_SECRET_BYTES: Final = 32
 
 

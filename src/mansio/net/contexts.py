@@ -3,7 +3,7 @@ from.
 
 What a caller does not give is taken from the environment (`MANSIO_TLS`, `MANSIO_USER`, `MANSIO_PASSWORD`,
 `MANSIO_MECHANISM`, `MANSIO_CERTIFICATE`, `MANSIO_KEY`), then from the user's context for the same addresses. A context
-applies to its own addresses only, so its password goes to no other broker.
+applies to its own addresses only, and to the brokers that their cluster names.
 
 A file `contexts.toml` in the user's directory of configuration (`$XDG_CONFIG_HOME/mansio`, by default
 `~/.config/mansio`) has the contexts by name, and the name of the current one, whose addresses commands use. The
@@ -127,14 +127,20 @@ def resolve_security(
     bootstrap_servers: str | Iterable[str], given: Mapping[str, Any] | None = None
 ) -> SecuritySettings:
     """Return the settings for a cluster: what is `given` (name -> value; None: not given), else that of the
-    environment, else that of the user's context for these addresses. Raises `ConfigError`."""
+    environment, else that of the user's context for these addresses. The password of another user is not
+    taken. Raises `ConfigError`."""
     found = context_for(parse_addresses(bootstrap_servers))
     values = {} if found is None else {one.name: getattr(found, one.name) for one in fields(SecuritySettings)}
-    for name, variable in VARIABLES.items():
-        text = os.environ.get(variable)
-        if text is not None:
-            values[name] = parse_tls(text) if name == "tls" else text
-    values |= {name: value for name, value in (given or {}).items() if value is not None}
+    environment: dict[str, Any] = {
+        name: os.environ[variable] for name, variable in VARIABLES.items() if variable in os.environ
+    }
+    if "tls" in environment:
+        environment["tls"] = parse_tls(environment["tls"])
+    stated = {name: value for name, value in (given or {}).items() if value is not None}
+    for nearer in (environment, stated):
+        if "user" in nearer and values.get("user"):  # a password belongs to the user beside it
+            values.pop("password", None)
+        values |= nearer
     return SecuritySettings(**values)
 
 

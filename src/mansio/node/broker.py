@@ -128,7 +128,7 @@ class Broker:
         of the broker, too; None if it has no TLS. Raises `ConfigError` if the files cannot be used."""
         if not protocol.is_encrypted:
             return None
-        return EarlyContext(self.settings, lambda: self.certificates)
+        return EarlyContext(self.settings, lambda: self.certificates, log_ins=protocol.is_authenticated)
 
     @property
     def certificates(self) -> CertificateReloader | None:

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.listener_security import ListenerSecurity
@@ -93,22 +94,31 @@ class BrokerSecurity:
         mapping = None
         if has_certificate_users(protocol, settings.ssl_client_auth):
             mapping = MappingRules(settings.ssl_principal_mapping_rules)
-        return ListenerSecurity(lambda: certificates.context, sasl, mapping, certificates.certificate_sha256)
+        return ListenerSecurity(
+            partial(certificates.context_for, log_ins=protocol.is_authenticated),
+            sasl,
+            mapping,
+            certificates.certificate_sha256,
+        )
 
 
 class EarlyContext:
     """TLS context of the listeners that accept connections before the broker has started: that of `certificates` as
     soon as it returns them."""
 
-    def __init__(self, settings: Settings, certificates: Callable[[], CertificateReloader | None]) -> None:
-        """Read the files. Raises `ConfigError` if they cannot be used."""
-        self._first = load_server_context(_files(settings)).context
+    def __init__(
+        self, settings: Settings, certificates: Callable[[], CertificateReloader | None], *, log_ins: bool
+    ) -> None:
+        """Read the files. `log_ins`: whether clients log in. Raises `ConfigError` if the files cannot be used."""
+        loaded = load_server_context(_files(settings))
+        self._first = loaded.context_for_log_ins if log_ins else loaded.context
+        self._log_ins = log_ins
         self._certificates = certificates
 
     def __call__(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         certificates = self._certificates()
-        return self._first if certificates is None else certificates.context
+        return self._first if certificates is None else certificates.context_for(log_ins=self._log_ins)
 
 
 def _files(settings: Settings) -> TlsFiles:

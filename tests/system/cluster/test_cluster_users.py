@@ -1,9 +1,8 @@
-"""Users of a cluster: both brokers know a change within a second; brokers authenticate each other on a listener where
+"""Users of a cluster: both brokers know a change; brokers authenticate each other on a listener where
 clients have to; a broker that may have lost its session refuses log-ins."""
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.full
 
 FAILED = SaslAuthenticationFailed.kafka_code
-CHANGE_S = 1.0
-"""Time after which a change of a user has effect on each broker."""
 SCRAM = SASL_MECHANISMS[0]
 
 
@@ -55,6 +52,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
                     etcd_endpoints=etcd.url,
                     default_replication_factor=2,
                     broker_session_timeout_ms=6_000,
+                    authorization_stale_max_ms=1_000,
                 )
             )
             for node_id in (1, 2)
@@ -67,27 +65,19 @@ def code_of_log_in(broker: SaslBroker, user: str, password: str, mechanism: str 
         return int(log_in(peer, mechanism, user, password).error_code)
 
 
-def elapsed_s(began: float) -> float:
-    return time.monotonic() - began
-
-
-def test_a_user_logs_in_on_the_other_broker_within_a_second_and_its_deletion_ends_its_sessions_there(
+def test_a_user_logs_in_on_the_other_broker_and_its_deletion_ends_its_sessions_there(
     joined: Joined,
 ) -> None:
     here, there = joined.brokers
     for mechanism in SASL_MECHANISMS:
         here.set_user("alice", "secret")
-        began = time.monotonic()
         wait_until(lambda: "alice" in there.broker.service.users._state.users)
-        assert elapsed_s(began) < scaled(CHANGE_S)
         with RawPeer(there.port) as peer, RawPeer(here.port) as other:
             assert log_in(peer, mechanism, "alice", "secret").error_code == 0
             assert log_in(other, mechanism, "alice", "secret").error_code == 0
             here.delete_user("alice")
-            began = time.monotonic()
             assert peer.closed()
             assert other.closed()
-            assert elapsed_s(began) < scaled(CHANGE_S)
         assert code_of_log_in(there, "alice", "secret", mechanism) == FAILED
 
 
@@ -157,19 +147,28 @@ def test_an_authenticated_client_is_no_broker(joined: Joined) -> None:
         assert peer.call(ApiKey.FORWARD_REQUEST, 0, fields).error_code == 31
 
 
-def test_a_broker_whose_session_may_have_ended_refuses_log_ins_without_an_answer(joined: Joined) -> None:
+def test_a_broker_cut_off_from_the_cluster_ends_the_connections_of_users_and_refuses_log_ins_without_an_answer(
+    joined: Joined,
+) -> None:
     here, _ = joined.brokers
     here.set_user("bob", "secret")
-    assert code_of_log_in(here, "bob", "secret") == 0
-    joined.etcd.stop()
-    try:
-        cluster = here.broker.service.cluster
-        assert cluster is not None
-        wait_until(lambda: not here.call(cluster.is_session_valid), 60)
-        with RawPeer(here.port) as peer, pytest.raises(AssertionError, match="closed the connection"):
-            log_in(peer, SCRAM, "bob", "secret")
-        assert here.failures["unavailable"] >= 1
-    finally:
-        joined.etcd.start()
+    with RawPeer(here.port) as before:
+        assert log_in(before, SCRAM, "bob", "secret").error_code == 0
+        joined.etcd.stop()
+        try:
+            cluster = here.broker.service.cluster
+            assert cluster is not None
+            wait_until(lambda: not here.call(cluster.is_session_valid), 60)
+            wait_until(lambda: here.failures["stale"] > 0, 60)
+            assert before.closed()
+            refuse_log_in(here)
+        finally:
+            joined.etcd.start()
     wait_until(lambda: here.call(cluster.is_session_valid), 60)
     assert code_of_log_in(here, "bob", "secret") == 0
+
+
+def refuse_log_in(here: SaslBroker) -> None:
+    with RawPeer(here.port) as peer, pytest.raises(AssertionError, match="closed the connection"):
+        log_in(peer, SCRAM, "bob", "secret")
+    assert here.failures["unavailable"] >= 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mansio.config.security import is_loopback_host
+from mansio.config.addresses import is_loopback_host
 from mansio.config.settings import Settings
 from mansio.errors import ConfigError
 
@@ -121,6 +121,34 @@ def test_listeners_that_protect_what_they_serve_are_accepted(given_settings: dic
         (
             {"sqs_security_protocol": "SASL_SSL"},
             "sqs_security_protocol: 'SASL_SSL' is not one of PLAINTEXT, SSL",
+        ),
+        (
+            {
+                "listeners": "SASL_SSL://h:1,PLAINTEXT://127.0.0.1:2",
+                "advertised_listeners": "SASL_SSL://h:1,PLAINTEXT://10.0.0.5:2",
+                "http_listener": "",
+                "open_listeners": "PLAINTEXT",
+                **FILES,
+            },
+            "listeners: PLAINTEXT on 10.0.0.5:2 does not authenticate its clients, but SASL_SSL does; only a listener",
+        ),
+        (
+            {
+                "listeners": "SASL_PLAINTEXT://127.0.0.1:1",
+                "advertised_listeners": "SASL_PLAINTEXT://10.0.0.5:1",
+                "http_listener": "",
+                **CLUSTER,
+            },
+            "inter_broker_listener_name: brokers would send records unencrypted",
+        ),
+        (
+            {
+                "listeners": "SASL_SSL://h:1",
+                "http_listener": "",
+                **FILES,
+                "etcd_endpoints": "http://127.example.com:2379",
+            },
+            "etcd_endpoints: listeners authenticate their clients",
         ),
         ({"open_listeners": "htp"}, "open_listeners: htp is not one of the listeners, PLAINTEXT, http"),
         *(

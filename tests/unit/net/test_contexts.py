@@ -84,7 +84,12 @@ def test_what_is_given_precedes_the_environment_which_precedes_the_context(
     assert resolve_security(HERE) == ALICE
     monkeypatch.setenv("MANSIO_USER", "bob")
     monkeypatch.setenv("MANSIO_TLS", "ca.pem")
-    assert resolve_security(HERE) == SecuritySettings("ca.pem", "bob", ALICE.password)
+    with pytest.raises(ConfigError, match="user 'bob' has no password"):
+        resolve_security(HERE)  # not alice's
+    monkeypatch.setenv("MANSIO_PASSWORD", "bobs")
+    assert resolve_security(HERE) == SecuritySettings("ca.pem", "bob", "bobs")
+    with pytest.raises(ConfigError, match="user 'carol' has no password"):
+        resolve_security(HERE, {"user": "carol"})
     given_settings = {"user": "carol", "password": "x", "tls": None}
     assert resolve_security(HERE, given_settings) == SecuritySettings("ca.pem", "carol", "x")
     assert resolve_security(HERE, {"tls": False, "user": "", "password": ""}) == SecuritySettings()

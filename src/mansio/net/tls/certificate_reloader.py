@@ -82,6 +82,11 @@ class CertificateReloader:
         """The context for new connections."""
         return self._contexts.server.context
 
+    def context_for(self, *, log_ins: bool) -> ssl.SSLContext:
+        """Return the context for new connections of a listener whose clients log in, or of another one."""
+        server = self._contexts.server
+        return server.context_for_log_ins if log_ins else server.context
+
     @property
     def server_context(self) -> ServerContext:
         """The context for new connections, and the expiry and the digest of its certificate."""
@@ -157,7 +162,8 @@ class CertificateReloader:
 
     def _note_digest(self) -> None:
         server = self._contexts.server
-        self._digests[server.context] = server.certificate_sha256
+        for context in (server.context, server.context_for_log_ins):
+            self._digests[context] = server.certificate_sha256
 
     def _on_failed(self, reason: str, *, is_requested: bool) -> None:
         if reason == self._failure and not is_requested:

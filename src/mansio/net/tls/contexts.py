@@ -76,6 +76,8 @@ class ServerContext(NamedTuple):
     """Context of a listener, and what others need to know of its certificate."""
 
     context: ssl.SSLContext
+    context_for_log_ins: ssl.SSLContext
+    """The same without a question for certificates, for listeners whose clients log in (KIP-684)."""
     expires_s: int
     """Seconds since the epoch at which the certificate expires."""
     certificate_sha256: bytes
@@ -115,7 +117,10 @@ def load_server_context(files: TlsFiles) -> ServerContext:
     context = _new_context(ssl.PROTOCOL_TLS_SERVER)
     own = _load_own_certificate(context, files.certificate, files.key)
     peer = _check_as_server(context, files, own, authorities)
+    context_for_log_ins = context
     if files.client_authentication is not ClientAuthentication.NONE:
+        context_for_log_ins = _new_context(ssl.PROTOCOL_TLS_SERVER)
+        _load_own_certificate(context_for_log_ins, files.certificate, files.key)
         _trust(context, authorities, files.ca)
         context.num_tickets = 0
         context.sslobject_class = _CheckedSession
@@ -125,7 +130,7 @@ def load_server_context(files: TlsFiles) -> ServerContext:
     assert certificate is not None
     assert fields_of_it is not None
     expires_s = ssl.cert_time_to_seconds(str(fields_of_it["notAfter"]))
-    return ServerContext(context, expires_s, sha256(certificate).digest())
+    return ServerContext(context, context_for_log_ins, expires_s, sha256(certificate).digest())
 
 
 def load_client_context(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -34,7 +35,6 @@ from mansio.wire.api_versions import SUPPORTED_APIS
 from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Sequence
 
     from mansio.api.kafka.connections.limits import ServerCounters, ServerLimits
@@ -56,6 +56,9 @@ PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
 
 UNORDERED_REQUESTS_MAX = 1_000
 """Maximum number of requests in progress of an unordered connection; with more it is not read."""
+
+UNADMITTED_BYTES_MAX = 64 * 1024
+"""Maximum bytes of requests that wait on a connection whose client has not authenticated; with more it is not read."""
 
 MUTE_MS_MAX = 30_000
 """Maximum time for which a connection starts no requests because its client exceeds a quota."""
@@ -136,6 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         "_drain_due",
         "_flush_due",
         "_frames",
+        "_is_admitted",
         "_muted",
         "_muted_until",
         "_out",
@@ -192,6 +196,8 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent_since = 0.0
         self.client_host = ""
         self.gate = gate
+        self._is_admitted = gate is None
+        """Whether the client need not authenticate, or has."""
         self.session = ANONYMOUS_SESSION
         """Who the client is."""
         self.is_confidential = False
@@ -242,6 +248,13 @@ class Connection(asyncio.BufferedProtocol):
         """The verified certificate of the client in DER; None without TLS, or if the client has none."""
         tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
         return None if tls is None else cast("bytes | None", tls.getpeercert(binary_form=True))
+
+    @property
+    def certificate_expires_ms(self) -> int | None:
+        """Unix time at which the verified certificate of the client expires; None if it has none."""
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        subject = None if tls is None else tls.getpeercert()
+        return int(ssl.cert_time_to_seconds(subject["notAfter"])) * 1000 if subject else None
 
     @property
     def tls_context(self) -> ssl.SSLContext | None:
@@ -349,6 +362,7 @@ class Connection(asyncio.BufferedProtocol):
         """Serve the requests of the connection as those of `session`, and accept frames of full size. `is_endless`:
         whether the session has no end, so that the gate need not look at its requests."""
         self.session = session
+        self._is_admitted = True
         self._frames.allow(self._server.limits.socket_request_max_bytes)
         if is_endless:
             self._begin_request = self._server.begin
@@ -589,7 +603,8 @@ class Connection(asyncio.BufferedProtocol):
         limits = self._server.limits
         return (
             len(self._pending_responses) + len(self._backlog) < self._requests_max
-            and self.backlog_bytes <= limits.backlog_bytes_max
+            and self.backlog_bytes
+            <= (limits.backlog_bytes_max if self._is_admitted else UNADMITTED_BYTES_MAX)
             and self._muted is None
             and self._may_answer()
             and not self._server.is_reading_paused(self)

@@ -26,13 +26,15 @@ AUTHENTICATION_FAILURES: Final = (
     "timeout",
     "expired",
     "changed",
+    "stale",
     "unavailable",
     "queue_full",
     "too_many_wrong",
 )
-"""Reasons for which an authentication fails, or its session ends: wrong credentials, a mechanism that is not offered, a
-request that is not allowed, an unknown version; the client did not authenticate in time; the session has ended, or the
-password was changed; this broker has no session in the cluster; the password was not checked (`password_checks`)."""
+"""Reasons for which an authentication fails, or its session ends: wrong credentials, a mechanism that is not offered,
+a request that is not allowed, an unknown version; the client did not authenticate in time; the session has ended, or
+the password was changed; this broker is cut off from the cluster (`stale`, `unavailable`); the password was not checked
+(`password_checks`)."""
 
 
 class ServerLimits(NamedTuple):

@@ -137,6 +137,8 @@ class KafkaServer:
         """Responses in memory that peers have not accepted yet."""
         self._flush_due: list[Connection] = []
         self.memory = RequestMemoryPool[Connection](limits.queued_max_request_bytes)
+        self._users_known_at = self.now
+        """Monotonic time at which this broker last knew the present users."""
         self._sweep: Timer | None = None
         self._stall_timer: Timer | None = None
         self._stall_time_s = 0.0
@@ -286,7 +288,9 @@ class KafkaServer:
         if security.mapping is None:
             return True
         try:
-            session = security.session_of_certificate(connection.client_certificate, connection.listener.name)
+            session = security.session_of_certificate(
+                connection.client_certificate, connection.certificate_expires_ms, connection.listener.name
+            )
         except InvalidSubject as error:
             self.reject(connection, "certificate", str(error))
             return False
@@ -335,8 +339,32 @@ class KafkaServer:
             self.counters.count_closed("idle")
             connection.close()
         self.authentication.close_late(now)
+        if self._security:
+            self._close_ended_sessions(now)
         self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
+
+    def _close_ended_sessions(self, now: float) -> None:
+        """Close the connections of clients whose certificate has expired; and, once this broker has been cut off from
+        the cluster for too long to know whether users still exist, those of all users. `now`: monotonic seconds."""
+        cluster = self.service.cluster
+        if cluster is None or cluster.is_session_valid():
+            self._users_known_at = now
+        stale_s = now - self._users_known_at - self.service.settings.authorization_stale_max_ms / 1000
+        now_ms = self.clock.wall_ms()
+        for connection in tuple(self._connections):
+            security = self._security.get(connection.listener.name, OPEN)
+            session = connection.session
+            if connection.peer is not None or (security.sasl is None and security.mapping is None):
+                continue
+            if stale_s > 0:
+                reason = "this broker is cut off from the cluster"
+                self.authentication.fail(connection, "stale", reason, session.user)
+            elif connection.gate is None and session.expires_ms is not None and session.expires_ms < now_ms:
+                self.authentication.fail(connection, "expired", "the certificate has expired", session.user)
+            else:
+                continue
+            connection.abort()
 
     def _close_stalled(self) -> None:
         """Close stalled connections. Repeats while connections wait for memory."""

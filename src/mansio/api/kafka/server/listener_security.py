@@ -26,12 +26,15 @@ class ListenerSecurity(NamedTuple):
     mapping: MappingRules | None = None
     certificate_sha256: Callable[[ssl.SSLContext], bytes] | None = None
 
-    def session_of_certificate(self, certificate: bytes | None, listener: str) -> ClientSession | None:
-        """Return the session of a client with this certificate (DER), which has been verified; None if it is not the
-        client's identity, or if there is none. Raises `InvalidSubject`."""
+    def session_of_certificate(
+        self, certificate: bytes | None, expires_ms: int | None, listener: str
+    ) -> ClientSession | None:
+        """Return the session of a client with this certificate (DER), which has been verified and expires at
+        `expires_ms` (Unix time); None if it is not the client's identity, or if there is none. Raises
+        `InvalidSubject`."""
         if self.mapping is None or certificate is None:
             return None
-        return ClientSession(user_of_certificate(certificate, self.mapping), listener)
+        return ClientSession(user_of_certificate(certificate, self.mapping), listener, expires_ms)
 
 
 OPEN: Final = ListenerSecurity()

@@ -60,7 +60,7 @@ NO_RESPONSE: Final[tuple[bytes, ...]] = ()
 SASL_KEYS: Final = tuple(key.to_bytes(2, "big") for key in (SASL_HANDSHAKE, SASL_AUTHENTICATE))
 """The first two bytes of the requests that the gate of an authenticated connection processes."""
 
-ENDINGS: Final = frozenset({"expired", "changed"})
+ENDINGS: Final = frozenset({"expired", "changed", "stale"})
 """Reasons for which the session of an authenticated client ends."""
 
 FAILURES: Final = {58: "credentials", 33: "mechanism", 34: "state", 35: "version"}
@@ -174,7 +174,7 @@ class Authentication:
 class SaslGate:
     """Gate of one connection."""
 
-    __slots__ = ("_has_ended", "_is_open", "_session", "_settings", "_shared", "_user")
+    __slots__ = ("_asked_at", "_has_ended", "_is_open", "_session", "_settings", "_shared", "_user")
 
     def __init__(self, shared: Authentication, settings: SaslSettings) -> None:
         self._shared = shared
@@ -185,6 +185,8 @@ class SaslGate:
         self._has_ended = False
         """Whether the connection is being closed."""
         self._user: str | None = None
+        self._asked_at = 0.0
+        """Monotonic time at which the last SaslAuthenticate arrived."""
 
     def _new_session(self, *, is_confidential: bool) -> SaslSession:
         return SaslSession(
@@ -248,6 +250,7 @@ class SaslGate:
             return self._perform(
                 connection, header, self._session.handshake(header.api_version, request.mechanism, now_ms)
             )
+        self._asked_at = server.clock.monotonic()
         step = self._session.authenticate(request.auth_bytes, now_ms)
         if isinstance(step, PasswordCheck):
             self._check(connection, header, step)
@@ -327,7 +330,9 @@ class SaslGate:
                 pending.answer(parts)
                 connection.close_after_response()
 
-        self._shared.server.loop.call_later(self._settings.failure_delay_ms / 1000, answer)
+        # From the arrival of the request: the time of the answer does not depend on what was computed meanwhile.
+        due = self._asked_at + self._settings.failure_delay_ms / 1000
+        self._shared.server.loop.call_later(max(due - self._shared.server.clock.monotonic(), 0), answer)
         return None
 
     def _admit(self, connection: Connection) -> None:
