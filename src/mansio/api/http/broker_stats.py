@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.health import Problem
     from mansio.config.addresses import Address
+    from mansio.net.tls.handshake_failures import FailureReason
 
 Phase = Literal["starting", "running", "stopping"]
 
@@ -168,6 +169,19 @@ class KafkaAuthentication(Protocol):
     def waiting_count(self) -> int: ...
 
 
+class TlsHandshakes(Protocol):
+    """Handshakes of one listener with TLS. `failed`: by reason."""
+
+    @property
+    def completed(self) -> int: ...
+
+    @property
+    def failed(self) -> Mapping[FailureReason, int]: ...
+
+    @property
+    def waiting_count(self) -> int: ...
+
+
 class KafkaListener(Protocol):
     """State of the Kafka listeners that metrics show."""
 
@@ -182,6 +196,9 @@ class KafkaListener(Protocol):
 
     @property
     def authentication(self) -> KafkaAuthentication: ...
+
+    @property
+    def acceptors(self) -> Sequence[TlsHandshakes]: ...
 
     @property
     def connection_count(self) -> int: ...

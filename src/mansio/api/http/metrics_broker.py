@@ -19,6 +19,7 @@ from mansio.broker.features.holds.retention_hold_feature import RetentionHoldFea
 from mansio.broker.services.health import Problem
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
+from mansio.net.tls.handshake_failures import FailureReason
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
     meaning = "Requests that only brokers may send, refused because their sender is not the broker they name."
     yield _counter("inter_broker_requests_refused", meaning, authenticator.refused_request_count)
     yield from _authentications(broker)
+    yield from _tls_handshakes(broker)
     yield _gauge("in_flight_bytes", "Memory of requests being received.", server.memory.held_bytes)
     yield _gauge(
         "in_flight_limit_bytes",
@@ -115,6 +117,18 @@ def _authentications(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge("users", "Users of the cluster.", services.users.user_count)
     meaning = "Kafka listeners that other machines reach and that do not authenticate their clients."
     yield _gauge("unprotected_listeners", meaning, len(services.settings.unprotected_listeners))
+
+
+def _tls_handshakes(broker: RunningBroker) -> Iterator[Measurement]:
+    acceptors = broker.server.acceptors
+    meaning = "TLS handshakes of Kafka connections that were complete."
+    yield _counter("tls_handshakes", meaning, sum(each.completed for each in acceptors))
+    meaning = "Kafka connections whose TLS handshake failed."
+    for reason in FailureReason:
+        times = sum(each.failed[reason] for each in acceptors)
+        yield _counter("tls_handshakes_failed", meaning, times, reason=reason)
+    meaning = "Kafka connections that wait for their TLS handshake."
+    yield _gauge("waiting_tls_handshakes", meaning, sum(each.waiting_count for each in acceptors))
 
 
 def _groups(broker: RunningBroker) -> Iterator[Measurement]:
