@@ -136,6 +136,7 @@ def test_a_stream_ends_when_its_user_is_deleted(broker: TestBroker, authority: A
 
         def requests() -> Iterator[bytes]:
             yield opening.SerializeToString()
+            wait_until(lambda: "carol" in log_ins._watched, scaled(TIMEOUT_S), "the beginning of the stream")
             wait_until(lambda: "carol" not in log_ins._watched, scaled(TIMEOUT_S), "the end of the stream")
 
         def follow() -> Any:
