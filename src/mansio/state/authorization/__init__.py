@@ -1,0 +1,1 @@
+"""Authorization: access control lists, and what they allow."""

@@ -1,0 +1,368 @@
+"""What access control lists allow, with the rules of Kafka's StandardAuthorizer (KIP-801).
+
+A subject is the principals and the host of a session. Super users may do everything. For the others, the ACLs count
+that match the resource, one of the principals (or all users) and the host (or all hosts):
+
+* An operation is denied if one of them denies it or denies ALL, whatever the others allow.
+* Else it is allowed if one of them allows it, allows ALL, or allows an operation that implies it: READ, WRITE, DELETE
+  and ALTER imply DESCRIBE, and ALTER_CONFIGS implies DESCRIBE_CONFIGS. A denial implies nothing.
+* Else it is denied, unless `allow_everyone_if_no_acl_found` is set and no ACL of any principal matches the resource.
+
+Sets of operations are ints in which the bit `1 << operation` stands for an operation, as in the fields
+`authorized_operations` of Kafka's protocol (KIP-430).
+
+The ACLs are indexed by principal, type of resource and name, so the cost of a decision depends on the number of the
+subject's principals and on how many lengths the prefixes in their ACLs have, and not on the number of ACLs. Nothing is
+remembered of the resources asked for: a caller that keeps a decision keeps `revision` with it, and decides again when
+that has changed.
+
+Invariant: an ACL that denies never allows anything: adding one removes operations from `operations_of`, except that
+with `allow_everyone_if_no_acl_found` any ACL ends the access of everyone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from mansio.state.authorization.acls import (
+    OPERATIONS,
+    WILDCARD,
+    WILDCARD_PRINCIPAL,
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+GROUPS_MAX: Final = 64
+"""Maximum number of groups of a session that are principals."""
+
+_IMPLIED_BY_ALLOW: Final = {
+    Operation.READ: Operation.DESCRIBE,
+    Operation.WRITE: Operation.DESCRIBE,
+    Operation.DELETE: Operation.DESCRIBE,
+    Operation.ALTER: Operation.DESCRIBE,
+    Operation.ALTER_CONFIGS: Operation.DESCRIBE_CONFIGS,
+}
+_FEW_PREFIXES: Final = 32
+"""Number of prefixes up to which comparing a name with each is faster than looking up its beginnings."""
+
+_MAPPED_IPV4: Final = re.compile(r"::ffff:(\d+\.\d+\.\d+\.\d+)", re.IGNORECASE)
+
+
+def bit_of(operation: Operation) -> int:
+    """Return the set of operations that contains one."""
+    return 1 << operation
+
+
+ALL_OPERATIONS: Final = sum(bit_of(operation) for operation in Operation if operation is not Operation.ALL)
+"""The set of all operations."""
+
+_OPERATIONS_OF_TYPE: Final = {
+    resource_type: sum(map(bit_of, operations)) for resource_type, operations in OPERATIONS.items()
+}
+
+
+def _effect(acl: Acl) -> int:
+    """Return the operations that an ACL allows or denies."""
+    if acl.operation is Operation.ALL:
+        return ALL_OPERATIONS
+    effect = bit_of(acl.operation)
+    if acl.permission is Permission.ALLOW and acl.operation in _IMPLIED_BY_ALLOW:
+        effect |= bit_of(_IMPLIED_BY_ALLOW[acl.operation])
+    return effect
+
+
+class Subject(NamedTuple):
+    """Who asks. `principals` includes the one that stands for all users."""
+
+    principals: tuple[str, ...]
+    host: str
+
+
+def new_subject(user: str, host: str, groups: Iterable[str] = ()) -> Subject:
+    """Return the subject of a user who is in `groups` and connects from `host`.
+
+    An IPv4 address is the same host if the socket prints it as IPv6 (`::ffff:192.0.2.1`, RFC 4291). Groups after the
+    first `GROUPS_MAX` do not count.
+    """
+    mapped = _MAPPED_IPV4.fullmatch(host)
+    named = [f"Group:{group}" for group in groups][:GROUPS_MAX]
+    return Subject((f"User:{user}", *named, WILDCARD_PRINCIPAL), host if mapped is None else mapped[1])
+
+
+class Decision(NamedTuple):
+    """Whether an operation is allowed, and the ACL that decided; None if no ACL did: the subject is a super user, or no
+    ACL applies."""
+
+    is_allowed: bool
+    acl: Acl | None
+    is_super_user: bool = False
+
+
+class _Rules:
+    """The ACLs of one principal on one pattern from one host, and the operations that they allow and deny."""
+
+    __slots__ = ("acls", "allowed", "denied")
+
+    def __init__(self) -> None:
+        self.acls: set[Acl] = set()
+        self.allowed = 0
+        self.denied = 0
+
+    def add(self, acl: Acl) -> None:
+        self.acls.add(acl)
+        if acl.permission is Permission.ALLOW:
+            self.allowed |= _effect(acl)
+        else:
+            self.denied |= _effect(acl)
+
+    def remove(self, acl: Acl) -> None:
+        kept = self.acls - {acl}
+        self.acls, self.allowed, self.denied = set(), 0, 0
+        for each in kept:
+            self.add(each)
+
+
+V = TypeVar("V")
+
+
+class _Patterns(Generic[V]):
+    """Values by pattern, found by the names that the patterns match."""
+
+    __slots__ = ("_prefix_lengths", "literal", "prefixed")
+
+    def __init__(self) -> None:
+        self.literal: dict[str, V] = {}
+        self.prefixed: dict[str, V] = {}
+        self._prefix_lengths: Counter[int] = Counter()
+
+    def of_type(self, pattern_type: PatternType) -> dict[str, V]:
+        """Return the values of LITERAL or PREFIXED patterns by their names; to be changed by `put` and `delete`."""
+        return self.literal if pattern_type is PatternType.LITERAL else self.prefixed
+
+    def put(self, pattern_type: PatternType, name: str, value: V) -> None:
+        values = self.of_type(pattern_type)
+        if values is self.prefixed and name not in values:
+            self._prefix_lengths[len(name)] += 1
+        values[name] = value
+
+    def delete(self, pattern_type: PatternType, name: str) -> None:
+        values = self.of_type(pattern_type)
+        del values[name]
+        if values is self.prefixed:
+            length = len(name)
+            self._prefix_lengths[length] -= 1
+            if not self._prefix_lengths[length]:
+                del self._prefix_lengths[length]
+
+    def matching(self, name: str) -> Iterator[V]:
+        """Yield the value of each pattern that matches a resource."""
+        if (value := self.literal.get(name)) is not None:
+            yield value
+        if name != WILDCARD and (value := self.literal.get(WILDCARD)) is not None:
+            yield value
+        for length in self._prefix_lengths:
+            if length <= len(name) and (value := self.prefixed.get(name[:length])) is not None:
+                yield value
+
+
+class _Names:
+    """Patterns: names, and prefixes of names."""
+
+    __slots__ = ("has_prefix_of", "literal", "prefixes")
+
+    def __init__(self, literal: set[str], prefixes: set[str]) -> None:
+        self.literal = literal
+        self.prefixes = prefixes
+        few = tuple(prefixes)
+        lengths = {len(prefix) for prefix in prefixes}
+        self.has_prefix_of: Callable[[str], bool] = (
+            (lambda name: name.startswith(few))
+            if len(few) <= _FEW_PREFIXES
+            else (lambda name: any(name[:length] in prefixes for length in lengths))
+        )
+        """Whether a name begins with one of the prefixes."""
+
+
+class Authorizer:
+    """The ACLs of a cluster. `revision` increases with each change of what they allow."""
+
+    __slots__ = ("_acl_counts", "_allow_everyone", "_rules", "_super_users", "acl_count", "revision")
+
+    def __init__(
+        self, super_users: Iterable[str] = (), *, allow_everyone_if_no_acl_found: bool = False
+    ) -> None:
+        """`super_users`: principals, for example `User:admin`."""
+        self._super_users = frozenset(super_users)
+        self._allow_everyone = allow_everyone_if_no_acl_found
+        self._rules: dict[tuple[ResourceType, str], _Patterns[dict[str, _Rules]]] = {}
+        """By type of resource and principal, pattern, and host."""
+        self._acl_counts: dict[ResourceType, _Patterns[int]] = {each: _Patterns() for each in ResourceType}
+        """Numbers of ACLs of all principals, by type of resource and pattern."""
+        self.acl_count = 0
+        self.revision = 0
+
+    def __contains__(self, acl: Acl) -> bool:
+        patterns = self._rules.get((acl.resource_type, acl.principal))
+        if patterns is None:
+            return False
+        rules = patterns.of_type(acl.pattern_type).get(acl.name, {}).get(acl.host)
+        return rules is not None and acl in rules.acls
+
+    def __iter__(self) -> Iterator[Acl]:
+        for patterns in self._rules.values():
+            for hosts in chain(patterns.literal.values(), patterns.prefixed.values()):
+                for rules in hosts.values():
+                    yield from rules.acls
+
+    def add(self, acl: Acl) -> None:
+        """Add an ACL; without effect if it is there already."""
+        if acl in self:
+            return
+        pattern = acl.pattern_type, acl.name
+        patterns = self._rules.setdefault((acl.resource_type, acl.principal), _Patterns())
+        hosts = patterns.of_type(acl.pattern_type).get(acl.name)
+        if hosts is None:
+            patterns.put(*pattern, hosts := {})
+        hosts.setdefault(acl.host, _Rules()).add(acl)
+        counts = self._acl_counts[acl.resource_type]
+        counts.put(*pattern, counts.of_type(acl.pattern_type).get(acl.name, 0) + 1)
+        self.acl_count += 1
+        self.revision += 1
+
+    def remove(self, acl: Acl) -> None:
+        """Remove an ACL; without effect if there is none."""
+        if acl not in self:
+            return
+        pattern = acl.pattern_type, acl.name
+        patterns = self._rules[acl.resource_type, acl.principal]
+        hosts = patterns.of_type(acl.pattern_type)[acl.name]
+        hosts[acl.host].remove(acl)
+        if not hosts[acl.host].acls:
+            del hosts[acl.host]
+        if not hosts:
+            patterns.delete(*pattern)
+        if not (patterns.literal or patterns.prefixed):
+            del self._rules[acl.resource_type, acl.principal]
+        counts = self._acl_counts[acl.resource_type]
+        rest = counts.of_type(acl.pattern_type)[acl.name] - 1
+        if rest:
+            counts.put(*pattern, rest)
+        else:
+            counts.delete(*pattern)
+        self.acl_count -= 1
+        self.revision += 1
+
+    def acls(self, selected: AclFilter) -> list[Acl]:
+        """Return the ACLs that a filter selects, in a fixed order."""
+        return sorted(acl for acl in self if selected.matches(acl))
+
+    def is_super_user(self, subject: Subject) -> bool:
+        """Whether a subject may do everything."""
+        return not self._super_users.isdisjoint(subject.principals)
+
+    def operations_of(self, subject: Subject, resource_type: ResourceType, name: str) -> int:
+        """Return the set of operations that a subject may do on a resource."""
+        if self.is_super_user(subject):
+            return ALL_OPERATIONS
+        allowed = denied = 0
+        host = subject.host
+        for principal in subject.principals:
+            patterns = self._rules.get((resource_type, principal))
+            if patterns is None:
+                continue
+            for hosts in patterns.matching(name):
+                for rules in (hosts.get(host), hosts.get(WILDCARD)):
+                    if rules is not None:
+                        allowed |= rules.allowed
+                        denied |= rules.denied
+        if self._allow_everyone and not next(self._acl_counts[resource_type].matching(name), 0):
+            return ALL_OPERATIONS
+        return allowed & ~denied
+
+    def allows(self, subject: Subject, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        """Whether a subject may do an operation on a resource."""
+        return bool(self.operations_of(subject, resource_type, name) & bit_of(operation))
+
+    def authorized_operations(self, subject: Subject, resource_type: ResourceType, name: str) -> int:
+        """Return what Kafka's responses report of a resource (KIP-430): those operations of its type that the subject
+        may do."""
+        return self.operations_of(subject, resource_type, name) & _OPERATIONS_OF_TYPE[resource_type]
+
+    def allowed_names(
+        self, subject: Subject, operation: Operation, resource_type: ResourceType, names: Iterable[str]
+    ) -> list[str]:
+        """Return those of many resources on which a subject may do an operation, in their order."""
+        if self.is_super_user(subject):
+            return list(names)
+        bit = bit_of(operation)
+        allowed, denied = self._names(subject, resource_type, bit)
+        if self._allow_everyone or WILDCARD in denied.literal:
+            return [name for name in names if self.operations_of(subject, resource_type, name) & bit]
+        if WILDCARD in allowed.literal:
+            kept = list(names)
+        else:
+            kept = [name for name in names if name in allowed.literal or allowed.has_prefix_of(name)]
+        if denied.literal or denied.prefixes:
+            kept = [name for name in kept if name not in denied.literal and not denied.has_prefix_of(name)]
+        return kept
+
+    def allows_any(self, subject: Subject, operation: Operation, resource_type: ResourceType) -> bool:
+        """Whether a subject may do an operation on any resource of a type, existing or not (`authorizeByResourceType`
+        of KIP-679)."""
+        if self.is_super_user(subject):
+            return True
+        allowed, denied = self._names(subject, resource_type, bit_of(operation))
+        if WILDCARD in denied.literal:
+            return False
+        if self._allow_everyone and WILDCARD not in self._acl_counts[resource_type].literal:
+            return True  # no ACL matches some name
+        if WILDCARD in allowed.literal:
+            return True
+        names = chain(allowed.prefixes, allowed.literal - denied.literal)
+        return any(not denied.has_prefix_of(name) for name in names)
+
+    def _names(self, subject: Subject, resource_type: ResourceType, bit: int) -> tuple[_Names, _Names]:
+        """Return the patterns for which ACLs of a subject allow, and deny, an operation."""
+        allowed, denied = (set[str](), set[str]()), (set[str](), set[str]())
+        for principal in subject.principals:
+            patterns = self._rules.get((resource_type, principal))
+            if patterns is None:
+                continue
+            for index, values in enumerate((patterns.literal, patterns.prefixed)):
+                for name, hosts in values.items():
+                    for rules in (hosts.get(subject.host), hosts.get(WILDCARD)):
+                        if rules is not None and rules.allowed & bit:
+                            allowed[index].add(name)
+                        if rules is not None and rules.denied & bit:
+                            denied[index].add(name)
+        return _Names(*allowed), _Names(*denied)
+
+    def decide(
+        self, subject: Subject, operation: Operation, resource_type: ResourceType, name: str
+    ) -> Decision:
+        """Return what `allows` returns, with the reason, for people; slower than `allows`."""
+        if self.is_super_user(subject):
+            return Decision(is_allowed=True, acl=None, is_super_user=True)
+        is_allowed = self.allows(subject, operation, resource_type, name)
+        wanted = Permission.ALLOW if is_allowed else Permission.DENY
+        deciding = [
+            acl
+            for principal in subject.principals
+            if (patterns := self._rules.get((resource_type, principal))) is not None
+            for hosts in patterns.matching(name)
+            for host in (subject.host, WILDCARD)
+            if (rules := hosts.get(host)) is not None
+            for acl in rules.acls
+            if acl.permission is wanted and _effect(acl) & bit_of(operation)
+        ]
+        return Decision(is_allowed, min(deciding, default=None))
