@@ -294,6 +294,32 @@ class TlsFailed(AuthenticationFailed):
         return error
 
 
+class AuthorizationFailed(RequestError):
+    """The user is not allowed to do this."""
+
+    kafka_code = 31
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+
+
+class TopicAuthorizationFailed(AuthorizationFailed):
+    """The user is not allowed to do this to the topic."""
+
+    kafka_code = 29
+
+
+class GroupAuthorizationFailed(AuthorizationFailed):
+    """The user is not allowed to do this to the group."""
+
+    kafka_code = 30
+
+
+class SecurityDisabled(RequestError):
+    """No authorizer is configured: every operation is allowed."""
+
+    kafka_code = 54
+
+
 class UnacceptableCredential(RequestError):
     """The password, its salt or its number of iterations is not acceptable."""
 
@@ -346,12 +372,10 @@ class TransactionCoordinatorFenced(RequestError):
     kafka_code = 52
 
 
-class TransactionalIdAuthorizationFailed(RequestError):
+class TransactionalIdAuthorizationFailed(AuthorizationFailed):
     """The request is not allowed with this transactional id."""
 
     kafka_code = 53
-    grpc_status = "PERMISSION_DENIED"
-    http_status = 403
 
 
 class TransactionalIdMissing(TransactionalIdAuthorizationFailed):
@@ -732,12 +756,8 @@ class VerificationPending(OffsetNotAvailable):
     """Stored batches are being verified before their first delivery; the same read succeeds after that."""
 
 
-class ClusterAuthorizationFailed(RequestError):
+class ClusterAuthorizationFailed(AuthorizationFailed):
     """Only brokers of the cluster may send this request, on a connection on which they have authenticated."""
-
-    kafka_code = 31
-    grpc_status = "PERMISSION_DENIED"
-    http_status = 403
 
 
 class StaleBrokerEpoch(Unavailable):

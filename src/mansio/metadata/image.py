@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from mansio.config.topic_names import unified_name
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
+from mansio.metadata.acls import decode_acl
 from mansio.metadata.metadata_store import (
     Compare,
     Delete,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Listing, MetadataStore
     from mansio.ports import Promise, Random, Scheduler, Timer
     from mansio.state.authentication.credentials import ScramCredential
+    from mansio.state.authorization.acls import Acl
 
 PROGRESS_WRITE_MS: Final = 250
 """Time after which a broker that waits for a revision writes a key, so that the watch reports a newer revision."""
@@ -101,6 +103,8 @@ class MetadataImage:
     """Created by the first broker of a cluster; a single node has none."""
     users: dict[str, dict[str, ScramCredential]] = field(default_factory=dict, repr=False)
     """Credentials by user and name of the mechanism; a user without credentials does not exist."""
+    acls: dict[str, Acl] = field(default_factory=dict)
+    """Access control lists by key."""
     server_secret: bytes | None = field(default=None, repr=False)
     """Secret of authentication; None until a listener has authenticated clients."""
     partition_count: int = 0
@@ -117,6 +121,7 @@ class MetadataImage:
     _group_configs_changed: dict[str, None] = field(default_factory=dict)
     _user_callbacks: list[Callable[[str], None]] = field(default_factory=list)
     _users_changed: dict[str, None] = field(default_factory=dict)
+    _acl_callbacks: list[Callable[[Acl, bool], None]] = field(default_factory=list)
     _broker_config_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _broker_configs_changed: bool = False
     _broker_callbacks: list[Callable[[BrokerChange], None]] = field(default_factory=list)
@@ -182,6 +187,11 @@ class MetadataImage:
     def on_user_change(self, callback: Callable[[str], None]) -> None:
         """Call `callback` on the event loop with the name of each user whose credentials have changed."""
         self._user_callbacks.append(callback)
+
+    def on_acl_change(self, callback: Callable[[Acl, bool], None]) -> None:
+        """Call `callback` on the event loop with each access control list that is added (True) or removed (False), at
+        once: no other callback of the same batch of events is called before."""
+        self._acl_callbacks.append(callback)
 
     def on_broker_change(self, callback: Callable[[BrokerChange], None]) -> None:
         """Call `callback` on the event loop for each change of a session or registration, after the image contains it.
@@ -336,6 +346,7 @@ class MetadataImage:
             *brokers,
             *server_secret,
             *credentials,
+            *self.acls,
         ]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
@@ -381,6 +392,8 @@ class MetadataImage:
                 self.group_configs[group_id] = ConfigOverrides(document["configs"], event.mod_revision)
         elif event.key.startswith(keys.users):
             self._apply_credential_event(event, document)
+        elif event.key.startswith(keys.acls):
+            self._apply_acl_event(event, document)
         elif event.key == keys.server_secret:
             self.server_secret = None if document is None else decode_server_secret(event.key, document)
         elif event.key.startswith(keys.broker_configs):
@@ -414,6 +427,16 @@ class MetadataImage:
             known.pop(mechanism, None)
         if not known:
             del self.users[user]
+
+    def _apply_acl_event(self, event: Event, document: dict[str, Any] | None) -> None:
+        before = self.acls.pop(event.key, None)
+        after = None if document is None else decode_acl(event.key, document)
+        if after is not None:
+            self.acls[event.key] = after
+        for acl, exists in ((before, False), (after, True)):
+            if acl is not None and before != after:
+                for on_acl_change in self._acl_callbacks:
+                    on_acl_change(acl, exists)
 
     def _apply_broker_event(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")

@@ -179,6 +179,7 @@ class Keys:
     """
 
     __slots__ = (
+        "acls",
         "broker_configs",
         "brokers",
         "controller",
@@ -208,6 +209,8 @@ class Keys:
         self.secret = f"{self.prefix}secret"
         """Key of {secret}: the cluster secret in hexadecimal digits. A single node has none."""
         self.users = f"{self.prefix}users/"
+        self.acls = f"{self.prefix}acls/"
+        """Prefix of the keys of the access control lists (`metadata.acls`)."""
         self.server_secret = f"{self.prefix}serversecret"
         """Key of {secret}: the server secret of authentication (`metadata.users`)."""
         self.broker_configs = f"{self.prefix}brokerconfigs/"

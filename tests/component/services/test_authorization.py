@@ -1,0 +1,254 @@
+"""What ACLs allow is durable, the same on every broker, and in force when a change is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mansio.broker.routing.caller import Caller, ClientSession
+from mansio.broker.services.authorization import ACLS_MAX, AuthorizationService
+from mansio.config.item_limit import ITEMS_MAX
+from mansio.errors import (
+    InvalidRequest,
+    PolicyViolation,
+    SecurityDisabled,
+    StorageError,
+    TopicAuthorizationFailed,
+    Unavailable,
+)
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.clock import HostClock, HostRandom
+from mansio.metadata.acls import acl_document, acl_key, decode_acl
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_store import Keys
+from mansio.state.authorization.acls import (
+    WILDCARD,
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from mansio.state.authorization.authorizer import Authorizer
+from mansio.testing.metadata import InMemoryStore
+from support.machine import scaled
+from support.metadata import DEADLINE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from mansio.testing.metadata import InMemoryStoreClient
+
+ALICE = Caller(ClientSession("alice"), address="10.0.0.1")
+ADMIN = Caller(ClientSession("admin"), address="10.0.0.1")
+
+
+def may(name: str, principal: str = "User:alice", operation: Operation = Operation.READ) -> Acl:
+    return Acl(
+        ResourceType.TOPIC, PatternType.LITERAL, name, principal, WILDCARD, operation, Permission.ALLOW
+    )
+
+
+class Broker(NamedTuple):
+    """The authorization of one broker of a cluster."""
+
+    scheduler: AsyncioScheduler
+    client: InMemoryStoreClient
+    state: MetadataImage
+    service: AuthorizationService
+
+
+@asynccontextmanager
+async def broker_of(store: InMemoryStore, scheduler: AsyncioScheduler) -> AsyncIterator[Broker]:
+    client = store.store_client(scheduler)
+    state = await MetadataImage.load(client, "", HostRandom())
+    service = AuthorizationService(
+        Authorizer(["User:admin"]), store=client, state=state, scheduler=scheduler, random=HostRandom()
+    )
+    state.start(client, scheduler, shared=True)
+    try:
+        yield Broker(scheduler, client, state, service)
+    finally:
+        state.stop()
+        await client.close()
+
+
+def run(check: Callable[[Broker, Broker], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scheduler = AsyncioScheduler(asyncio.get_running_loop())
+        store = InMemoryStore(HostClock(), scheduler)
+        async with (
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
+            broker_of(store, scheduler) as one,
+            broker_of(store, scheduler) as other,
+        ):
+            await check(one, other)
+
+    asyncio.run(main())
+
+
+def test_an_acl_is_in_force_on_this_broker_when_answered_and_on_the_others_after_its_revision() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        asked = (Operation.READ, ResourceType.TOPIC, "orders")
+        with pytest.raises(TopicAuthorizationFailed):
+            one.service.check(ALICE, *asked)
+        one.service.check(ADMIN, *asked)
+        before = one.service.revision
+
+        assert await one.service.create_each([may("orders")]) == [None]
+        one.service.check(ALICE, *asked)
+        assert one.service.revision > before
+        await other.state.wait_for_revision(one.state.revision, one.scheduler)
+        other.service.check(ALICE, *asked)
+        assert other.service.allowed_names(
+            ALICE, Operation.DESCRIBE, ResourceType.TOPIC, ["x", "orders"]
+        ) == ["orders"]
+
+        assert await other.service.delete_each([AclFilter(principal="User:alice")]) == [[may("orders")]]
+        assert not other.service.allows(ALICE, *asked)
+        await one.state.wait_for_revision(other.state.revision, one.scheduler)
+        assert not one.service.allows(ALICE, *asked)
+        assert one.service.acl_count == 0
+
+    run(check)
+
+
+def test_a_broker_that_starts_later_has_the_acls_of_the_store() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        await one.service.create_each([may("orders"), may("payments", "User:bob")])
+        scheduler = AsyncioScheduler(asyncio.get_running_loop())
+        async with broker_of(one.client.store, scheduler) as third:
+            assert third.service.describe(AclFilter()) == sorted([may("orders"), may("payments", "User:bob")])
+            assert third.service.allows(ALICE, Operation.READ, ResourceType.TOPIC, "orders")
+        del other
+
+    run(check)
+
+
+def test_creating_an_acl_twice_changes_nothing() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        await one.service.create_each([may("orders")])
+        await other.state.wait_for_revision(one.state.revision, one.scheduler)
+        revision, stored = one.service.revision, one.client.store.revision
+        assert await one.service.create_each([may("orders"), may("orders")]) == [None, None]
+        assert (one.service.revision, one.client.store.revision) == (revision, stored)
+        assert one.service.describe(AclFilter()) == other.service.describe(AclFilter()) == [may("orders")]
+
+    run(check)
+
+
+def test_more_acls_than_one_transaction_has_operations_are_changed_by_one_request() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        acls = [may(f"topic{number}") for number in range(ITEMS_MAX)]
+        assert await one.service.create_each(acls) == [None] * ITEMS_MAX
+        assert one.service.acl_count == ITEMS_MAX
+        (deleted,) = await one.service.delete_each([AclFilter()])
+        assert deleted == sorted(acls)
+        assert one.service.acl_count == 0
+        del other
+
+    run(check)
+
+
+def test_filters_of_one_request_report_what_each_selects() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        await one.service.create_each([may("a"), may("b"), may("c")])
+        bad = AclFilter(operation=99)
+        answers = await one.service.delete_each(
+            [AclFilter(name="a"), bad, AclFilter(name="a"), AclFilter(name="z")]
+        )
+        assert answers[0] == answers[2] == [may("a")]
+        assert isinstance(answers[1], InvalidRequest)
+        assert answers[3] == []
+        assert one.service.describe(AclFilter()) == [may("b"), may("c")]
+        del other
+
+    run(check)
+
+
+def test_a_lost_answer_of_the_store_is_repeated_and_an_unreachable_store_is_reported() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        one.client.lost_response_count = 1
+        assert await one.service.create_each([may("a")]) == [None]
+        one.client.unreachable = True
+        (error,) = await one.service.create_each([may("b")])
+        assert isinstance(error, Unavailable)
+        (answer,) = await one.service.delete_each([AclFilter(name="a")])
+        assert isinstance(answer, Unavailable)
+        one.client.unreachable = False
+        assert one.service.describe(AclFilter()) == [may("a")]
+        del other
+
+    run(check)
+
+
+def test_requests_and_acls_are_bounded() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        too_many = [may(f"topic{number}") for number in range(ITEMS_MAX + 1)]
+        assert all(isinstance(error, PolicyViolation) for error in await one.service.create_each(too_many))
+        answers = await one.service.delete_each([AclFilter()] * (ITEMS_MAX + 1))
+        assert all(isinstance(answer, PolicyViolation) for answer in answers)
+        for number in range(ACLS_MAX):
+            one.state.acls[str(number)] = may("x")  # as if so many were stored
+        (error,) = await one.service.create_each([may("one-more")])
+        assert isinstance(error, PolicyViolation)
+        assert str(ACLS_MAX) in error.message
+        del other
+
+    run(check)
+
+
+def test_without_an_authorizer_everything_is_allowed_and_acls_are_refused() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        service = AuthorizationService(
+            None, store=one.client, state=one.state, scheduler=one.scheduler, random=HostRandom()
+        )
+        assert service.allows(ALICE, Operation.DELETE, ResourceType.TOPIC, "orders")
+        assert service.allowed_names(ALICE, Operation.READ, ResourceType.TOPIC, ["a", "b"]) == ["a", "b"]
+        assert service.allows_any(ALICE, Operation.WRITE, ResourceType.TOPIC)
+        with pytest.raises(SecurityDisabled):
+            service.describe(AclFilter())
+        (error,) = await service.create_each([may("a")])
+        assert isinstance(error, SecurityDisabled)
+        (answer,) = await service.delete_each([AclFilter()])
+        assert isinstance(answer, SecurityDisabled)
+        del other
+
+    run(check)
+
+
+def test_a_damaged_acl_ends_the_broker_rather_than_allow_what_it_denied() -> None:
+    keys = Keys("c")
+    document = acl_document(may("a"))
+    assert decode_acl("k", document) == may("a")
+    for damaged in ({**document, "permission": "MAYBE"}, {**document, "operation": 3}, {}):
+        with pytest.raises(StorageError, match="damaged"):
+            decode_acl("k", damaged)
+    assert acl_key(keys, may("a")) == acl_key(keys, may("a")) != acl_key(keys, may("b"))
+
+
+texts = st.text(min_size=1, max_size=8)
+acls = st.builds(
+    Acl,
+    st.sampled_from(list(ResourceType)),
+    st.sampled_from(list(PatternType)),
+    texts,
+    texts,
+    texts,
+    st.sampled_from(list(Operation)),
+    st.sampled_from(list(Permission)),
+)
+
+
+@settings(max_examples=200)
+@given(one=acls, other=acls)
+def test_each_acl_has_a_key_of_its_own_and_survives_storing(one: Acl, other: Acl) -> None:
+    keys = Keys("c")
+    assert decode_acl("k", acl_document(one)) == one
+    assert (acl_key(keys, one) == acl_key(keys, other)) == (one == other)
