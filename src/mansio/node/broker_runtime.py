@@ -46,6 +46,7 @@ from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.routing.routes import ClusterCoordinatorLookup, MetadataPartitionLeaders
+from mansio.broker.services.authorization import AuthorizationService
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
@@ -412,6 +413,13 @@ class BrokerRuntime:
             clock=host_ports.clock,
             burst_ms=settings.quota_burst_ms,
         )
+        authorization = AuthorizationService(
+            None,
+            store=self.store,
+            state=self.state,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+        )
         cluster = None if cluster_member is None else cluster_member.services()
         authenticator = BrokerAuthenticator(
             settings.node_id, None if cluster_member is None else self.state, host_ports.random
@@ -509,6 +517,7 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             quotas=quotas,
+            authorization=authorization,
             users=users,
             passwords=passwords,
             log_ins=LogInService(

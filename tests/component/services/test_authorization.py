@@ -14,6 +14,7 @@ from mansio.broker.routing.caller import Caller, ClientSession
 from mansio.broker.services.authorization import ACLS_MAX, AuthorizationService
 from mansio.config.item_limit import ITEMS_MAX
 from mansio.errors import (
+    ClusterAuthorizationFailed,
     InvalidRequest,
     PolicyViolation,
     SecurityDisabled,
@@ -27,6 +28,7 @@ from mansio.metadata.acls import acl_document, acl_key, decode_acl
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Keys
 from mansio.state.authorization.acls import (
+    CLUSTER_NAME,
     WILDCARD,
     Acl,
     AclFilter,
@@ -62,6 +64,10 @@ class Broker(NamedTuple):
     client: InMemoryStoreClient
     state: MetadataImage
     service: AuthorizationService
+
+
+def stored(broker: Broker) -> list[Acl]:
+    return broker.service.describe(AclFilter(), caller=ADMIN)
 
 
 @asynccontextmanager
@@ -101,7 +107,7 @@ def test_an_acl_is_in_force_on_this_broker_when_answered_and_on_the_others_after
         one.service.check(ADMIN, *asked)
         before = one.service.revision
 
-        assert await one.service.create_each([may("orders")]) == [None]
+        assert await one.service.create_each([may("orders")], caller=ADMIN) == [None]
         one.service.check(ALICE, *asked)
         assert one.service.revision > before
         await other.state.wait_for_revision(one.state.revision, one.scheduler)
@@ -110,7 +116,9 @@ def test_an_acl_is_in_force_on_this_broker_when_answered_and_on_the_others_after
             ALICE, Operation.DESCRIBE, ResourceType.TOPIC, ["x", "orders"]
         ) == ["orders"]
 
-        assert await other.service.delete_each([AclFilter(principal="User:alice")]) == [[may("orders")]]
+        assert await other.service.delete_each([AclFilter(principal="User:alice")], caller=ADMIN) == [
+            [may("orders")]
+        ]
         assert not other.service.allows(ALICE, *asked)
         await one.state.wait_for_revision(other.state.revision, one.scheduler)
         assert not one.service.allows(ALICE, *asked)
@@ -121,10 +129,10 @@ def test_an_acl_is_in_force_on_this_broker_when_answered_and_on_the_others_after
 
 def test_a_broker_that_starts_later_has_the_acls_of_the_store() -> None:
     async def check(one: Broker, other: Broker) -> None:
-        await one.service.create_each([may("orders"), may("payments", "User:bob")])
+        await one.service.create_each([may("orders"), may("payments", "User:bob")], caller=ADMIN)
         scheduler = AsyncioScheduler(asyncio.get_running_loop())
         async with broker_of(one.client.store, scheduler) as third:
-            assert third.service.describe(AclFilter()) == sorted([may("orders"), may("payments", "User:bob")])
+            assert stored(third) == sorted([may("orders"), may("payments", "User:bob")])
             assert third.service.allows(ALICE, Operation.READ, ResourceType.TOPIC, "orders")
         del other
 
@@ -133,12 +141,12 @@ def test_a_broker_that_starts_later_has_the_acls_of_the_store() -> None:
 
 def test_creating_an_acl_twice_changes_nothing() -> None:
     async def check(one: Broker, other: Broker) -> None:
-        await one.service.create_each([may("orders")])
+        await one.service.create_each([may("orders")], caller=ADMIN)
         await other.state.wait_for_revision(one.state.revision, one.scheduler)
-        revision, stored = one.service.revision, one.client.store.revision
-        assert await one.service.create_each([may("orders"), may("orders")]) == [None, None]
-        assert (one.service.revision, one.client.store.revision) == (revision, stored)
-        assert one.service.describe(AclFilter()) == other.service.describe(AclFilter()) == [may("orders")]
+        revision, written = one.service.revision, one.client.store.revision
+        assert await one.service.create_each([may("orders"), may("orders")], caller=ADMIN) == [None, None]
+        assert (one.service.revision, one.client.store.revision) == (revision, written)
+        assert stored(one) == stored(other) == [may("orders")]
 
     run(check)
 
@@ -146,9 +154,9 @@ def test_creating_an_acl_twice_changes_nothing() -> None:
 def test_more_acls_than_one_transaction_has_operations_are_changed_by_one_request() -> None:
     async def check(one: Broker, other: Broker) -> None:
         acls = [may(f"topic{number}") for number in range(ITEMS_MAX)]
-        assert await one.service.create_each(acls) == [None] * ITEMS_MAX
+        assert await one.service.create_each(acls, caller=ADMIN) == [None] * ITEMS_MAX
         assert one.service.acl_count == ITEMS_MAX
-        (deleted,) = await one.service.delete_each([AclFilter()])
+        (deleted,) = await one.service.delete_each([AclFilter()], caller=ADMIN)
         assert deleted == sorted(acls)
         assert one.service.acl_count == 0
         del other
@@ -158,15 +166,15 @@ def test_more_acls_than_one_transaction_has_operations_are_changed_by_one_reques
 
 def test_filters_of_one_request_report_what_each_selects() -> None:
     async def check(one: Broker, other: Broker) -> None:
-        await one.service.create_each([may("a"), may("b"), may("c")])
+        await one.service.create_each([may("a"), may("b"), may("c")], caller=ADMIN)
         bad = AclFilter(operation=99)
         answers = await one.service.delete_each(
-            [AclFilter(name="a"), bad, AclFilter(name="a"), AclFilter(name="z")]
+            [AclFilter(name="a"), bad, AclFilter(name="a"), AclFilter(name="z")], caller=ADMIN
         )
         assert answers[0] == answers[2] == [may("a")]
         assert isinstance(answers[1], InvalidRequest)
         assert answers[3] == []
-        assert one.service.describe(AclFilter()) == [may("b"), may("c")]
+        assert stored(one) == [may("b"), may("c")]
         del other
 
     run(check)
@@ -175,14 +183,44 @@ def test_filters_of_one_request_report_what_each_selects() -> None:
 def test_a_lost_answer_of_the_store_is_repeated_and_an_unreachable_store_is_reported() -> None:
     async def check(one: Broker, other: Broker) -> None:
         one.client.lost_response_count = 1
-        assert await one.service.create_each([may("a")]) == [None]
+        assert await one.service.create_each([may("a")], caller=ADMIN) == [None]
         one.client.unreachable = True
-        (error,) = await one.service.create_each([may("b")])
+        (error,) = await one.service.create_each([may("b")], caller=ADMIN)
         assert isinstance(error, Unavailable)
-        (answer,) = await one.service.delete_each([AclFilter(name="a")])
+        (answer,) = await one.service.delete_each([AclFilter(name="a")], caller=ADMIN)
         assert isinstance(answer, Unavailable)
         one.client.unreachable = False
-        assert one.service.describe(AclFilter()) == [may("a")]
+        assert stored(one) == [may("a")]
+        del other
+
+    run(check)
+
+
+def test_only_who_may_alter_the_cluster_changes_acls() -> None:
+    async def check(one: Broker, other: Broker) -> None:
+        may_describe, may_alter = (
+            Acl(
+                ResourceType.CLUSTER,
+                PatternType.LITERAL,
+                CLUSTER_NAME,
+                "User:alice",
+                WILDCARD,
+                operation,
+                Permission.ALLOW,
+            )
+            for operation in (Operation.DESCRIBE, Operation.ALTER)
+        )
+        with pytest.raises(ClusterAuthorizationFailed):
+            one.service.describe(AclFilter(), caller=ALICE)
+        await one.service.create_each([may_describe], caller=ADMIN)
+        assert one.service.describe(AclFilter(), caller=ALICE) == [may_describe]
+        (error,) = await one.service.create_each([may_alter], caller=ALICE)
+        assert isinstance(error, ClusterAuthorizationFailed)
+        (answer,) = await one.service.delete_each([AclFilter()], caller=ALICE)
+        assert isinstance(answer, ClusterAuthorizationFailed)
+        assert one.service.acl_count == 1
+        await one.service.create_each([may_alter], caller=ADMIN)
+        assert await one.service.create_each([may("a")], caller=ALICE) == [None]
         del other
 
     run(check)
@@ -191,12 +229,15 @@ def test_a_lost_answer_of_the_store_is_repeated_and_an_unreachable_store_is_repo
 def test_requests_and_acls_are_bounded() -> None:
     async def check(one: Broker, other: Broker) -> None:
         too_many = [may(f"topic{number}") for number in range(ITEMS_MAX + 1)]
-        assert all(isinstance(error, PolicyViolation) for error in await one.service.create_each(too_many))
-        answers = await one.service.delete_each([AclFilter()] * (ITEMS_MAX + 1))
+        assert all(
+            isinstance(error, PolicyViolation)
+            for error in await one.service.create_each(too_many, caller=ADMIN)
+        )
+        answers = await one.service.delete_each([AclFilter()] * (ITEMS_MAX + 1), caller=ADMIN)
         assert all(isinstance(answer, PolicyViolation) for answer in answers)
         for number in range(ACLS_MAX):
             one.state.acls[str(number)] = may("x")  # as if so many were stored
-        (error,) = await one.service.create_each([may("one-more")])
+        (error,) = await one.service.create_each([may("one-more")], caller=ADMIN)
         assert isinstance(error, PolicyViolation)
         assert str(ACLS_MAX) in error.message
         del other
@@ -213,10 +254,10 @@ def test_without_an_authorizer_everything_is_allowed_and_acls_are_refused() -> N
         assert service.allowed_names(ALICE, Operation.READ, ResourceType.TOPIC, ["a", "b"]) == ["a", "b"]
         assert service.allows_any(ALICE, Operation.WRITE, ResourceType.TOPIC)
         with pytest.raises(SecurityDisabled):
-            service.describe(AclFilter())
-        (error,) = await service.create_each([may("a")])
+            service.describe(AclFilter(), caller=ADMIN)
+        (error,) = await service.create_each([may("a")], caller=ADMIN)
         assert isinstance(error, SecurityDisabled)
-        (answer,) = await service.delete_each([AclFilter()])
+        (answer,) = await service.delete_each([AclFilter()], caller=ADMIN)
         assert isinstance(answer, SecurityDisabled)
         del other
 

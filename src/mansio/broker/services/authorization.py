@@ -30,7 +30,7 @@ from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.acls import acl_document, acl_key
 from mansio.metadata.metadata_store import Delete, Put, new_writer_id
-from mansio.state.authorization.acls import AclFilter, ResourceType, check_filter
+from mansio.state.authorization.acls import CLUSTER_NAME, AclFilter, Operation, ResourceType, check_filter
 from mansio.state.authorization.authorizer import new_subject
 from mansio.tracebacks import without_traceback
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.ports import Random, Scheduler
-    from mansio.state.authorization.acls import Acl, Operation
+    from mansio.state.authorization.acls import Acl
     from mansio.state.authorization.authorizer import Authorizer, Decision, Subject
 
 logger = logging.getLogger(__name__)
@@ -144,20 +144,28 @@ class AuthorizationService:
         """Number of ACLs of the cluster."""
         return len(self._state.acls)
 
-    def describe(self, selected: AclFilter) -> list[Acl]:
-        """Return the ACLs that a filter selects. Raises `SecurityDisabled`, `InvalidRequest`."""
+    def describe(self, selected: AclFilter, *, caller: Caller) -> list[Acl]:
+        """Return the ACLs that a filter selects. Raises `SecurityDisabled`, `ClusterAuthorizationFailed`,
+        `InvalidRequest`."""
         authorizer = self._enabled()
+        self.check(caller, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
+        return self._select(authorizer, selected)
+
+    @staticmethod
+    def _select(authorizer: Authorizer, selected: AclFilter) -> list[Acl]:
         check_filter(selected)
         return authorizer.acls(selected)
 
-    async def create_each(self, acls: Sequence[Acl]) -> list[MansioError | None]:
+    async def create_each(self, acls: Sequence[Acl], *, caller: Caller) -> list[MansioError | None]:
         """Add ACLs; those that exist stay as they are. Return the error of each, or None.
 
-        Errors: `SecurityDisabled`, `PolicyViolation` for too many ACLs, `Unavailable`, `StorageError`.
+        Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `PolicyViolation` for too many ACLs, `Unavailable`,
+        `StorageError`.
         """
         keys = self._state.keys
         try:
             self._enabled()
+            self.check(caller, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
             if (refused := too_many_items(len(acls))) is not None:
                 raise refused
             new = {
@@ -177,19 +185,26 @@ class AuthorizationService:
                 logger.info("acl_created", extra=_log_fields(acl))
         return [errors.get(acl_key(keys, acl)) for acl in acls]
 
-    async def delete_each(self, filters: Sequence[AclFilter]) -> list[list[Acl] | MansioError]:
+    async def delete_each(
+        self, filters: Sequence[AclFilter], *, caller: Caller
+    ) -> list[list[Acl] | MansioError]:
         """Delete the ACLs that each filter selects. Return them for each filter, or its error; ACLs may be deleted even
         then.
 
-        Errors: `SecurityDisabled`, `InvalidRequest`, `PolicyViolation` for too many filters, `Unavailable`,
-        `StorageError`.
+        Errors: `SecurityDisabled`, `ClusterAuthorizationFailed`, `InvalidRequest`, `PolicyViolation` for too many
+        filters, `Unavailable`, `StorageError`.
         """
-        if (refused := too_many_items(len(filters))) is not None:
-            return [refused] * len(filters)
+        try:
+            authorizer = self._enabled()
+            self.check(caller, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
+            if (refused := too_many_items(len(filters))) is not None:
+                raise refused
+        except MansioError as error:
+            return [without_traceback(error)] * len(filters)
         selected: list[list[Acl] | MansioError] = []
         for each in filters:
             try:
-                selected.append(self.describe(each))
+                selected.append(self._select(authorizer, each))
             except MansioError as error:
                 selected.append(without_traceback(error))
         deleted = dict.fromkeys(acl for acls in selected if isinstance(acls, list) for acl in acls)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.log_scrubber import LogScrubber
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.authorization import AuthorizationService
     from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
@@ -65,6 +66,7 @@ class BrokerServices:
     producer_ids: ProducerIdAllocator
     topics: TopicService
     quotas: QuotaService
+    authorization: AuthorizationService
     users: UserService
     passwords: PasswordChecker
     log_ins: LogInService

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.broker.routing.caller import ANONYMOUS_SESSION
+from mansio.broker.routing.caller import ANONYMOUS_SESSION, Caller
 
 if TYPE_CHECKING:
     from mansio.broker.routing.caller import ClientSession
@@ -26,3 +26,8 @@ class RequestContext(NamedTuple):
     peer: BrokerIdentity | None = None
     session: ClientSession = ANONYMOUS_SESSION
     is_confidential: bool = False
+
+    @property
+    def caller(self) -> Caller:
+        """The client as services know it."""
+        return Caller(self.session, self.client_id or "", self.client_host)

@@ -1,39 +1,125 @@
-"""DescribeAcls, CreateAcls and DeleteAcls: Mansio has no authorizer.
-
-Behavior: requests about ACLs are rejected with SECURITY_DISABLED in the fields in which Kafka's tools expect it, so
-that they report that access control is off.
-"""
+"""DescribeAcls, CreateAcls and DeleteAcls (KIP-140, KIP-290): each item of a request succeeds or fails on its own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import MansioError
+from mansio.state.authorization.acls import AclFilter, checked_acl
+from mansio.tracebacks import without_traceback
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mansio.api.kafka.connections.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.state.authorization.acls import Acl
     from mansio.wire.codec.messages import Struct
 
-SECURITY_DISABLED: Final = 54
-"""Kafka's error code."""
-SECURITY_DISABLED_FIELDS: Final = {
-    "error_code": SECURITY_DISABLED,
-    "error_message": "No authorizer is configured: every operation is allowed",
-}
+Fields = dict[str, Any]
 
 
-async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Reject the whole request with SECURITY_DISABLED."""
-    del service, request, context
-    return {**SECURITY_DISABLED_FIELDS, "resources": []}
+async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Return the ACLs that the filter selects, by pattern."""
+    try:
+        acls = service.authorization.describe(
+            AclFilter(
+                request.resource_type_filter,
+                request.pattern_type_filter,
+                request.resource_name_filter,
+                request.principal_filter,
+                request.host_filter,
+                request.operation,
+                request.permission_type,
+            ),
+            caller=context.caller,
+        )
+    except MansioError as error:
+        return {**_error_fields(error), "resources": []}
+    return {"resources": _resources(acls)}
 
 
-async def create_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Reject each ACL of the request with SECURITY_DISABLED."""
-    del service, context
-    return {"results": [SECURITY_DISABLED_FIELDS for _ in request.creations]}
+def _resources(acls: Iterable[Acl]) -> list[Fields]:
+    return [
+        {
+            "resource_type": resource_type,
+            "resource_name": name,
+            "pattern_type": pattern_type,
+            "acls": [
+                {
+                    "principal": acl.principal,
+                    "host": acl.host,
+                    "operation": acl.operation,
+                    "permission_type": acl.permission,
+                }
+                for acl in of_pattern
+            ],
+        }
+        for (resource_type, pattern_type, name), of_pattern in groupby(acls, key=lambda acl: acl[:3])
+    ]
 
 
-async def delete_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Reject each filter of the request with SECURITY_DISABLED."""
-    del service, context
-    return {"filter_results": [{**SECURITY_DISABLED_FIELDS, "matching_acls": []} for _ in request.filters]}
+async def create_acls(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Add ACLs. When answered, they are durable and in force on this broker; other brokers follow."""
+    made: list[Acl | MansioError] = []
+    for each in request.creations:
+        try:
+            made.append(
+                checked_acl(
+                    resource_type=each.resource_type,
+                    pattern_type=each.resource_pattern_type,
+                    name=each.resource_name,
+                    principal=each.principal,
+                    host=each.host,
+                    operation=each.operation,
+                    permission=each.permission_type,
+                )
+            )
+        except MansioError as error:
+            made.append(without_traceback(error))
+    valid = [acl for acl in made if not isinstance(acl, MansioError)]
+    errors = iter(await service.authorization.create_each(valid, caller=context.caller))
+    results = [acl if isinstance(acl, MansioError) else next(errors) for acl in made]
+    return {"results": [{} if error is None else _error_fields(error) for error in results]}
+
+
+async def delete_acls(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Delete the ACLs that each filter selects, and return them."""
+    filters = [
+        AclFilter(
+            each.resource_type_filter,
+            each.pattern_type_filter,
+            each.resource_name_filter,
+            each.principal_filter,
+            each.host_filter,
+            each.operation,
+            each.permission_type,
+        )
+        for each in request.filters
+    ]
+    answers = await service.authorization.delete_each(filters, caller=context.caller)
+    return {
+        "filter_results": [
+            {**_error_fields(answer), "matching_acls": []}
+            if isinstance(answer, MansioError)
+            else {"matching_acls": [_matching(acl) for acl in answer]}
+            for answer in answers
+        ]
+    }
+
+
+def _matching(acl: Acl) -> Fields:
+    return {
+        "resource_type": acl.resource_type,
+        "resource_name": acl.name,
+        "pattern_type": acl.pattern_type,
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": acl.operation,
+        "permission_type": acl.permission,
+    }
+
+
+def _error_fields(error: MansioError) -> Fields:
+    return {"error_code": error.kafka_code, "error_message": error.message}
